@@ -31,7 +31,7 @@ from ends import machine, parser
 from raytriever.evaluation.differences.seeds import NOISE, SeededResults, SeedMetrics
 from raytriever.metrics.answering import achieve_answers
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
-from raytriever.metrics.calibration import ScoredPools, achieve_pairs, right_answers
+from raytriever.metrics.calibration import ScoredPools, achieve_pairs, ranked_relevance
 from raytriever.metrics.confidence import RankedQuestions
 from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import calibration_error
@@ -136,7 +136,7 @@ def achieve(pools: ScoredPools, score: float, queries: int) -> dict[str, Proport
     best = np.full(queries, -np.inf)
     np.maximum.at(best, pools.positive_queries, pools.positives)
     np.maximum.at(best, pools.negative_queries, pools.negatives)
-    asked = RankedQuestions(best[:, None], right_answers(pools, queries), np.full(queries, ""))
+    asked = RankedQuestions(best[:, None], ranked_relevance(pools, queries, 1), np.full(queries, ""))
     of_answers, of_pairs = achieve_answers(best >= score, asked), achieve_pairs(pools, score)
     shares = (of_answers.answered, of_answers.top_precision, of_pairs.precision, of_pairs.recall)
     return dict(zip(("coverage", "top_precision", "precision", "recall"), shares, strict=True))

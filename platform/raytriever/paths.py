@@ -201,9 +201,7 @@ DATASET = PathKind(
     optional=False,
     streams=True,
 )
-# Kinds of queries without an answer that need no other data set.
-MADE_KINDS = ("removed", "hard")
-UNANSWERABLE = replace(DATASET, names=(*MADE_KINDS, *DATASET.names), only=r"(?!removed=).*")
+UNANSWERABLE = replace(DATASET, names=("removed", *DATASET.names), only=r"(?!removed=).*")
 DATASETS = replace(DATASET, separator=",", optional=True)
 DEV_DATASETS = replace(DATASETS, names=("own", *DATASET.names), suffix="#")
 MODEL = PathKind(

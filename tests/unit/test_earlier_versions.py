@@ -395,17 +395,6 @@ def test_an_interrupted_evaluation_measures_what_this_version_needs(
     assert not Path("evaluating.unfinished").exists()
 
 
-def test_the_calibration_of_a_model_is_used(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands.judged_more(Path("judged"))
-    query = json.loads(Path("judged/queries.jsonl").read_text().splitlines()[0])["text"]
-    assert run("search", ["--model", "finished", "--dataset", "judged", "--precision", "fp32", query]) == 0
-    assert "  p=" in capsys.readouterr().out
-    file = Path("finished/model/calibration.json")
-    file.write_text(file.read_text().replace('"model": "', '"model": "0'))
-    assert run("search", ["--model", "finished", "--dataset", "judged", "--precision", "fp32", query]) == 0
-    assert "  p=" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_paid_answers_are_not_paid_again(files: Path, is_cut: bool, capsys: pytest.CaptureFixture[str]) -> None:
     log = Path("answers/answers.log")

@@ -20,7 +20,7 @@ from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_changed, check_options
-from raytriever.paths import MADE_KINDS, MODELS, check_paths
+from raytriever.paths import MODELS, check_paths
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
 
@@ -126,7 +126,7 @@ def evaluate(
     baselines: Sequence[str] = (),
     calibrate: Sequence[str] = (),
     calibration_split: str = "dev",
-    confidence: str | None = None,
+    confidence: str = "entropy",
     unanswerable: Sequence[str | os.PathLike[str] | Dataset] = (),
     relevance_level: int = 1,
     drop_own_id: bool = True,
@@ -148,14 +148,13 @@ def evaluate(
         metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.
         baselines: names of one or two models that the others are compared with; by default the first.
         calibrate: wanted values for which thresholds are chosen: `"top-precision=0.9"` of the answers shown,
-            `"wrong-answers=0.05"` or `"missed=0.1"` at most, of later queries, `"answered=0.8"` of the queries, `"f1"`,
-            and `"precision=0.9"` or `"recall=0.8"` of pairs. The model directories get a `calibration.json`, which
-            `Index.search` uses.
-        calibration_split: where they are chosen; `split` itself, to divide its queries into ten folds.
-        confidence: what decides whether a query is answered, one of `score`, `margin`, `softmax`, `entropy`,
-            `deviation`, `nqc`, `wig` and `combined`; by default the best one where thresholds are chosen.
+            `"wrong-answers=0.05"` or `"missed=0.1"` of later queries at most (expected shares), `"answered=0.8"` of
+            the queries, `"f1"`, and `"precision=0.9"` or `"recall=0.8"` of pairs. The model directories get a
+            `calibration.json`, which `Index.search` uses.
+        calibration_split: where they are chosen; if it is `split` itself, they are counted on the same queries.
+        confidence: what decides whether a query is answered: `score`, `entropy` (by default) or `combined`.
         unanswerable: queries without an answer that are made, next to those that the data sets have: `"removed"` or
-            `"removed=0.2"`, `"hard"`, or data sets of other domains.
+            `"removed=0.2"`, or data sets of other domains.
         relevance_level: grade from which on a passage is relevant.
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
         dtype: types of stored embeddings that are measured from one encoding, such as `["int8", "binary"]`.
@@ -203,12 +202,11 @@ def evaluate(
     evaluated = _evaluated(models)
     arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
 
+    from raytriever.evaluation.protocol import asks_removed
     from raytriever.evaluation.request import build_evaluation_job
 
     trackers = read_trackers(tracker)
-    made = [
-        one if isinstance(one, str) and one.partition("=")[0] in MADE_KINDS else source_of(one) for one in unanswerable
-    ]
+    made = [one if isinstance(one, str) and asks_removed(one) else source_of(one) for one in unanswerable]
     rate = max((one.max_bad_rows for one in sets if isinstance(one, Dataset)), default=0.01)
     job = build_evaluation_job(
         evaluated, [source_of(one) for one in sets], config, baselines, calibrate, made, arithmetic, rate, warn

@@ -123,7 +123,7 @@ def _parser() -> Parser:
         default=[],
         metavar="AIM",
         help="choose thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the answers "
-        "shown), wrong-answers=0.05 or missed=0.1 (at most, of later queries; guaranteed), answered=0.8 (of the "
+        "shown), wrong-answers=0.05 or missed=0.1 (expected share of later queries, at most), answered=0.8 (of the "
         "queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
     )
     add_path(
@@ -132,8 +132,7 @@ def _parser() -> Parser:
         UNANSWERABLE,
         "KIND",
         "make queries without an answer, which thresholds take into account: removed (half of the queries lose their "
-        "answers; removed=0.2: a fifth), hard (an entity of a query is replaced), or data sets of other domains; their "
-        "shares are measured",
+        "answers; removed=0.2: a fifth), or data sets of other domains; their shares are measured",
         nargs="+",
         default=[],
     )

@@ -149,5 +149,10 @@ class Copies:
         nearest = np.minimum(np.searchsorted(self.positions, positions), len(self.positions) - 1)
         return np.where(self.positions[nearest] == positions, self.firsts[nearest], positions)
 
+    def equal_to(self, positions: Int64[ndarray, " some"]) -> Int64[ndarray, " texts"]:
+        """Return the positions of all texts that are equal to one of some texts, ascending."""
+        firsts = np.unique(self.first(positions))
+        return np.union1d(firsts, self.positions[np.isin(self.firsts, firsts)])
+
 
 NO_COPIES = Copies.of(np.zeros(0, np.uint64))

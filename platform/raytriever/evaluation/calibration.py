@@ -1,7 +1,7 @@
-"""Calibration of a model for a corpus: made from the pooled scores of two splits, and written into the model directory.
+"""Calibration of a model for a corpus: made from ranked questions of two splits, and written into the model directory.
 
-Thresholds and maps are fitted on one split. All figures are measured on the other one, because a threshold looks better
-on the split on which it was chosen; with few questions, on folds that had no part in it.
+Thresholds and maps are fitted on one split, and measured on the other one. With few questions those of both splits fit
+them and are counted; the errors of the maps are then of folds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import aim_text, is_missed
 from raytriever.evaluation.request import EvaluationJob
 from raytriever.metrics.answering import AnswerAim, AnswerDecision
-from raytriever.metrics.calibration import ScoredPools, ranked_pairs
 from raytriever.metrics.confidence import FOLDS, RankedQuestions, folds_of
 from raytriever.metrics.probability import (
     CalibrationError,
@@ -56,7 +55,7 @@ FOLDER = "calibration"
 Calibrated = tuple[ModelConfig, Calibration]
 # A curve of any shape needs as many relevant pairs, and as many others.
 FEWEST_FOR_ISOTONIC = 500
-LATER = range(1, 10)
+LATER = slice(1, 10)  # ranks 2 to 10
 _NO_ERROR = CalibrationError(0, 0, 0)
 
 
@@ -77,7 +76,6 @@ def make_calibration(
     dataset: RetrievalDataset,
     config: ModelConfig,
     splits: tuple[str, str],
-    pools: tuple[ScoredPools, ScoredPools],
     answers: AnswerDecision,
     *,
     int8: bool,
@@ -85,17 +83,18 @@ def make_calibration(
     """Fit maps from confidence and from score to probability, and put them together with the thresholds.
 
     Args:
-        splits: where thresholds were chosen, and where they were checked.
-        pools: pooled scores of both; of the questions with an answer alone.
+        splits: split on which thresholds were to be chosen, and the one on which they were to be checked.
         int8: whether the texts were encoded in 8-bit integers.
     """
     (chosen, values), (checked, seen) = answers.chosen, answers.checked
     first = _fit(*_finite(values, chosen.right))
-    later = _fit(*_later(pools[0], chosen)[:2])
-    if answers.folds:
-        errors = [_held_out_error(*_finite(values, chosen.right)), _held_out_error(*_later(pools[0], chosen))]
+    later = _fit(*_later(chosen)[:2])
+    if not answers.is_checked_apart:
+        both = " and ".join(dict.fromkeys(splits))
+        splits = both, both
+        errors = [_held_out_error(*_finite(values, chosen.right)), _held_out_error(*_later(chosen))]
     else:
-        scores, relevant, queries = _later(pools[1], checked)
+        scores, relevant, queries = _later(checked)
         best, right = _finite(seen, checked.right)
         errors = [
             calibration_error(first.probability(best), right),
@@ -114,7 +113,6 @@ def make_calibration(
         chosen_queries=len(chosen),
         checked_on=splits[1],
         checked_queries=len(checked),
-        folds=answers.folds,
         confidence=answers.confidence,
         thresholds=[
             AnswerThreshold(
@@ -145,17 +143,11 @@ def _finite(values: ndarray, right: ndarray) -> tuple[ndarray, ndarray]:
     return values[found], right[found]
 
 
-def _later(pools: ScoredPools, questions: RankedQuestions) -> tuple[ndarray, ndarray, ndarray]:
-    """Return the pairs at ranks 2 to 10: score, relevance and query; those of questions without an answer too."""
-    scores, relevant, queries = ranked_pairs(pools, LATER)
-    without = questions.scores[~questions.answerable, LATER.start : LATER.stop]
-    rows, columns = np.nonzero(np.isfinite(without))
-    first = int(queries.max(initial=-1)) + 1
-    return (
-        np.concatenate([scores, without[rows, columns]]),
-        np.concatenate([relevant, np.zeros(len(rows), bool)]),
-        np.concatenate([queries, first + rows]),
-    )
+def _later(questions: RankedQuestions) -> tuple[ndarray, ndarray, ndarray]:
+    """Return the pairs at ranks 2 to 10 of all questions as they were asked: score, relevance and query."""
+    scores = questions.scores[:, LATER]
+    rows, columns = np.nonzero(np.isfinite(scores))
+    return scores[rows, columns], questions.relevant[:, LATER][rows, columns], rows
 
 
 def _held_out_error(scores: ndarray, relevant: ndarray, queries: ndarray | None = None) -> CalibrationError:
@@ -197,9 +189,8 @@ def write_calibrations(
         if source.is_divided:
             log(f"{source.name}: there is no {FILE} of several corpora; evaluate one part")
             break
-        pools = measured.calibration_pools(model.name), measured.pools(model.name)
         splits = job.calibration_split, source.split
-        made = make_calibration(measured.parts[0].dataset, model.config, splits, pools, decided, int8=int8)
+        made = make_calibration(measured.parts[0].dataset, model.config, splits, decided, int8=int8)
         write_atomically(folder / FOLDER / f"{model.name}.{source.name}.json", made.to_json())
         written.append((model.config, made))
     return written
@@ -256,8 +247,7 @@ def describe_calibration(calibration: Calibration) -> str:
         return "probabilities, but no threshold, because no aim was reached"
     shown, right = threshold.answered, threshold.top_precision
     precision = f" ({right.value:.2f}, 95 %: {right.low:.2f} to {right.high:.2f})" if right.whole else ""
-    splits = " and ".join(dict.fromkeys((calibration.chosen_on, calibration.checked_on)))
-    checked = f"in {calibration.folds} folds of {splits}" if calibration.folds else f"on {calibration.checked_on}"
+    checked = f"on {'the same questions of ' * (not calibration.is_checked_apart)}{calibration.checked_on}"
     kinds = "".join(
         f", and {one.part:,} of {one.whole:,} without ({kind})" for kind, one in threshold.unanswerable.items()
     )

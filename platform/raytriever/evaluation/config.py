@@ -9,7 +9,7 @@ from raytriever.options import did_you_mean, option
 from raytriever.paths import FOLDER
 
 # Those of `metrics.confidence`, which imports NumPy.
-CONFIDENCES = ("score", "margin", "softmax", "entropy", "deviation", "nqc", "wig", "combined")
+CONFIDENCES = ("score", "entropy", "combined")
 DTYPES = ("fp32", "int8", "binary", "ubinary")
 
 
@@ -78,14 +78,14 @@ class EvaluationConfig:
     )
     calibration_split: str = option(
         "dev",
-        f"split on which {flag_of('calibrate')} chooses thresholds; that of {flag_of('split')} divides it into folds",
+        f"split on which {flag_of('calibrate')} chooses thresholds; with few queries, or if it is that of "
+        f"{flag_of('split')}, they are counted on the same queries",
         needs="calibrate",
     )
-    confidence: str | None = option(
-        None,
-        "what decides whether a query is answered: its best score, other figures of its ranking, or combined, which "
-        "asks BM25 too (default: the one with the lowest AURC where thresholds are chosen; combined for up to 131,072 "
-        "passages)",
+    confidence: str = option(
+        "entropy",
+        "what decides whether a query is answered: its best score, the entropy of its 20 best scores, or combined, "
+        "which asks BM25 too",
         choices=CONFIDENCES,
         needs="calibrate",
     )

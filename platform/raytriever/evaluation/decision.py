@@ -1,7 +1,7 @@
 """Decision to answer: the confidences and thresholds of each model on a data set, as rows of `results.json` and tables.
 
-A confidence and thresholds are chosen on one split, and checked on the evaluated one; with few questions both are
-divided into folds (`metrics.answering.decide`). Thresholds of pairs need no confidence: they are scores.
+Thresholds are chosen on one split, and checked on the evaluated one; with few questions those of both choose them, and
+are counted (`metrics.answering.decide`). Thresholds of pairs need no confidence: they are scores.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.keys import key_of
 from raytriever.errors import DataError
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
-from raytriever.evaluation.protocol import ANSWER_AIMS, PAIR_AIMS, REMOVED, JudgedQueries, WantedAim, is_missed
+from raytriever.evaluation.protocol import (
+    ANSWER_AIMS,
+    PAIR_AIMS,
+    REMOVED,
+    JudgedQueries,
+    WantedAim,
+    aim_text,
+    is_missed,
+)
 from raytriever.metrics.answering import (
     CONFORMAL,
     FEWEST_ANSWERED,
@@ -30,17 +37,19 @@ from raytriever.metrics.answering import (
     Threshold,
     achieve_answers,
     decide,
+    fewest_answers,
     unreachable,
 )
 from raytriever.metrics.calibration import (
     PairsAchieved,
     achieve_pairs,
     choose_pair_threshold,
-    right_answers,
+    ranked_relevance,
 )
 from raytriever.metrics.confidence import (
     COMBINED,
     DEPTH,
+    ENTROPY,
     NAMES,
     SCORE,
     RankedQuestions,
@@ -52,7 +61,7 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import CalibrationError, calibration_error_of_scores
 from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_interval, resampling_weights
-from raytriever.mining.bm25 import IN_MEMORY, Bm25Index, compare_best
+from raytriever.mining.bm25 import Bm25Index, compare_best
 
 _SAMPLES = 500  # of the intervals of areas
 # Shares on the checked questions: keys of the counted cases and of all cases.
@@ -84,18 +93,19 @@ class ModelDecision:
 
 @activity("choosing the thresholds")
 def decide_dataset(
-    measured: DatasetMeasurement, aims: Sequence[WantedAim], confidence: str | None = None, removed: float = 0.0
+    measured: DatasetMeasurement, aims: Sequence[WantedAim], confidence: str = ENTROPY, removed: float = 0.0
 ) -> list[ModelDecision]:
     """Choose and check thresholds of each model.
 
     Args:
         aims: what the thresholds aim at; without any there is no decision.
-        confidence: name of the confidence that decides; None for the best one where it is chosen.
+        confidence: name of the confidence that decides.
         removed: share of the questions that take part without their answers.
     """
     of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
     decisions = []
-    indexes = [_bm25_of(part.dataset, confidence) if of_answers else None for part in measured.parts]
+    asks_bm25 = bool(of_answers) and confidence == COMBINED
+    indexes = [Bm25Index.of(part.dataset.documents) if asks_bm25 else None for part in measured.parts]
     for model in measured.models if aims else ():
         pools, checked = measured.calibration_pools(model), measured.pools(model)
         pairs = []
@@ -118,7 +128,7 @@ def decide_dataset(
                     ]
                 )
             answers = decide_questions(measured.source.name, choosing, checking, of_answers, confidence)
-            if not removed and not answers.folds:
+            if not removed and answers.is_checked_apart:
                 without = [_without_answers(part.judged, part.evaluations[model], index) for part, index in parts]
                 unasked = _shares_of(answers, _joined([one for one in without if len(one)] or without))
         error = calibration_error_of_scores(pools, checked)
@@ -131,7 +141,7 @@ def decide_questions(
     choosing: RankedQuestions,
     checking: RankedQuestions,
     aims: Sequence[tuple[AnswerAim, float | None]],
-    confidence: str | None = None,
+    confidence: str = ENTROPY,
 ) -> AnswerDecision:
     """Choose and check thresholds of one model; see `metrics.answering.decide`."""
     try:
@@ -146,67 +156,64 @@ def questions_of(
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
     BM25 is asked too where there is an index. A share of the questions with an answer, `removed`, counts without its
-    relevant documents; a larger share has the questions of a smaller one.
+    relevant documents: those whose ids have the smallest hashes, so a larger share has the questions of a smaller one.
     """
     count = len(evaluation.queries)
-    right = right_answers(pool_scores([evaluation]), count)
+    relevant = ranked_relevance(pool_scores([evaluation]), count, DEPTH)
     found = evaluation.ranking[:, :DEPTH]
     scores = np.where(found >= 0, evaluation.scores[:, :DEPTH], np.nan).astype(np.float32)
-    asked = _of_kind("", UnansweredRanking(evaluation.queries, found, scores), right, judged, index)
+    asked = _of_kind("", UnansweredRanking(evaluation.queries, found, scores), relevant, judged, index)
     parts = [asked]
     if removed:
-        names = (judged.dataset.queries.ids[query] for query in evaluation.queries.tolist())
-        turned = np.array([_place_of(name) >= 1 - removed for name in names], bool)
+        names = [key_of(judged.dataset.queries.ids[query]) for query in evaluation.queries.tolist()]
+        turned = np.zeros(count, bool)
+        turned[sorted(range(count), key=names.__getitem__)[: round(removed * count)]] = True
         parts = [asked.where(~turned), _without_answers(judged, evaluation, index).where(turned)]
     for kind, ranked in evaluation.unanswered.items():
         if kind != REMOVED:
-            parts.append(_of_kind(kind, ranked, np.zeros(len(ranked.queries), bool), judged, index))
+            parts.append(_of_kind(kind, ranked, None, judged, index))
     return _joined(parts)
-
-
-def _place_of(name: str) -> float:
-    """Return a number from 0 to 1, evenly spread over names: the bits of a hash, the lowest one first."""
-    bits = f"{int.from_bytes(key_of(name)[:8], 'little'):064b}"
-    return int(bits[::-1], 2) / 2**64
 
 
 def _without_answers(judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None) -> RankedQuestions:
     """Return all questions with an answer as they are without their relevant documents and the copies of these."""
     ranked = evaluation.unanswered[REMOVED]
+    if index is None:
+        return _of_kind(REMOVED, ranked, None, judged, None)
     copies, present = judged.dataset.documents.copies, judged.is_relevant & judged.is_in_corpus
-    owners, documents = judged.relevance.queries[present], copies.first(judged.relevance.documents[present])
+    owners, documents = judged.relevance.queries[present], judged.relevance.documents[present]
     order = np.argsort(owners, kind="stable")
     answers = np.split(documents[order], np.searchsorted(owners[order], np.arange(1, len(ranked.queries))))
-    return _of_kind(REMOVED, ranked, np.zeros(len(ranked.queries), bool), judged, index, answers)
+    return _of_kind(REMOVED, ranked, None, judged, index, [copies.equal_to(one) for one in answers])
 
 
 def _of_kind(
     kind: str,
     ranked: UnansweredRanking,
-    right: ndarray,
+    relevant: ndarray | None,
     judged: JudgedQueries,
     index: Bm25Index | None,
     answers: Sequence[ndarray] | None = None,
 ) -> RankedQuestions:
-    kinds = np.full(len(right), kind, dtype="<U16")
+    """Return questions of one kind; none of their documents is relevant if `relevant` is None.
+
+    `answers` are the positions of the documents that are not searched for each question.
+    """
+    count = len(ranked.queries)
+    relevant = np.zeros((count, DEPTH), bool) if relevant is None else relevant
+    kinds = np.full(count, kind, dtype="<U16")
     width = DEPTH - ranked.scores.shape[1]
     scores = np.pad(ranked.scores, ((0, 0), (0, width)), constant_values=np.nan) if width else ranked.scores
+    relevant = relevant & np.isfinite(scores)
     if index is None:
-        return RankedQuestions(scores, right, kinds)
+        return RankedQuestions(scores, relevant, kinds)
     texts = [str(judged.dataset.queries.texts[query]) for query in ranked.queries.tolist()]
-    best = ranked.ranking[:, 0] if ranked.ranking.shape[1] else np.full(len(right), -1)
-    copies = judged.dataset.documents.copies
-    return RankedQuestions(scores, right, kinds, *compare_best(index, texts, best, answers, copies.first))
+    best = ranked.ranking[:, 0] if ranked.ranking.shape[1] else np.full(count, -1)
+    return RankedQuestions(scores, relevant, kinds, *compare_best(index, texts, best, answers))
 
 
 def _joined(parts: Sequence[RankedQuestions]) -> RankedQuestions:
     return reduce(RankedQuestions.joined, parts)
-
-
-def _bm25_of(dataset: RetrievalDataset, confidence: str | None) -> Bm25Index | None:
-    """Return the index of a corpus if `combined` may decide: if it is asked for, or the corpus is small."""
-    wanted = confidence == COMBINED or (confidence is None and len(dataset.documents) <= IN_MEMORY)
-    return Bm25Index.of(dataset.documents) if wanted else None
 
 
 def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict[str, Proportion]]:
@@ -224,8 +231,8 @@ def calibration_rows(
     """Return a row for each model and aim.
 
     Returns:
-        - `dataset`, `model`, `aim`, `wanted`, `confidence` (what the threshold is a value of), `chosen_on`, `folds`
-          (of the cross-fitting; 0 without).
+        - `dataset`, `model`, `aim`, `wanted`, `confidence` (what the threshold is a value of), `chosen_on`,
+          `checked_on` (the same as `chosen_on` with few questions).
         - Where it was chosen: `threshold` (None if the aim is out of reach), `reached`, `chosen` (value of the aim).
         - On the checked questions: `checked` (the value of the aim) with `low` and `high`. For an aim of answers
           `queries` (with an answer), `answered_queries` of these and their share `coverage`, `shown_answers`,
@@ -242,6 +249,8 @@ def calibration_rows(
     for one in decisions:
         answers = one.answers
         where = _where(answers, chosen_on, measured.source.split)
+        order = [threshold for threshold, _ in answers.thresholds] if answers is not None else []
+        decides = next((threshold for threshold in order if threshold.reached), None)
         thresholds: list[tuple[Threshold, AnswersAchieved | PairsAchieved | None, dict[str, Proportion]]] = [
             (threshold, achieved, {}) for threshold, achieved in one.pairs
         ]
@@ -250,7 +259,6 @@ def calibration_rows(
             thresholds += [(*each, extra) for each, extra in zip(answers.thresholds, unasked, strict=True)]
         for threshold, achieved, extra in thresholds:
             is_answer = threshold.aim in ANSWER_AIMS
-            asked = len(answers.chosen[0]) if answers is not None else 0
             row: dict[str, Any] = {
                 "dataset": measured.source.name,
                 "model": one.model,
@@ -260,24 +268,25 @@ def calibration_rows(
                 "threshold": threshold.score if threshold.reached else None,
                 "reached": threshold.reached,
                 "chosen": threshold.value,
-                "chosen_on": where if is_answer else chosen_on,
-                "folds": answers.folds if is_answer and answers is not None else 0,
+                "chosen_on": where[0] if is_answer else chosen_on,
+                "checked_on": where[1] if is_answer else measured.source.split,
                 "calibration_error": one.error.value,
                 "calibration_error_low": one.error.low,
                 "calibration_error_high": one.error.high,
                 **_shares(threshold, achieved, extra),
             }
-            in_folds = f"{row['folds']} folds of {where}"
-            row["notes"] = _notes(row, threshold, asked, in_folds if row["folds"] else measured.source.split)
+            is_replaced = not threshold.reached and decides is not None and threshold in order[: order.index(decides)]
+            row["notes"] = _notes(row, threshold, answers, decides if is_replaced else None)
             rows.append(row)
     return rows
 
 
-def _where(answers: AnswerDecision | None, chosen_on: str, split: str) -> str:
-    """Return where thresholds were chosen; with cross-fitting they were checked there too, in folds."""
-    if answers is None or not answers.folds:
-        return chosen_on
-    return " and ".join(dict.fromkeys((chosen_on, split)))
+def _where(answers: AnswerDecision | None, chosen_on: str, split: str) -> tuple[str, str]:
+    """Return where thresholds of answers were chosen, and where they were checked: on the same few questions."""
+    if answers is None or answers.is_checked_apart:
+        return chosen_on, split
+    both = " and ".join(dict.fromkeys((chosen_on, split)))
+    return both, both
 
 
 def _shares(
@@ -307,15 +316,21 @@ def _shares(
     return row
 
 
-def _notes(row: Mapping[str, Any], threshold: Threshold, asked: int, judged: str) -> list[str]:
-    """Return sentences on the missing or uncertain figures of a row."""
-    aim, wanted, split = threshold.aim, threshold.wanted, row["chosen_on"]
+def _notes(
+    row: Mapping[str, Any], threshold: Threshold, answers: AnswerDecision | None, instead: Threshold | None
+) -> list[str]:
+    """Return sentences on the missing or uncertain figures of a row; `instead` is the threshold that replaces it."""
+    aim, wanted, split, judged = threshold.aim, threshold.wanted, row["chosen_on"], row["checked_on"]
     if not threshold.reached:
-        if aim in CONFORMAL and wanted is not None:
-            return [f"There is no threshold: {unreachable(aim, wanted, asked)}."]
+        if aim in CONFORMAL and wanted is not None and answers is not None:
+            lines = [f"There is no threshold: {unreachable(aim, wanted, answers.chosen[0])}."]
+            if instead is not None:
+                lines.append(f"{aim_text(instead.aim, instead.wanted)} decides instead, and no share is promised.")
+            return [" ".join(lines)]
         among, best = f"no score on {split} has", f"the best there is {threshold.value:.3f}"
-        if aim == "top_precision":
-            among = f"no {FEWEST_ANSWERED} or more of the top answers on {split} above one threshold have"
+        if aim == "top_precision" and answers is not None:
+            fewest = fewest_answers(len(answers.chosen[0]))
+            among = f"no {fewest} or more of the top answers on {split} above one threshold have"
             best = best if threshold.value == threshold.value else "there are fewer"
         share = "a precision" if wanted is None else f"a precision of {wanted:g}"
         return [f"There is no threshold, because {among} {share}; {best}."]
@@ -323,15 +338,18 @@ def _notes(row: Mapping[str, Any], threshold: Threshold, asked: int, judged: str
         return [f"No pair of {judged} scores at or above the threshold, so there is no precision."]
     if row["shown_answers"] == 0:
         return [f"No question of {judged} reaches the threshold, so none is answered, and there is no precision."]
+    notes = []
+    if aim in CONFORMAL and row["confidence"] == COMBINED:
+        notes = [f"{COMBINED} is fitted to the same answers, so no share is promised."]
     if is_missed(aim, wanted, row["low"], row["high"]):
         found = f"{row['checked']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-        return [f"The aim is missed on {judged}: {found}. Give a stricter aim, or more questions to choose on."]
-    if (row["shown_answers"] or FEWEST_ANSWERED) < FEWEST_ANSWERED:
-        return [
+        notes += [f"The aim is missed on {judged}: {found}. Give a stricter aim, or more questions to choose on."]
+    elif (row["shown_answers"] or FEWEST_ANSWERED) < FEWEST_ANSWERED:
+        notes += [
             f"Few answers: {row['shown_answers']:,} of {row['questions']:,} questions of {judged} have one. Below "
             f"{FEWEST_ANSWERED} a precision says little; see its interval."
         ]
-    return []
+    return notes
 
 
 def confidence_rows(
@@ -349,12 +367,12 @@ def confidence_rows(
         if answers is None:
             continue
         chosen, checked = answers.chosen[0], answers.checked[0]
-        where = _where(answers, chosen_on, measured.source.split)
+        where = _where(answers, chosen_on, measured.source.split)[0]
         names = [name for name in NAMES if name != COMBINED or chosen.bm25 is not None]
         weights = resampling_weights([len(checked)], _SAMPLES, 0)
         for name in names:
             held_out = held_out_confidence(name, chosen)
-            values = held_out if answers.folds else fit_confidence(name, chosen).of(checked)
+            values = fit_confidence(name, chosen).of(checked) if answers.is_checked_apart else held_out
             low, high = bootstrap_interval(area_under_risk_coverage(values, checked.right, weights))
             rows.append(
                 {

@@ -22,7 +22,6 @@ KIND_TITLES = {
     "given": "without an answer, answered",
     "removed": "answer removed, answered",
     "foreign": "of another data set, answered",
-    "hard": "entity replaced, answered",
 }
 # Cells of a table, line by line, by the titles of their columns: text, and the number that it shows.
 Cells = list[dict[str, tuple[str, float | None]]]
@@ -76,7 +75,7 @@ def calibration_text(rows: Sequence[Mapping[str, Any]]) -> str:
             (name, one_line(text)) for name, (text, _) in line.items()
         ]
         shown = [(name, text) for name, text in others if text != "-"]
-        checked = f", checked in {row['folds']} folds" if row.get("folds") else ""
+        checked = ", counted on the questions that chose it" if row.get("checked_on") == row["chosen_on"] else ""
         head = f"{dataset[1]}, {model[1]}, {wanted[1]}: threshold {threshold[1]} ({confidence[1]}){checked}\n"
         width = max((len(name) for name, _ in shown), default=0)
         paragraphs.append(head + "".join(f"  {name:<{width}}  {text}\n" for name, text in shown))
@@ -220,7 +219,7 @@ def decision_points(
     for row in rows:
         name = f"calibration/{row['model']}/{row['dataset']}/{aim_text(row['aim'], row['wanted']).replace(' ', '-')}"
         kinds = row.get("unanswerable") or {}
-        figures = {key: value for key, value in row.items() if key not in ("wanted", "folds")}
+        figures = {key: value for key, value in row.items() if key != "wanted"}
         figures |= {f"unanswerable_{kind}": share["value"] for kind, share in kinds.items()}
         points += [
             Point(f"{name}/{figure}", float(value), step, milliseconds)

@@ -55,7 +55,6 @@ from raytriever.evaluation.request import (
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import metrics_table, systems_note
-from raytriever.metrics.confidence import SCORE
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store
@@ -171,9 +170,7 @@ def format_results(results: Results) -> str:
         notes.append(f"{', '.join(signs)}: paired t-test, p < 0.05 after Holm's correction over the data sets")
     notes += pair_lines(results.pairs)
     notes += auc_lines(results.auc_intervals)
-    # The files of the results have all confidences.
-    main = [row for row in results.confidences if row["decides"] or row["confidence"] == SCORE]
-    tables = ((calibration_text, results.calibration), (confidence_table, main))
+    tables = ((calibration_text, results.calibration), (confidence_table, results.confidences))
     notes += [f"\n{table(rows)}" for table, rows in tables if rows]
     if results.forms:
         notes.append(f"\n{form_table(results.forms)}")

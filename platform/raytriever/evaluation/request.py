@@ -1,12 +1,10 @@
 """Request of an evaluation: its models, its data sets opened and checked, its baselines and its protocol.
 
-A data set may name questions without an answer in the corpus (kind `given`). `--unanswerable removed hard PATH` makes
-others:
+A data set may name questions without an answer in the corpus (kind `given`). `--unanswerable removed PATH` makes more:
 
 - `removed`: half of the questions (a fifth with `removed=0.2`) lose their answers: their relevant documents, and the
   copies of these, are not searched. It needs no new text, so all questions without their answers are measured at every
   threshold in any case.
-- `hard`: an entity of a question is replaced by another one of the corpus; see `data.unanswerable`.
 - `foreign`: the questions of another data set, which no document of this corpus answers. A question that this data set
   has too, or with a relevant passage that is in this corpus too, is left out.
 """
@@ -25,7 +23,7 @@ import numpy as np
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.unanswerable import hard_questions, with_questions
+from raytriever.data.unanswerable import with_questions
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
@@ -34,7 +32,6 @@ from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
     FOREIGN,
-    HARD,
     PAIR_AIMS,
     JudgedQueries,
     Protocol,
@@ -48,6 +45,7 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.metrics.answering import check_enough
+from raytriever.metrics.confidence import ENTROPY
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import commit_of
@@ -106,8 +104,8 @@ class EvaluationJob:
     Args:
         baselines: names of the models that the others are compared with.
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
-        calibration_split: another split of the data sets; the evaluated one itself to divide its queries into folds.
-        confidence: what decides whether a query is answered; None for the best on `calibration_split`.
+        calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
+        confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
         unanswerable: kinds of queries without an answer that are made, and data sets of other domains.
         precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
         max_bad_rows: accepted share of bad rows of each file, 0 to 1.
@@ -120,7 +118,7 @@ class EvaluationJob:
     protocol: Protocol = field(default_factory=Protocol)
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
-    confidence: str | None = None
+    confidence: str = ENTROPY
     unanswerable: Sequence[str] = ()
     precision: str | None = None
     max_bad_rows: float = 0.01
@@ -146,7 +144,7 @@ class EvaluationJob:
             "metrics": list(self.protocol.metrics),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
-            **({"confidence": self.confidence} if self.confidence else {}),
+            "confidence": self.confidence if self.aims else None,
             **({"unanswerable": list(self.unanswerable)} if self.unanswerable else {}),
             "precision": precision,
             **({"bm25_language": self.bm25_language} if self.bm25_language else {}),
@@ -334,9 +332,6 @@ def build_evaluation_job(
     return add_suite(job, Path(config.data_root) if config.data_root else None, report) if config.suite else job
 
 
-_SEED = 0
-
-
 def add_unanswerable(
     part: OpenPart,
     kinds: Sequence[str],
@@ -347,7 +342,7 @@ def add_unanswerable(
     """Return a part of a data set with the questions that the evaluation asks for, in each of its splits.
 
     Args:
-        kinds: `removed`, `hard` and data sets, as in `EvaluationJob.unanswerable`.
+        kinds: `removed` and data sets, as in `EvaluationJob.unanswerable`.
         max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
         log: called with a line on questions that are left out.
         split_elsewhere: split of the other data sets; None for the one of the same name.
@@ -358,16 +353,11 @@ def add_unanswerable(
         for number, word in enumerate(kinds):
             if asks_removed(word):
                 continue
-            kind = HARD if word == HARD else FOREIGN
-            texts = (
-                _hard(dataset, split, part)
-                if word == HARD
-                else foreign_questions(word, split_elsewhere or split, max_bad_rows, part.dataset, log)
-            )
+            texts = foreign_questions(word, split_elsewhere or split, max_bad_rows, part.dataset, log)
             first = len(dataset.queries)
-            dataset = with_questions(dataset, split, texts, f"{kind}-{split}-{number}")
+            dataset = with_questions(dataset, split, texts, f"{FOREIGN}-{split}-{number}")
             added = np.arange(first, first + len(texts))
-            made[kind] = np.concatenate([made[kind], added]) if kind in made else added
+            made[FOREIGN] = np.concatenate([made[FOREIGN], added]) if FOREIGN in made else added
         judged[split] = replace(judged[split], unanswerable=made)
     # All splits see the questions of all: positions of the others stay.
     return OpenPart(part.name, dataset, {split: replace(one, dataset=dataset) for split, one in judged.items()})
@@ -382,12 +372,3 @@ def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset,
         check_enough(sum(len(one.queries) + sum(map(len, one.unanswerable.values())) for one in judged))
     except MetricInputError as error:
         raise DataError(error.what, source.name, error.remedy) from error
-
-
-def _hard(dataset: RetrievalDataset, split: str, part: OpenPart) -> list[str]:
-    texts = list(hard_questions(dataset, part.judged[split].queries, _SEED).values())
-    if not texts:
-        raise DataError(
-            "no question has an entity that can be replaced", f"{dataset.name}, split {split!r}", f"leave out {HARD}"
-        )
-    return texts

@@ -162,7 +162,7 @@ class CalibrationRecord(TypedDict):
     chosen_on: str
     # Older versions did not write these, nor all of `_FIGURES`.
     confidence: NotRequired[str]
-    folds: NotRequired[int]
+    checked_on: NotRequired[str]
     unanswerable: NotRequired[dict[str, ShareRecord]]
     notes: NotRequired[list[str]]
 

@@ -27,7 +27,6 @@ from raytriever.evaluation.decision import decide_questions, questions_of
 from raytriever.evaluation.differences.significance import significance_points
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import PER_QUERY
-from raytriever.evaluation.measurements import pool_scores
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.directory import LOSSES, RunDirectory
@@ -161,14 +160,12 @@ def calibrate_trained(
         check_apart(dataset, *splits)
         log(f"calibrating the scores on {splits[0]}")
         measured = evaluate_model(dataset, splits[0], trained, config.training.precision)
-        # Without BM25: to index a large corpus takes long, and `evaluate` can do it later.
         choosing, checking = (
             questions_of(select_judged_queries(dataset, split, Protocol()), one)
             for split, one in zip(splits, (measured, tested), strict=True)
         )
         answers = decide_questions(dataset.name, choosing, checking, AIMS)
-        pools = pool_scores([measured]), pool_scores([tested])
-        made = make_calibration(dataset, trained, splits, pools, answers, int8=False)
+        made = make_calibration(dataset, trained, splits, answers, int8=False)
     except DataError as error:
         log(f"the model gets no {FILE}: {error}")
         return

@@ -196,22 +196,18 @@ def _calibration(calibration: Calibration | None) -> list[str]:
     splits = [f"`{one_line(split)}`" for split in dict.fromkeys((calibration.chosen_on, calibration.checked_on))]
     chosen = f"{calibration.chosen_queries:,} queries of {splits[0]}"
     checked = f"{calibration.checked_queries:,} queries of {splits[-1]}"
-    if calibration.folds:  # all queries of both splits chose and checked
-        chosen = f"{calibration.chosen_queries:,} queries of {' and '.join(splits)}"
-        checked = f"the same, each checked at a threshold chosen without it, in {calibration.folds} folds"
+    if not calibration.is_checked_apart:
+        checked = "the same queries, so they are a little too good"
+    low, high = calibration.first_error_interval
     about = (
         f"`calibration.json` says what {calibration.confidence.name} and scores mean for the passages of"
         f" `{one_line(calibration.dataset)}` (made {one_line(calibration.date)}). {decides} Thresholds were chosen on"
         f" {chosen}. The figures, with 95 % intervals, are of {checked}."
         f"{'' if kinds else ' All of these queries have a relevant passage.'} The calibration error of the best"
-        f" passage's probability is {calibration.first_error:.3f}{_interval(calibration.first_error_interval)}. The"
+        f" passage's probability is {calibration.first_error:.3f} (95 %: {low:.3f} to {high:.3f}). The"
         " file is valid until a tenth of the passages has changed."
     )
     return [f"## Answers\n{about}\n" + (f"\n{markdown_table([head, *rows])}" if rows else "")]
-
-
-def _interval(bounds: tuple[float, float] | None) -> str:
-    return "" if bounds is None else f" (95 %: {bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
 def _share(share: Proportion) -> str:

@@ -10,14 +10,18 @@ n + 1: one set of n questions may give a threshold that is a little too low, ano
 
     threshold = inf { t : (n R(t) + 1) / (n + 1) <= alpha },   R(t) = mean loss of the n questions at threshold t
 
-The loss is 0 or 1, and does not rise with the threshold (or, for `missed_threshold`, does not fall). The confidence of
-a question must not depend on the n questions. If it was fitted on them, give what was fitted on the others
-(cross-fitting); then the guarantee is no longer exact, and `benchmarks/conformal.py` measures it.
+The loss is 0 or 1, and does not rise with the threshold (or, for `missed_threshold`, does not fall). The guarantee is
+of the procedure: where no threshold keeps it, nothing is shown (or everything is, for `missed_threshold`).
+
+The confidence of a question must not depend on the n questions, so its name is not chosen on them. The guarantee is
+exact for `score`. The temperature of `entropy` is a median over the n questions, which one more question hardly moves.
+`combined` is fitted to their right answers by cross-fitting, and has no guarantee. `benchmarks/conformal.py` simulates
+all three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,13 +30,11 @@ from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
 from raytriever.metrics.confidence import (
-    FOLDS,
+    ENTROPY,
     Confidence,
     RankedQuestions,
-    best_confidence,
     fit_confidence,
     held_out_confidence,
-    out_of_fold,
 )
 from raytriever.metrics.inputs import MetricInputError, scores_of
 from raytriever.metrics.intervals import Proportion, wilson, wilson_by_query
@@ -43,11 +45,12 @@ CONFORMAL: tuple[AnswerAim, ...] = ("wrong_answers", "missed")
 # single right answer would have any precision. Of fewer than 60 questions it is one of half of them.
 FEWEST_ANSWERED = 30
 # Wilson's interval of a precision of 0.9 is 0.79 to 0.96 for 50 questions. With fewer in one of two splits, the
-# questions of both are used by cross-fitting, if there are 20.
+# questions of both choose a threshold and are counted at it, if there are 20.
 FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
-# Thresholds of the folds differ from that of all questions, and each is checked on a tenth: the intervals are those of
-# this share of the questions, with which they contain the true values often enough (`benchmarks/conformal.py`).
-_WORTH = 0.25
+# Questions that chose a threshold need an interval that holds at every threshold at once. In 95 % of samples of n
+# questions a share differs by at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), and by 0.98 / sqrt(n) at a given
+# one. So the interval is that of (0.98 / 1.36)² = 0.52 as many questions.
+_WORTH = 0.5
 _CONFORMAL = "conformal threshold"
 
 
@@ -86,8 +89,8 @@ def choose_answer_threshold(
     shown(t) are the questions whose confidence is at least t, and right(t) those of them whose best document is
     relevant. Equal confidences count together.
 
-    - `top_precision`: the lowest threshold that has it, among at least 30 shown answers. It may fall below the wanted
-      value between such thresholds.
+    - `top_precision`: the lowest threshold that has it, among at least 30 shown answers, or half of fewer than 60
+      questions. It may fall below the wanted value between such thresholds.
     - `answered`: the highest threshold that has it.
     - `f1`: the highest threshold of the highest F1.
     - `wrong_answers`, `missed`: at most the wanted share of later questions; see above.
@@ -121,8 +124,7 @@ def choose_answer_threshold(
             return Threshold(aim, alpha, float("inf"), False, float(values.min(initial=1.0)))
         return Threshold(aim, alpha, chosen, True, float(values[np.searchsorted(scores, chosen)]))
     if aim == "top_precision":
-        fewest = min(FEWEST_ANSWERED, (len(right) + 1) // 2)
-        values = np.where(shown >= fewest, right_shown / np.maximum(shown, 1), np.nan)
+        values = np.where(shown >= fewest_answers(len(right)), right_shown / np.maximum(shown, 1), np.nan)
     elif aim == "answered":
         values = of_answerable / with_answer
     else:
@@ -135,6 +137,11 @@ def choose_answer_threshold(
     return Threshold(aim, wanted, float(scores[index]), True, float(values[index]))
 
 
+def fewest_answers(questions: int) -> int:
+    """Return the smallest number of shown answers that `top_precision` accepts."""
+    return min(FEWEST_ANSWERED, (questions + 1) // 2)
+
+
 def _at_least(values: ndarray, scores: ndarray) -> ndarray:
     """Return how many values are at or above each score."""
     return len(values) - np.searchsorted(np.sort(values), scores)
@@ -142,7 +149,7 @@ def _at_least(values: ndarray, scores: ndarray) -> ndarray:
 
 @dataclass(frozen=True)
 class AnswersAchieved:
-    """Shares that a threshold achieves on questions that did not choose it.
+    """Shares that a threshold achieves on some questions.
 
     Args:
         answered: questions with an answer that are shown a document, of all that have one.
@@ -172,7 +179,11 @@ class AnswersAchieved:
 def achieve_answers(
     shown: Bool[ndarray, " questions"], questions: RankedQuestions, worth: float = 1.0
 ) -> AnswersAchieved:
-    """Compute the shares of questions that are shown their best document; `worth` as many give the intervals."""
+    """Compute the shares of questions that are shown their best document.
+
+    Args:
+        worth: the intervals are those of this share of the questions; below 1 if they chose the threshold.
+    """
     right, answerable = shown & questions.right, questions.answerable
 
     def share(part: ndarray, whole: ndarray) -> Proportion:
@@ -196,35 +207,37 @@ class AnswerDecision:
     """Decision of a model whether to answer the questions of a data set, and what it achieves.
 
     Args:
-        thresholds: for each aim, with what they achieve elsewhere; None if the aim is out of reach.
-        chosen: the questions that thresholds were chosen on, with their confidence, out of fold.
-        checked: the questions that they were checked on, with their confidence; with cross-fitting the same ones.
-        folds: number of folds of the cross-fitting; 0 if two splits had enough questions.
+        thresholds: for each aim, with what they achieve on the checked questions; None if the aim is out of reach.
+        chosen: the questions that thresholds were chosen on, with their confidence; that of `combined` is out of fold.
+        checked: the questions that they were checked on, with their confidence; with few questions `chosen` itself.
     """
 
     confidence: Confidence
     thresholds: list[tuple[Threshold, AnswersAchieved | None]]
     chosen: tuple[RankedQuestions, Float64[ndarray, " questions"]]
     checked: tuple[RankedQuestions, Float64[ndarray, " questions"]]
-    folds: int
+
+    @property
+    def is_checked_apart(self) -> bool:
+        """True if thresholds were checked on other questions than those that chose them."""
+        return self.checked is not self.chosen
 
 
 def decide(
     choosing: RankedQuestions,
     checking: RankedQuestions,
     aims: Sequence[tuple[AnswerAim, float | None]],
-    confidence: str | None = None,
+    confidence: str = ENTROPY,
 ) -> AnswerDecision:
-    """Choose a confidence and thresholds on one split, and check them on the other.
+    """Fit a confidence and choose thresholds on one split, and check them on the other.
 
-    If a split has fewer than 50 questions, all questions of both are divided into ten folds. What is fitted on nine is
-    checked on the tenth, and the thresholds that later decide are chosen on all. The intervals are those of a
-    quarter as many questions.
+    If a split has fewer than 50 questions, all questions of both choose the thresholds, and are counted at them. The
+    shares are then a little too good, and their intervals are those of half as many questions.
 
     Args:
         choosing, checking: the questions; the same object if there is only one split.
         aims: such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1", None)`.
-        confidence: one of `confidence.NAMES`; by default the one with the lowest area under the risk-coverage curve.
+        confidence: one of `confidence.NAMES`. To choose the best one on the same questions would break the guarantees.
 
     Raises:
         MetricInputError: both splits together have fewer than 20 questions, or no question has an answer.
@@ -233,18 +246,16 @@ def decide(
     every = choosing if is_split or choosing is checking else choosing.joined(checking)
     if not is_split:
         check_enough(len(every))
-    name = confidence or best_confidence(every)
-    held_out, fitted = held_out_confidence(name, every), fit_confidence(name, every)
-    checked = (checking, fitted.of(checking)) if is_split else (every, held_out)
+    held_out, fitted = held_out_confidence(confidence, every), fit_confidence(confidence, every)
+    chosen = every, held_out
+    checked = (checking, fitted.of(checking)) if is_split else chosen
     thresholds: list[tuple[Threshold, AnswersAchieved | None]] = []
     for aim, wanted in aims:
         threshold, achieved = choose_answer_threshold(held_out, every.right, every.answerable, aim, wanted), None
-        if threshold.reached and is_split:
-            achieved = achieve_answers(checked[1] >= threshold.score, checking)
-        elif threshold.reached:
-            achieved = achieve_answers(_shown_by_folds(every, name, aim, wanted), every, _WORTH)
+        if threshold.reached:
+            achieved = achieve_answers(checked[1] >= threshold.score, checked[0], 1.0 if is_split else _WORTH)
         thresholds.append((threshold, achieved))
-    return AnswerDecision(fitted, thresholds, (every, held_out), checked, 0 if is_split else FOLDS)
+    return AnswerDecision(fitted, thresholds, chosen, checked)
 
 
 def check_enough(questions: int) -> None:
@@ -255,23 +266,16 @@ def check_enough(questions: int) -> None:
         )
 
 
-def _shown_by_folds(questions: RankedQuestions, name: str, aim: AnswerAim, wanted: float | None) -> ndarray:
-    """Return which questions a threshold shows that was chosen on the questions of the other folds."""
-
-    def fit(some: RankedQuestions) -> Callable[[RankedQuestions], ndarray]:
-        values, fitted = held_out_confidence(name, some), fit_confidence(name, some)
-        threshold = choose_answer_threshold(values, some.right, some.answerable, aim, wanted)
-        return lambda others: fitted.of(others) >= threshold.score
-
-    return out_of_fold(questions, fit) > 0
-
-
-def unreachable(aim: str, wanted: float, questions: int) -> str:
+def unreachable(aim: str, wanted: float, questions: RankedQuestions) -> str:
     """Say why a conformal aim is out of reach of some questions."""
-    needed = fewest_questions(wanted)
-    if questions < needed:
-        return f"{questions:,} questions are too few: a share of {wanted:g} needs {needed:,}"
-    return "too many of the most confident best documents are wrong"
+    needed, is_missed = fewest_questions(wanted), aim == "missed"
+    count = int(questions.answerable.sum()) if is_missed else len(questions)
+    which = "questions with an answer" if is_missed else "questions"
+    if count < needed:
+        return f"{count:,} {which} are too few: a share of {wanted:g} needs {needed:,}"
+    return (
+        f"too many {which} find no document" if is_missed else "too many of the most confident best documents are wrong"
+    )
 
 
 def fewest_questions(alpha: float) -> int:
@@ -287,7 +291,7 @@ def wrong_answers_threshold(
     """Choose the lowest threshold at which a further question is shown a wrong answer with probability at most alpha.
 
     Args:
-        confidence: of each question; its best document is shown at or above the threshold.
+        confidence: of each question, -inf without a document; its best document is shown at or above the threshold.
         alpha: share of all questions, above 0 and below 1.
 
     Returns:
@@ -300,12 +304,13 @@ def wrong_answers_threshold(
         0.2
     """
     confidence = scores_of(confidence, _CONFORMAL).astype(np.float64)
-    wrong = np.sort(confidence[~np.asarray(right, bool)])[::-1]
+    is_found = np.isfinite(confidence)
+    wrong = np.sort(confidence[is_found & ~np.asarray(right, bool)])[::-1]
     allowed = _allowed(alpha, len(confidence))
-    if allowed < 0:
+    if allowed < 0 or not is_found.any():
         return None
     if allowed >= len(wrong):
-        return float(confidence.min())
+        return float(confidence[is_found].min())
     threshold = float(np.nextafter(wrong[allowed], np.inf))
     return threshold if (confidence >= threshold).any() else None
 
@@ -315,12 +320,11 @@ def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> 
     alpha.
 
     Args:
-        confidence: of questions that have an answer.
+        confidence: of questions that have an answer, -inf without a document: such a question is always missed.
         alpha: share of such questions, above 0 and below 1.
 
     Returns:
-        The threshold, a confidence that occurs; None if the questions are too few: then only showing every best
-        document keeps the promise.
+        The threshold, a confidence that occurs; None if the questions are too few, or too many have no document.
 
     Examples:
         >>> missed_threshold(np.arange(40) / 40, 0.1)
@@ -328,7 +332,8 @@ def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> 
     """
     confidence = np.sort(scores_of(confidence, _CONFORMAL).astype(np.float64))
     allowed = _allowed(alpha, len(confidence))
-    return None if allowed < 0 else float(confidence[min(allowed, len(confidence) - 1)])
+    threshold = float(confidence[min(allowed, len(confidence) - 1)]) if allowed >= 0 else -np.inf
+    return threshold if np.isfinite(threshold) else None
 
 
 def _allowed(alpha: float, questions: int) -> int:

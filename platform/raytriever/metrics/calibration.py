@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 
 from raytriever.metrics.answering import Threshold
@@ -31,34 +31,26 @@ class ScoredPools:
     negative_queries: Int64[ndarray, " negatives"] | None = None
 
 
-def ranked_pairs(
-    pools: ScoredPools, ranks: range
-) -> tuple[Float64[ndarray, " pairs"], Bool[ndarray, " pairs"], Int64[ndarray, " pairs"]]:
-    """Return the pairs at some ranks of each query's documents: score, relevance and query.
+def ranked_relevance(pools: ScoredPools, count: int, depth: int) -> Bool[ndarray, "queries depth"]:
+    """Return for each of `count` queries whether its `depth` best documents are relevant, best first.
 
-    The best document has rank 0. Relevant documents come last among equal scores.
+    Relevant documents come last among equal scores, so a best score that a relevant and another document share is not
+    right. Ranks without a document are not relevant.
     """
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
-    of_positives = queries_of(pools.positive_queries, positives)
-    of_negatives = queries_of(pools.negative_queries, negatives)
-    scores = np.concatenate([negatives, positives]).astype(np.float64)
-    queries = np.concatenate([of_negatives, of_positives])
-    order = np.lexsort((np.arange(len(scores)) >= len(negatives), -scores, queries))
-    starts = np.searchsorted(queries[order], queries[order])
-    kept = order[np.isin(np.arange(len(order)) - starts, ranks)]
-    return scores[kept], kept >= len(negatives), queries[kept]
-
-
-def right_answers(pools: ScoredPools, count: int) -> Bool[ndarray, " queries"]:
-    """Return for each of `count` queries whether its best document is relevant.
-
-    A best score that a relevant and another document share is not right.
-    """
-    _, relevant, queries = ranked_pairs(pools, range(1))
-    right = np.zeros(count, bool)
-    right[queries] = relevant
-    return right
+    scores = np.concatenate([negatives, positives])
+    queries = np.concatenate(
+        [queries_of(pools.negative_queries, negatives), queries_of(pools.positive_queries, positives)]
+    )
+    is_positive = np.arange(len(scores)) >= len(negatives)
+    order = np.lexsort((is_positive, -scores, queries))
+    queries = queries[order]
+    ranks = np.arange(len(order)) - np.searchsorted(queries, queries)
+    relevant = np.zeros((count, depth), bool)
+    within = ranks < depth
+    relevant[queries[within], ranks[within]] = is_positive[order][within]
+    return relevant
 
 
 def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> Int64[ndarray, " scores"]:

@@ -1,25 +1,18 @@
 """Confidences: how sure a ranking is that its best document is relevant. Higher is more confident.
 
-Most follow from the ranked scores of a query alone:
-
 - `score`: the highest score, s_1. It is the only one whose threshold means the same for all queries by design.
-- `margin`: s_1 - s_2.
-- `softmax`: the largest probability of a softmax over the ranked scores, in units of a temperature.
-- `entropy`: minus the entropy of this softmax.
-- `deviation`: standard deviation of the scores (Pérez-Iglesias & Araujo, 2010; `std` of MTEB).
-- `nqc`: normalised query commitment, the standard deviation divided by the score of the corpus (Shtok et al., 2012).
-- `wig`: weighted information gain, the mean of the five highest scores minus the score of the corpus (Zhou & Croft,
-  2007), without the factor for the length of a query, as for dense retrievers (Faggioli et al., 2023).
+- `entropy`: minus the entropy of a softmax over the ranked scores of the query, in units of a temperature.
+- `combined`: a logistic model of both, of the margin s_1 - s_2, and of what BM25 finds for the same query: the score
+  that it gives the best document, this score divided by its own highest one, its margin, and whether both have the same
+  best document.
 
-The ranking is all that is known, so the mean of its scores replaces the score of the corpus in `nqc` and `wig`.
-
-`combined` is a logistic model of some of these, and of what BM25 finds for the same query: the score that it gives the
-best document, this score divided by its own highest one, its margin, and whether both have the same best document.
+`score` is not fitted. `entropy` has a temperature: the median spread of the scores of some questions, of which it reads
+no judgement. `combined` is fitted to the right and wrong answers of some questions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,20 +24,18 @@ from scipy.special import expit, logsumexp
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.selective import area_under_risk_coverage
 
-SCORE, MARGIN, DEVIATION, COMBINED = "score", "margin", "deviation", "combined"
-_WIG_DEPTH = 5
+NAMES = SCORE, ENTROPY, COMBINED = ("score", "entropy", "combined")
 # Ranked scores that are read, at most: the next 80 change no area under the risk-coverage curve by more than 0.002.
 DEPTH = 20
 # Temperature of the softmax, in standard deviations of the ranked scores of a query (their median over queries).
 _TEMPERATURE = 0.5
 FOLDS = 10
-NAMES = (SCORE, MARGIN, "softmax", "entropy", DEVIATION, "nqc", "wig", COMBINED)
 # Strength of the penalty on the squared weights of standardised features.
 _PENALTY = 10.0
 
 
 def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> dict[str, Float64[ndarray, " queries"]]:
-    """Compute every confidence of each query that follows from its ranked scores.
+    """Compute the confidences of each query that follow from its ranked scores: `score` and `entropy`.
 
     Args:
         scores: ranked scores, the highest first, at least two columns. Missing ones are NaN at the end: BM25 ranks no
@@ -53,40 +44,34 @@ def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> 
 
     Examples:
         >>> found = confidences(np.array([[0.9, 0.5, 0.4], [0.6, 0.6, 0.6]]), 0.1)
-        >>> found["margin"].round(2), found["entropy"].round(2)
-        (array([0.4, 0. ]), array([-0.13, -1.1 ]))
+        >>> found["score"].round(2), found["entropy"].round(2)
+        (array([0.9, 0.6]), array([-0.13, -1.1 ]))
     """
     filled = np.nan_to_num(scores.astype(np.float64), nan=0.0)
     logarithms = filled / temperature
     logarithms -= logsumexp(logarithms, axis=1, keepdims=True)
-    mean, deviation = filled.mean(axis=1), filled.std(axis=1)
-    return {
-        SCORE: filled[:, 0],
-        MARGIN: filled[:, 0] - filled[:, 1],
-        "softmax": np.exp(logarithms[:, 0]),
-        "entropy": (np.exp(logarithms) * logarithms).sum(axis=1),
-        DEVIATION: deviation,
-        "nqc": deviation / np.maximum(np.abs(mean), np.finfo(np.float64).tiny),
-        "wig": filled[:, :_WIG_DEPTH].mean(axis=1) - mean,
-    }
+    return {SCORE: filled[:, 0], ENTROPY: (np.exp(logarithms) * logarithms).sum(axis=1)}
 
 
 def combined_features(
-    ranked: Mapping[str, Float64[ndarray, " queries"]],
-    bm25: Float[ndarray, "queries 3"],
-    agrees: Bool[ndarray, " queries"],
-) -> Float64[ndarray, "queries features"]:
+    questions: RankedQuestions, depth: int, temperature: float
+) -> Float64[ndarray, "questions features"]:
     """Return the features of `combined`, in the order of `FEATURES`.
 
-    `bm25` are BM25's highest and second highest score for each query, and its score for the best document.
+    Raises:
+        MetricInputError: BM25 was not asked.
     """
-    highest, second, of_best = bm25.astype(np.float64).T
+    if questions.bm25 is None or questions.agrees is None:
+        raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
+    scores = questions.scores[:, :depth]
+    ranked = confidences(scores, temperature)
+    highest, second, of_best = questions.bm25.astype(np.float64).T
     return np.stack(
         [
             ranked[SCORE],
-            ranked[MARGIN],
-            ranked["entropy"],
-            agrees.astype(np.float64),
+            ranked[SCORE] - np.nan_to_num(scores[:, 1].astype(np.float64), nan=0.0),
+            ranked[ENTROPY],
+            questions.agrees.astype(np.float64),
             of_best,
             of_best / np.maximum(highest, np.finfo(np.float32).tiny),
             highest - second,
@@ -95,7 +80,7 @@ def combined_features(
     )
 
 
-FEATURES = (SCORE, MARGIN, "entropy", "same best document", "BM25 of the best document", "BM25 share", "BM25 margin")
+FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best document", "BM25 share", "BM25 margin")
 
 
 @dataclass(frozen=True)
@@ -104,19 +89,25 @@ class RankedQuestions:
 
     Args:
         scores: the highest scores, the highest first, NaN where there is no document.
-        right: whether the best document is relevant.
+        relevant: whether the documents at the first ranks are relevant, at least the best one.
         kinds: kind of each question without an answer in the corpus; empty for a question that has one.
-        bm25, agrees: see `combined_features`; None if BM25 was not asked.
+        bm25: highest and second highest score of BM25, and its score of the best document; None if it was not asked.
+        agrees: whether BM25 has the same best document; None if it was not asked.
     """
 
     scores: Float[ndarray, "questions depth"]
-    right: Bool[ndarray, " questions"]
+    relevant: Bool[ndarray, "questions ranks"]
     kinds: ndarray
     bm25: Float[ndarray, "questions 3"] | None = None
     agrees: Bool[ndarray, " questions"] | None = None
 
     def __len__(self) -> int:
-        return len(self.right)
+        return len(self.relevant)
+
+    @property
+    def right(self) -> Bool[ndarray, " questions"]:
+        """True for questions whose best document is relevant."""
+        return self.relevant[:, 0]
 
     @property
     def answerable(self) -> Bool[ndarray, " questions"]:
@@ -169,19 +160,17 @@ class Confidence:
 
     def of(self, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
         """Return the confidence of each question; -inf if no document was found for it."""
-        ranked = confidences(questions.scores[:, : self.depth], self.temperature)
         if self.reads_bm25:
-            if questions.bm25 is None or questions.agrees is None:
-                raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
-            features = combined_features(ranked, questions.bm25, questions.agrees)
-            values = features @ np.array(self.weights) + self.intercept
+            values = (
+                combined_features(questions, self.depth, self.temperature) @ np.array(self.weights) + self.intercept
+            )
         else:
-            values = ranked[self.name]
+            values = confidences(questions.scores[:, : self.depth], self.temperature)[self.name]
         return np.where(np.isnan(questions.scores[:, 0]), -np.inf, values)
 
 
 def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
-    """Fit a confidence: the temperature of its softmax, and for `combined` the weights.
+    """Fit a confidence: the temperature of its softmax, from the scores alone, and for `combined` the weights.
 
     The weights are those of a logistic regression of `right` on the standardised features, with a penalty of 5 Σ w².
     """
@@ -193,11 +182,7 @@ def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
     temperature = _TEMPERATURE * spread if np.isfinite(spread) and spread > 0 else 1.0
     if name != COMBINED:
         return Confidence(name, depth, temperature)
-    if questions.bm25 is None or questions.agrees is None:
-        raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
-    ranked = confidences(questions.scores[:, :depth], temperature)
-    features = combined_features(ranked, questions.bm25, questions.agrees)
-    weights, intercept = _logistic(features, questions.right)
+    weights, intercept = _logistic(combined_features(questions, depth, temperature), questions.right)
     return Confidence(name, depth, temperature, tuple(weights.tolist()), intercept)
 
 
@@ -227,12 +212,6 @@ def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarra
 def area_of(confidence: Float64[ndarray, " questions"], questions: RankedQuestions) -> float:
     """Return the area under the risk-coverage curve; see `selective.area_under_risk_coverage`."""
     return float(area_under_risk_coverage(confidence, questions.right)[0])
-
-
-def best_confidence(questions: RankedQuestions) -> str:
-    """Return the name of the confidence with the lowest area under the risk-coverage curve, out of fold."""
-    names = [name for name in NAMES if name != COMBINED or questions.bm25 is not None]
-    return min(names, key=lambda name: area_of(held_out_confidence(name, questions), questions))
 
 
 def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " features"], float]:

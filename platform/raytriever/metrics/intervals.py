@@ -73,4 +73,5 @@ def _wilson_bounds(share: float, trials: float, z: float) -> tuple[float, float]
     middle = share + z * z / (2 * trials)
     reach = z * float(np.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2)))
     whole = 1 + z * z / trials
-    return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)
+    # The bounds of all and of none are exact, without the rounding of a division.
+    return (middle - reach) / whole if share else 0.0, (middle + reach) / whole if share < 1 else 1.0

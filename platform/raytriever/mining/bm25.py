@@ -9,7 +9,7 @@ A ranking is made of keys of 64 bits: the score, never negative, above the posit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -185,23 +185,21 @@ def compare_best(
     queries: Sequence[str],
     best: Int64[ndarray, " queries"],
     left_out: Sequence[Int64[ndarray, " any"]] | None = None,
-    form: Callable[[ndarray], ndarray] = lambda positions: positions,
 ) -> tuple[Float32[ndarray, "queries 3"], Bool[ndarray, " queries"]]:
     """Return what BM25 says of the best document that another system found for each query.
 
     Args:
         best: position of the document that the other system found; -1 for none.
-        left_out: documents that are not searched for each query, by their forms.
-        form: returns the form of documents, by which copies are equal.
+        left_out: positions of documents that are not searched for each query.
 
     Returns:
         Highest and second highest score of BM25 and its score for the other system's document, 0 for none; and whether
         both found the same document.
     """
     most = max((len(each) for each in left_out), default=0) if left_out else 0
-    scores, found = index.search(queries, 2 + 2 * most)
+    scores, found = index.search(queries, 2 + most)
     if left_out:
-        is_out = np.stack([np.isin(row, each) for row, each in zip(form(found), left_out, strict=True)])
+        is_out = np.stack([np.isin(row, each) for row, each in zip(found, left_out, strict=True)])
         order = np.argsort(is_out, axis=1, kind="stable")
         scores = np.take_along_axis(np.where(is_out, 0, scores), order, 1)
         found = np.take_along_axis(found, order, 1)

@@ -43,6 +43,7 @@ from raytriever.evaluation.protocol import (
 from raytriever.evaluation.request import OpenPart, add_unanswerable
 from raytriever.evaluation.results import Results, read_results
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
+from raytriever.metrics.confidence import ENTROPY
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.mteb.encoder import MtebEncoder
@@ -123,18 +124,14 @@ class Measures:
     metrics: tuple[str, ...] = Protocol().metrics
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
-    confidence: str | None = None
+    confidence: str = ENTROPY
     unanswerable: Sequence[str] = ()
     max_bad_rows: float = 0.01
 
     @property
     def key(self) -> str:
         """Digest of all that decides the figures of a model on a task."""
-        content = asdict(self)
-        for name in ("confidence", "unanswerable"):  # results of versions without them stay
-            if not content[name]:
-                del content[name]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(kw_only=True)
@@ -287,7 +284,7 @@ class TaskSearch(MtebEncoder):
         kinds: Sequence[str],
         evaluated: tuple[JudgedQueries, Evaluation],
     ) -> tuple[JudgedQueries, Evaluation] | None:
-        """Measure the split on which thresholds are chosen; it may be the `evaluated` one, which is divided into folds.
+        """Measure the split on which thresholds are chosen; it may be the `evaluated` one.
 
         Return None without aims, or if the task has no such split.
         """

@@ -28,7 +28,7 @@ from raytriever.data.sources import SourceFile
 from raytriever.errors import ConfigError, StorageError, flag_of, setting
 from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.calibration import PairAim
-from raytriever.metrics.confidence import DEPTH, SCORE, Confidence, RankedQuestions
+from raytriever.metrics.confidence import Confidence, RankedQuestions
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import IsotonicMap, PlattMap
@@ -41,7 +41,7 @@ from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import disk_errors, files_below
 from raytriever.terminal import one_line
 
-FILE, FORMAT = "calibration.json", 2
+FILE, FORMAT = "calibration.json", 3
 AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
 _MOST_BYTES = 16 << 20  # two maps of the most knots
 # Share of added or removed passages up to which a calibration is current.
@@ -50,8 +50,6 @@ _SAMPLE, _MOST_DEPTH = 1_024, 1_000
 _MOST_THRESHOLDS, _MOST_CHARACTERS = 100, 1_000
 # Files that decide the embeddings of a model.
 _MODEL_FILES = (".safetensors", ".json", ".txt", ".model")
-# What thresholds of earlier versions are values of.
-_BEST_SCORE = Confidence(SCORE, DEPTH, 1.0)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -64,7 +62,7 @@ class AnswerThreshold:
         score: the lowest confidence; of the file's `confidence`.
         answered: queries that are shown a passage, of those with an answer.
         top_precision: queries whose best passage is relevant, of those that are shown one.
-        wrong: queries that are shown a passage that is not relevant, of all; None in files of earlier versions.
+        wrong: queries that are shown a passage that is not relevant, of all.
         unanswerable: for each kind of queries without an answer, those that are shown one.
     """
 
@@ -73,7 +71,7 @@ class AnswerThreshold:
     score: float
     answered: Proportion
     top_precision: Proportion
-    wrong: Proportion | None = None
+    wrong: Proportion
     unanswerable: dict[str, Proportion] = field(default_factory=dict)
 
     @property
@@ -93,18 +91,16 @@ class Calibration:
         dataset, data: name and digest of the data set.
         corpus: digest of its passages.
         passages, sample: their number, and a sample of them, by which later changes are estimated; see `sample_of`.
-            Earlier versions wrote neither.
         model: digest of the weights and of the settings that decide embeddings; see `encoder_digest`.
         chosen_on, chosen_queries: split on which thresholds and maps were fitted, and its number of queries.
-        checked_on, checked_queries: split on which the figures were measured, and its number of queries.
-        folds: number of folds if both splits were used for both by cross-fitting; 0 if they were not.
+        checked_on, checked_queries: split on which the figures were measured, and its number of queries. With few
+            queries it is the same as `chosen_on`, such as `dev and test`.
         confidence: what the thresholds are values of.
         thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
         first: map from the confidence of a query to the probability that its best passage is relevant.
         later: map from the scores of the passages at ranks 2 to 10.
         first_error, later_error: calibration error of both maps on the checked split (`metrics.probability`).
-        first_error_interval, later_error_interval: their 95 % intervals. None in files of earlier versions, which
-            overstate the errors.
+        first_error_interval, later_error_interval: their 95 % intervals.
         int8: whether the texts were encoded in 8-bit integers.
     """
 
@@ -123,19 +119,23 @@ class Calibration:
     later: IsotonicMap | PlattMap
     first_error: float
     later_error: float
-    first_error_interval: tuple[float, float] | None = None
-    later_error_interval: tuple[float, float] | None = None
-    int8: bool = False
-    passages: int = 0
-    sample: list[int] = field(default_factory=list)
-    folds: int = 0
-    confidence: Confidence = _BEST_SCORE
+    first_error_interval: tuple[float, float]
+    later_error_interval: tuple[float, float]
+    int8: bool
+    passages: int
+    sample: list[int]
+    confidence: Confidence
     stale: str = ""
 
     @property
     def threshold(self) -> AnswerThreshold | None:
         """The threshold that decides whether a query has an answer; None if no aim was reached."""
         return self.thresholds[0] if self.thresholds else None
+
+    @property
+    def is_checked_apart(self) -> bool:
+        """True if the figures are of other questions than those that chose the thresholds."""
+        return self.checked_on != self.chosen_on
 
     def probabilities(
         self, scores: Float[ndarray, "queries hits"], confidence: Float[ndarray, " queries"]
@@ -165,7 +165,7 @@ def read_calibration(file: Path) -> Calibration | None:
             content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES)
     except FileNotFoundError:
         return None
-    if content.get("format") not in (1, FORMAT):
+    if content.get("format") != FORMAT:
         raise StorageError(f"is of another format than {FORMAT}", str(file), AGAIN)
     if "stale" in content:
         raise StorageError("is damaged or changed: 'stale' is no key of it", str(file), AGAIN)
@@ -279,7 +279,7 @@ def _implausible(calibration: Calibration) -> str:
         return f"a name has more than {_MOST_CHARACTERS:,} characters"
     if not all(_DIGEST.fullmatch(one) for one in (calibration.data, calibration.corpus, calibration.model)):
         return "a digest is no SHA-256"
-    intervals = calibration.first_error_interval or (), calibration.later_error_interval or ()
+    intervals = calibration.first_error_interval, calibration.later_error_interval
     errors = calibration.first_error, calibration.later_error, *intervals[0], *intervals[1]
     if not all(0 <= error <= 1 for error in errors):
         return "an error is below 0 or above 1"
@@ -287,8 +287,8 @@ def _implausible(calibration: Calibration) -> str:
         return f"a confidence reads more than {_MOST_DEPTH:,} passages"
     if len(calibration.sample) > _SAMPLE or not all(one >= 0 for one in calibration.sample):
         return "the sample of passages is too long or has other numbers"
-    if not (calibration.passages >= 0 and 0 <= calibration.folds <= 1_000):
-        return "a number of passages or folds is out of range"
+    if calibration.passages < 0:
+        return "a number of passages is below 0"
     if len(calibration.thresholds) > _MOST_THRESHOLDS:
         return f"there are more than {_MOST_THRESHOLDS} thresholds"
     for threshold in calibration.thresholds:
@@ -296,8 +296,8 @@ def _implausible(calibration: Calibration) -> str:
             return "a threshold is not finite"
         if threshold.wanted is not None and not 0 < threshold.wanted <= 1:
             return "a wanted value is not above 0 and at most 1"
-        shares = [threshold.answered, threshold.top_precision, *threshold.unanswerable.values()]
-        for share in (*shares, *([threshold.wrong] if threshold.wrong else [])):
+        shares = threshold.answered, threshold.top_precision, threshold.wrong
+        for share in (*shares, *threshold.unanswerable.values()):
             if not (0 <= share.part <= share.whole and 0 <= share.low <= share.high <= 1):
                 return "a share or its interval is not between 0 and 1"
     return ""
@@ -365,5 +365,5 @@ class Decider:
         if self.bm25 is not None:
             best = ranking[:, 0] if ranking.shape[1] else np.full(count, -1)
             bm25, agrees = compare_best(self.bm25, queries, best)
-        asked = RankedQuestions(ranked, np.zeros(count, bool), np.full(count, ""), bm25, agrees)
+        asked = RankedQuestions(ranked, np.zeros((count, 1), bool), np.full(count, ""), bm25, agrees)
         return self.calibration.confidence.of(asked)

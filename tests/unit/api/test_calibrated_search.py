@@ -36,7 +36,7 @@ def evaluate(
     aims: Sequence[str],
     output: Path,
     precision: str = "fp32",
-    confidence: str | None = "score",
+    confidence: str = "score",
     unanswerable: Sequence[str] = (),
 ) -> Results:
     """Evaluate with thresholds, without figures."""
@@ -180,7 +180,7 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     assert f"{made}: is of another corpus than others, so hits have no" in capsys.readouterr().err
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
-    assert "calibration.json: is of another format than 2" in capsys.readouterr().err
+    assert "calibration.json: is of another format than 3" in capsys.readouterr().err
 
 
 def test_passages_that_a_program_adds_make_it_stale(calibrated: Calibrated) -> None:
@@ -230,16 +230,16 @@ def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
     assert "for letters: is of scores in int8, so hits have no probability" in capsys.readouterr().err
 
 
-def test_few_queries_are_divided_into_folds_and_too_few_are_refused(
+def test_few_queries_choose_and_are_counted_and_too_few_are_refused(
     tiny_dataset: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Path(shutil.copytree(tiny_encoder, "tuned"))
     evaluate([model], [tiny_dataset], ["f1"], Path("results"))
     made = read_calibration(model / FILE)
     assert made is not None
-    assert (made.folds, made.chosen_queries, made.checked_queries) == (10, 64, 64)
+    assert (made.checked_on, made.chosen_queries, made.checked_queries) == ("dev and test", 64, 64)
     line = capsys.readouterr().err
-    assert "; in 10 folds of dev and test " in line
+    assert "; on the same questions of dev and test " in line
     assert "replaces" not in line
     evaluate([model], [tiny_dataset], ["answered=0.5"], Path("other"))
     assert made.threshold is not None
@@ -265,18 +265,18 @@ def test_thresholds_of_pairs_alone_write_no_file_and_a_line_says_why(
 
 
 @pytest.mark.slow
-def test_one_split_is_divided_into_folds(calibrated: Calibrated) -> None:
+def test_one_split_chooses_and_is_counted(calibrated: Calibrated) -> None:
     model = Path(shutil.copytree(calibrated.model, "tuned"))
-    rt.evaluate([str(model)], str(calibrated.letters), calibrate=["f1"], calibration_split="test", confidence="margin")
+    rt.evaluate([str(model)], str(calibrated.letters), calibrate=["f1"], calibration_split="test")
     made = read_calibration(model / FILE)
     assert made is not None
-    assert (made.folds, made.chosen_queries, made.confidence.name) == (10, 60, "margin")
+    assert (made.is_checked_apart, made.chosen_on, made.confidence.name) == (False, "test", "entropy")
     with pytest.raises(ConfigError, match="choose thresholds of pairs on another"):
         rt.evaluate([str(model)], str(calibrated.letters), calibrate=["recall=0.5"], calibration_split="test")
 
 
 @pytest.mark.slow
-def test_queries_without_an_answer_take_part(calibrated: Calibrated) -> None:
+def test_queries_without_an_answer_take_part(calibrated: Calibrated, capsys: pytest.CaptureFixture[str]) -> None:
     letters = Path(shutil.copytree(calibrated.letters, "letters"))
     model = Path(shutil.copytree(calibrated.model, "tuned"))
     with (letters / "queries.jsonl").open("a") as stream:
@@ -286,12 +286,15 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated) -> None:
     for split, members in (("dev", range(20)), ("test", range(20, 40))):
         text = "query-id\n" + "".join(f"none{number}\n" for number in members)
         (letters / "unanswerable" / f"{split}.tsv").write_text(text)
-    other = Path(shutil.copytree(letters, "other"))  # 60 questions with an answer, and 20 without
-    for name in ("corpus", "queries"):  # other texts
-        file = other / f"{name}.jsonl"
-        file.write_text(file.read_text().replace('"text": "', '"text": "elsewhere '))
+    other = Path(shutil.copytree(letters, "other"))  # 60 questions with an answer, 20 without, and one of `letters`
+    file = other / "corpus.jsonl"
+    file.write_text(file.read_text().replace('"text": "', '"text": "elsewhere '))
+    rows = [json.loads(line) for line in (other / "queries.jsonl").read_text().splitlines()]
+    texts = [{**row, "text": row["text"] + " elsewhere" * (row["_id"] != "q100")} for row in rows]
+    (other / "queries.jsonl").write_text("".join(json.dumps(row) + "
+" for row in texts))
     results = evaluate(
-        [model, "bm25"], [letters], ["wrong-answers=0.2", "f1"], Path("results"), confidence=None,
+        [model, "bm25"], [letters], ["wrong-answers=0.2", "f1"], Path("results"), confidence="combined",
         unanswerable=["removed", str(other)],
     )  # fmt: skip
     assert {row["confidence"] for row in results.confidences} == set(CONFIDENCES)
@@ -299,16 +302,16 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated) -> None:
     for row in own:
         kinds = row["unanswerable"]
         assert set(kinds) == {"given", "removed", "foreign"}
-        assert (kinds["given"]["whole"], kinds["foreign"]["whole"]) == (20, 80)
-        # Every second query has lost its answers.
-        assert kinds["removed"]["whole"] + row["queries"] == 60
-        assert row["questions"] == 60 + 20 + 80
+        assert (kinds["given"]["whole"], kinds["foreign"]["whole"]) == (20, 79)
+        assert (kinds["removed"]["whole"], row["queries"]) == (30, 30)
+        assert row["questions"] == 60 + 20 + 79
+    line = "other, split 'test': 1 of 80 questions are queries of letters too, and are left out"
+    assert line in capsys.readouterr().err
     lost = {}
     for share in ("removed=0.5", "removed=0.2"):
         once = evaluate(["bm25"], [letters], ["f1"], Path(share), confidence="score", unanswerable=[share])
         lost[share] = once.calibration[0]["unanswerable"]["removed"]["whole"]
-    assert lost["removed=0.5"] == kinds["removed"]["whole"]
-    assert 5 <= lost["removed=0.2"] <= 19
+    assert lost == {"removed=0.5": 30, "removed=0.2": 12}
     # The metrics of rankings are those of the queries with an answer.
     assert results.models["tuned"]["letters"] == calibrated.results.models["tuned"]["letters"]
     made = read_calibration(model / FILE)
@@ -325,9 +328,9 @@ def test_a_threshold_is_not_checked_on_the_queries_on_which_it_was_chosen(calibr
         evaluate([calibrated.model], [letters], ["f1"], Path("results"))
 
 
-def test_questions_without_an_entity_and_other_data_sets_without_the_split_are_refused(calibrated: Calibrated) -> None:
-    with pytest.raises(DataError, match="split 'test': no question has an entity that can be replaced; leave out hard"):
-        evaluate([calibrated.model], [calibrated.letters], ["f1"], Path("hard"), unanswerable=["hard"])
+def test_other_data_sets_without_the_split_or_with_the_same_questions_are_refused(calibrated: Calibrated) -> None:
+    with pytest.raises(DataError, match="split 'test': all 60 questions are queries of letters too; leave it out"):
+        evaluate([calibrated.model], [calibrated.letters], ["f1"], Path("same"), unanswerable=[str(calibrated.letters)])
     other = Path(shutil.copytree(calibrated.letters, "other"))
     (other / "qrels" / "test.tsv").unlink()
     with pytest.raises(DataError, match="no split 'test'"):

@@ -16,6 +16,7 @@ from raytriever.annotation.output import write_annotated
 from raytriever.data.combine import combine
 from raytriever.data.prepare.open import open_all_splits, open_dataset
 from raytriever.data.statistics import describe
+from raytriever.data.unanswerable import with_questions
 from raytriever.studies.subsets import Subset, write_subset
 
 SIDES = {side: {"repeated": 0, "same_text": 0} for side in ("documents", "queries")}
@@ -177,3 +178,19 @@ def test_one_text_with_and_without_an_answer_is_bad(tmp_path: Path) -> None:
     rows = [{"query": "q", "answer": "a", "answerable": True}, {"query": "q", "answer": "", "answerable": "no"}]
     dataset = open_all_splits(write_rows(tmp_path / "test.jsonl", rows), max_bad_rows=0.5)
     assert (dataset.quarantine.total, dataset.unanswerable) == (1, {})
+
+
+def test_queries_are_appended(small: Path) -> None:
+    dataset = open_all_splits(small)
+    more = with_questions(dataset, "test", ["who painted it", "why"], "foreign")
+    again = with_questions(more, "test", ["what"], "other")
+    assert (more.unanswerable["test"].tolist(), again.unanswerable["test"].tolist()) == ([40, 41], [40, 41, 42])
+    assert [again.queries.ids[row] for row in (0, 40, 41, 42)] == ["q0", "foreign:0", "foreign:1", "other:0"]
+    assert [again.queries.texts[row] for row in (0, 40, 42)] == ["query 0", "who painted it", "what"]
+    assert len({dataset.digest, more.digest, again.digest}) == 3
+    assert len(again.queries.forms) == 43
+    assert more.judgements["test"].queries.tolist() == dataset.judgements["test"].queries.tolist()
+    other = with_questions(dataset, "calibration", ["why"], "foreign")
+    assert (len(other.judgements["calibration"]), other.unanswerable["calibration"].tolist()) == (0, [40])
+    with pytest.raises(ValueError, match=r"query id 'foreign:0' exists already"):
+        with_questions(more, "test", ["x"], "foreign")

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from beir import write_beir
 
+from raytriever.data.prepare.open import open_dataset
+from raytriever.evaluation.calibration import _later
 from raytriever.evaluation.config import CONFIDENCES
 from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.decision import ModelDecision, calibration_rows, confidence_rows
+from raytriever.evaluation.decision import ModelDecision, calibration_rows, confidence_rows, questions_of
 from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points
 from raytriever.evaluation.job import format_results
 from raytriever.evaluation.measurements import DatasetMeasurement, auc_lines, auc_points, auc_rows
+from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.results import Results
+from raytriever.evaluation.systems import Bm25System
 from raytriever.metrics.answering import decide
 from raytriever.metrics.calibration import ScoredPools, achieve_pairs, choose_pair_threshold
 from raytriever.metrics.confidence import RankedQuestions
 from raytriever.metrics.probability import CalibrationError
+from raytriever.mining.bm25 import Bm25Index
 from raytriever.report.page import Cell
 from raytriever.report.tables import auc_table, threshold_table
 from raytriever.report.tables import confidence_table as page_of_confidences
@@ -38,7 +45,7 @@ def questions(scores: list[float], right: int, without: int = 0) -> RankedQuesti
     """Questions of these best scores, of which the first ones are right and the last ones have no answer."""
     count = len(scores)
     kinds = np.where(np.arange(count) < count - without, "", "given")
-    return RankedQuestions(np.stack([scores, np.zeros(count)], axis=1), np.arange(count) < right, kinds)
+    return RankedQuestions(np.stack([scores, np.zeros(count)], axis=1), np.arange(count)[:, None] < right, kinds)
 
 
 def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
@@ -101,6 +108,66 @@ def test_an_aim_that_its_threshold_misses_is_named() -> None:
     assert kept["notes"] == []
 
 
+def test_a_promise_that_is_out_of_reach_names_what_decides_instead() -> None:
+    some = questions([0.9] * 20 + [0.2] * 20, 10)
+    out, f1 = rows_of_answers(some, some, ("wrong_answers", 0.05), ("f1", None))
+    assert out["notes"] == [
+        "There is no threshold: too many of the most confident best documents are wrong. f1 decides instead, and no "
+        "share is promised."
+    ]
+    assert f1["notes"] == [
+        "Few answers: 20 of 40 questions of dev and test have one. Below 30 a precision says little; see its interval."
+    ]
+    _, after = rows_of_answers(some, some, ("f1", None), ("wrong_answers", 0.05))
+    assert after["notes"] == [out["notes"][0].partition(" f1")[0]]
+    text = format_results(Results(calibration=[f1]))
+    assert "\nd, m, f1: threshold 0.9 (score), counted on the questions that chose it\n" in text
+
+
+def test_combined_promises_nothing() -> None:
+    rng = np.random.default_rng(0)
+    scores = np.sort(rng.random((100, 20)))[:, ::-1]
+    bm25, agrees = np.ones((100, 3)), rng.random(100) < 0.5
+    some = RankedQuestions(scores, rng.random((100, 1)) < 0.9, np.full(100, ""), bm25, agrees)
+    made = decide(some, some, [("wrong_answers", 0.2), ("f1", None)], "combined")
+    rows = calibration_rows(measured_of(), [ModelDecision("m", made, [], CalibrationError(0.1, 0.0, 0.2), [])], "dev")
+    assert rows[0]["notes"] == ["combined is fitted to the same answers, so no share is promised."]
+    assert rows[1]["notes"] == []
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_a_question_that_loses_its_answer_counts_once(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    # The second best document of every question is relevant too, and question 0 has three copies of its best one.
+    documents = [text for n in range(40) for text in (f"word{n} word{n}", f"word{n} more", f"word{n} other thing")]
+    documents += ["word0 word0"] * 3
+    judged = [(n, document) for n in range(40) for document in (3 * n, 3 * n + 1)]
+    folder = write_beir(tmp_path / "set", documents, [f"word{n}" for n in range(40)], test=judged)
+    dataset = open_dataset(str(folder), ["test"])
+    index, found = Bm25Index(dataset.passages()), select_judged_queries(dataset, "test", Protocol())
+    evaluation = Bm25System(dataset, index).evaluate("test", Protocol(), found)
+    some = questions_of(found, evaluation, index, share)
+    lost = some.kinds == "removed"
+    assert (len(some), lost.sum()) == (40, round(40 * share))
+    fewer = questions_of(found, evaluation, index, share / 2)
+    assert set(some.scores[lost, 0]) >= set(fewer.scores[fewer.kinds == "removed", 0])
+    # Ranks 2 to 10 of the questions as they were asked: a second relevant document, or none.
+    scores, relevant, owners = _later(some)
+    assert (np.bincount(owners, relevant, len(some))[~lost] >= 1).all()
+    assert not relevant[lost[owners]].any()
+    assert len(scores) == np.isfinite(some.scores[:, 1:10]).sum()
+    # BM25 is asked without the answers and their copies too.
+    whole = questions_of(found, evaluation, index, 0.999)
+    assert whole.bm25 is not None
+    assert whole.agrees is not None
+    assert (whole.kinds == "removed").all()
+    third = [float(index.scores(f"word{n}")[3 * n + 2]) for n in range(40)]
+    assert whole.bm25[:, 0] == pytest.approx(third)
+    assert whole.agrees.all()
+
+
 def test_a_threshold_of_pairs_that_none_reaches_is_explained() -> None:
     def row(choosing: list[float], checking: list[float], wanted: float) -> dict[str, Any]:
         """Queries with one positive each, whose scores are given, and one negative at 0.5."""
@@ -126,7 +193,7 @@ def test_a_threshold_of_pairs_that_none_reaches_is_explained() -> None:
 
 def test_confidences_are_compared_where_they_are_chosen_and_checked() -> None:
     choosing, checking = questions([0.9] * 40 + [0.2] * 20, 40), questions([0.9] * 40 + [0.2] * 20, 35)
-    made = [ModelDecision("m", decide(choosing, checking, [("f1", None)]), [], CalibrationError(0, 0, 0), [])]
+    made = [ModelDecision("m", decide(choosing, checking, [("f1", None)], "score"), [], CalibrationError(0, 0, 0), [])]
     rows = confidence_rows(measured_of(), made, "dev")
     assert [row["confidence"] for row in rows] == list(CONFIDENCES[:-1])  # BM25 was not asked
     assert [row["decides"] for row in rows].count(True) == 1
@@ -135,10 +202,10 @@ def test_confidences_are_compared_where_they_are_chosen_and_checked() -> None:
     assert score["low"] <= score["area"] <= score["high"]
     text = confidence_table(rows)
     assert "| score (decides) |" in text
-    shown = format_results(Results(confidences=[{**row, "decides": row["confidence"] == "nqc"} for row in rows]))
+    shown = format_results(Results(confidences=[{**row, "decides": row["confidence"] == "entropy"} for row in rows]))
     assert [line.split(" | ")[2] for line in shown.splitlines() if line.startswith("| d ")] == [
         "score",
-        "nqc (decides)",
+        "entropy (decides)",
     ]
     assert next(row[2] for row in page_of_confidences(rows)[0].rows) == "score (decides)"
 

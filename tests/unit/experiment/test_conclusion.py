@@ -82,11 +82,11 @@ def test_a_trained_model_is_calibrated_where_its_splits_are_large_enough(
     assert [(one.aim, one.wanted) for one in made.thresholds] == [("f1", None)]
     assert (made.chosen_queries, made.checked_queries, made.dataset) == (60, 60, "letters")
     file.unlink()
-    # The 64 queries of two small splits choose and check in folds.
-    assert "; in 10 folds of dev and test " in calibrate(tiny_dataset)[0][1]
+    # The 64 queries of two small splits choose and are counted.
+    assert "; on the same questions of dev and test " in calibrate(tiny_dataset)[0][1]
     few = read_calibration(file)
     assert few is not None
-    assert (few.folds, few.chosen_queries, few.checked_queries) == (10, 64, 64)
+    assert (few.checked_on, few.chosen_queries, few.checked_queries) == ("dev and test", 64, 64)
     file.unlink()
     (letters / "qrels" / "dev.tsv").write_text((letters / "qrels" / "test.tsv").read_text())
     [line] = calibrate(letters)[0]

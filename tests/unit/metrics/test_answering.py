@@ -1,7 +1,8 @@
-"""Thresholds of the decision to answer: by their definition, on two splits, and by cross-fitting of few questions."""
+"""Thresholds of the decision to answer: by their definition, on two splits, and of few questions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from raytriever.metrics.answering import (
     achieve_answers,
     choose_answer_threshold,
     decide,
+    unreachable,
 )
 from raytriever.metrics.confidence import RankedQuestions
 from raytriever.metrics.inputs import MetricInputError
@@ -24,7 +26,7 @@ def drawn(rng: np.random.Generator, count: int, unanswerable: float = 0.3) -> Ra
     best = np.round(rng.normal(np.where(kinds == "", 1.0, 0.0), 1), 2)
     right = (rng.random(count) < 1 / (1 + np.exp(-2 * best))) & (kinds == "")
     rest = np.sort(rng.uniform(-2, 0, (count, 19)))[:, ::-1] + best[:, None]
-    return RankedQuestions(np.concatenate([best[:, None], rest], axis=1), right, kinds)
+    return RankedQuestions(np.concatenate([best[:, None], rest], axis=1), right[:, None], kinds)
 
 
 def answers_of(questions: RankedQuestions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -131,7 +133,7 @@ def test_two_splits_with_enough_questions_choose_and_check() -> None:
     rng = np.random.default_rng(1)
     choosing, checking = drawn(rng, 100), drawn(rng, 60)
     made = decide(choosing, checking, [("answered", 0.5), ("f1", None)], "score")
-    assert (made.folds, made.confidence.name) == (0, "score")
+    assert (made.is_checked_apart, made.confidence.name) == (True, "score")
     [(answered, achieved), (_, of_f1)] = made.thresholds
     assert answered == choose_answer_threshold(*answers_of(choosing), "answered", 0.5)
     assert achieved == achieve_answers(checking.scores[:, 0] >= answered.score, checking)
@@ -139,21 +141,86 @@ def test_two_splits_with_enough_questions_choose_and_check() -> None:
     assert of_f1.answered.whole == int(checking.answerable.sum())
 
 
-def test_few_questions_are_divided_into_folds() -> None:
+def test_few_questions_are_counted_at_the_threshold_that_decides() -> None:
     rng = np.random.default_rng(2)
     choosing, checking = drawn(rng, 18), drawn(rng, 18)
     made = decide(choosing, checking, [("answered", 0.6)], "score")
     every = choosing.joined(checking)
-    assert (made.folds, len(made.chosen[0]), len(made.checked[0])) == (10, 36, 36)
+    assert (made.is_checked_apart, len(made.chosen[0]), len(made.checked[0])) == (False, 36, 36)
     [(one, achieved)] = made.thresholds
-    # The threshold that later decides is that of all questions; each was checked with one of the others.
     assert one == choose_answer_threshold(*answers_of(every), "answered", 0.6)
-    assert achieved is not None
-    assert achieved.answered.whole == int(every.answerable.sum())
-    alone = decide(every, every, [("answered", 0.6)], "score")
-    assert alone.thresholds == made.thresholds
+    assert achieved == achieve_answers(every.scores[:, 0] >= one.score, every, 0.5)
+    assert decide(every, every, [("answered", 0.6)], "score").thresholds == made.thresholds
     with pytest.raises(MetricInputError, match="19 questions are too few"):
         decide(choosing, checking.where(np.arange(1)), [("f1", None)])
+
+
+def test_the_confidence_does_not_depend_on_which_answers_are_right() -> None:
+    questions = drawn(np.random.default_rng(3), 60)
+    names = {
+        decide(some, some, [("f1", None)]).confidence
+        for some in (questions, replace(questions, relevant=~questions.relevant & questions.answerable[:, None]))
+    }
+    assert [one.name for one in names] == ["entropy"]
+
+
+def test_questions_without_a_document_are_never_shown_one() -> None:
+    confidence = np.append(np.full(5, -np.inf), np.linspace(0, 1, 35))
+    right, answerable = np.arange(40) >= 5, np.ones(40, bool)
+    chosen = choose_answer_threshold(confidence, right, answerable, "wrong_answers", 0.2)
+    assert (chosen.score, chosen.value, chosen.reached) == (0, 0, True)
+    # Six of forty may be missed, and five are at any threshold.
+    chosen = choose_answer_threshold(confidence, right, answerable, "missed", 0.18)
+    assert (chosen.score, chosen.value) == (confidence[6], pytest.approx(0.15))
+    assert not choose_answer_threshold(confidence, right, answerable, "missed", 0.1).reached
+    nothing = (np.full(40, -np.inf), np.zeros(40, bool), answerable)
+    assert not choose_answer_threshold(*nothing, "wrong_answers", 0.2).reached
+
+
+def test_why_a_promise_is_out_of_reach() -> None:
+    kinds = np.where(np.arange(26) < 14, "", "given")
+    few = RankedQuestions(np.ones((26, 2)), np.zeros((26, 1), bool), kinds)
+    assert unreachable("missed", 0.05, few) == "14 questions with an answer are too few: a share of 0.05 needs 19"
+    assert unreachable("wrong_answers", 0.05, few) == "too many of the most confident best documents are wrong"
+    assert unreachable("missed", 0.1, few) == "too many questions with an answer find no document"
+    assert unreachable("wrong_answers", 0.01, few) == "26 questions are too few: a share of 0.01 needs 99"
+
+
+# A question has a score s from 0 to 1. Seven in ten have an answer, and then their best document is right in the share
+# s. So at a threshold t of s, 1 - t - 0.35 (1 - t²) of all questions are shown a wrong answer, and t of those with an
+# answer are missed. The entropy of two scores, s and 0, rises with s.
+def simulated(rng: np.random.Generator, count: int, ties: bool) -> RankedQuestions:
+    best = rng.integers(1, 11, count) / 10 if ties else rng.random(count)
+    has_answer = rng.random(count) < 0.7
+    right = has_answer & (rng.random(count) < best)
+    scores = np.stack([best, np.zeros(count)], axis=1)
+    return RankedQuestions(scores, right[:, None], np.where(has_answer, "", "given"))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("count", [20, 30, 60, 200])
+def test_promises_are_kept_and_intervals_hold_the_truth(count: int, ties: bool) -> None:
+    rng, runs = np.random.default_rng(count), 100
+    best = np.arange(1, 11) / 10 if ties else (np.arange(2_000) + 0.5) / 2_000
+    grid = RankedQuestions(np.stack([best, 0 * best], axis=1), np.zeros((len(best), 1), bool), np.full(len(best), ""))
+    aims: list[Any] = [(aim, alpha) for aim in ("wrong_answers", "missed") for alpha in (0.1, 0.2)]
+    true: dict[Any, list[float]] = {aim: [] for aim in aims}
+    held: dict[Any, list[bool]] = {aim: [] for aim in aims}
+    for _ in range(runs):
+        some = simulated(rng, count, ties)
+        made = decide(some, some, aims)
+        values = made.confidence.of(grid)
+        for aim, (threshold, achieved) in zip(aims, made.thresholds, strict=True):
+            shown = values >= threshold.score if threshold.reached else np.full(len(best), aim[0] == "missed")
+            truth = (shown * (1 - 0.7 * best)).mean() if aim[0] == "wrong_answers" else (~shown).mean()
+            true[aim].append(float(truth))
+            if achieved is not None:
+                share = achieved.of(aim[0])
+                held[aim].append(bool(share.low <= truth <= share.high))
+    for aim in aims:
+        assert np.mean(true[aim]) <= aim[1] + 2 * np.std(true[aim]) / np.sqrt(runs), aim
+        assert np.mean(held[aim]) >= 0.93, aim
+        assert len(held[aim]) > 0.6 * runs, aim
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ from raytriever.metrics.calibration import (
     achieve_pairs,
     best_f1_threshold,
     choose_pair_threshold,
-    ranked_pairs,
-    right_answers,
+    ranked_relevance,
 )
 from raytriever.metrics.inputs import MetricInputError
 
@@ -111,20 +110,16 @@ def test_without_positives_there_is_none() -> None:
         choose_pair_threshold(ScoredPools(np.ones(0), np.zeros(2)), "recall", 0.5)
 
 
-def test_pairs_at_ranks_by_their_definition() -> None:
+def test_relevance_at_ranks_by_its_definition() -> None:
     rng = np.random.default_rng(0)
     ours, theirs = rng.integers(0, 9, 20), rng.integers(0, 9, 60)
     pools = ScoredPools(rng.integers(0, 4, 20) / 2, rng.integers(0, 4, 60) / 2, ours, theirs)
-    expected: dict[int, list[tuple[int, float, bool]]] = {0: [], 1: [], 2: []}
-    for query in range(9):
+    relevant = ranked_relevance(pools, 10, 12)
+    for query in range(10):
         own = [(-score, True) for score in pools.positives[ours == query]]
         own += [(-score, False) for score in pools.negatives[theirs == query]]
-        for rank, (score, relevant) in enumerate(sorted(own)[:3]):
-            expected[rank].append((query, -score, relevant))
-    for ranks in (range(1), range(1, 3)):
-        scores, relevant, queries = ranked_pairs(pools, ranks)
-        actual = zip(queries.tolist(), scores.tolist(), relevant.tolist(), strict=True)
-        assert sorted(actual) == sorted(pair for rank in ranks for pair in expected[rank])
+        expected = [is_positive for _, is_positive in sorted(own)][:12]
+        assert relevant[query].tolist() == expected + [False] * (12 - len(expected))
 
 
 def test_refuse_scores_without_a_query() -> None:
@@ -137,4 +132,4 @@ def test_refuse_scores_without_a_query() -> None:
 
 def test_a_tied_best_score_is_not_right() -> None:
     pools = ScoredPools(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.arange(3), np.arange(3))
-    assert right_answers(pools, 4).tolist() == [True, False, False, False]
+    assert ranked_relevance(pools, 4, 1)[:, 0].tolist() == [True, False, False, False]

@@ -14,9 +14,7 @@ from raytriever.metrics.confidence import (
     NAMES,
     Confidence,
     RankedQuestions,
-    best_confidence,
     combined_features,
-    confidences,
     fit_confidence,
     held_out_confidence,
 )
@@ -33,7 +31,7 @@ def drawn(count: int, seed: int = 0) -> RankedQuestions:
     right = rng.random(count) < 1 / (1 + np.exp(2 - 8 * gaps - 2 * agrees))
     of_best = rng.uniform(1, 9, count)
     bm25 = np.stack([of_best + rng.uniform(0, 2, count), of_best, of_best], axis=1)
-    return RankedQuestions(scores.astype(np.float32), right, np.full(count, ""), bm25, agrees)
+    return RankedQuestions(scores.astype(np.float32), right[:, None], np.full(count, ""), bm25, agrees)
 
 
 def test_the_settings_name_every_confidence() -> None:
@@ -43,10 +41,7 @@ def test_the_settings_name_every_confidence() -> None:
 def test_the_weights_are_those_of_a_logistic_regression_with_a_penalty() -> None:
     questions = drawn(300)
     fitted = fit_confidence(COMBINED, questions)
-    ranked = confidences(questions.scores[:, :20], fitted.temperature)
-    assert questions.bm25 is not None
-    assert questions.agrees is not None
-    features = combined_features(ranked, questions.bm25, questions.agrees)
+    features = combined_features(questions, 20, fitted.temperature)
     middle, spread = features.mean(axis=0), features.std(axis=0)
     spread[spread == 0] = 1
     theirs = LogisticRegression(C=0.1, tol=1e-10, max_iter=10_000).fit((features - middle) / spread, questions.right)
@@ -57,18 +52,18 @@ def test_the_weights_are_those_of_a_logistic_regression_with_a_penalty() -> None
 def test_a_question_does_not_take_part_in_its_own_confidence() -> None:
     questions = drawn(200)
     held_out = held_out_confidence(COMBINED, questions)
-    flipped = questions.right.copy()
+    flipped = questions.relevant.copy()
     flipped[0] = not flipped[0]
-    other = held_out_confidence(COMBINED, replace(questions, right=flipped))
+    other = held_out_confidence(COMBINED, replace(questions, relevant=flipped))
     assert other[0] == held_out[0]
     assert (other != held_out).sum() > 150
-    assert held_out_confidence("margin", questions) == pytest.approx(questions.scores[:, 0] - questions.scores[:, 1])
+    assert held_out_confidence("score", questions) == pytest.approx(questions.scores[:, 0])
 
 
-def test_the_best_confidence_has_the_least_area() -> None:
-    questions = drawn(400)
-    assert best_confidence(questions) == COMBINED
-    assert best_confidence(replace(questions, bm25=None, agrees=None)) in ("margin", "softmax", "entropy")
+def test_the_temperature_reads_no_judgement() -> None:
+    questions = drawn(60)
+    flipped = replace(questions, relevant=~questions.relevant)
+    assert fit_confidence("entropy", questions) == fit_confidence("entropy", flipped)
 
 
 def test_no_document_is_no_confidence_and_one_kind_of_answer_has_no_weights() -> None:
@@ -80,7 +75,7 @@ def test_no_document_is_no_confidence_and_one_kind_of_answer_has_no_weights() ->
         values = fit_confidence(name, some).of(some)
         assert values[3] == -np.inf
         assert np.isfinite(np.delete(values, 3)).all()
-    always = fit_confidence(COMBINED, replace(questions, right=np.ones(30, bool)))
+    always = fit_confidence(COMBINED, replace(questions, relevant=np.ones((30, 1), bool)))
     assert set(always.weights) == {0.0}
     assert always.intercept == pytest.approx(np.log(30.5 / 0.5))
 
@@ -89,7 +84,7 @@ def test_what_cannot_be_computed_is_refused() -> None:
     alone = replace(drawn(30), bm25=None, agrees=None)
     with pytest.raises(MetricInputError, match="BM25 was not asked"):
         fit_confidence(COMBINED, alone)
-    with pytest.raises(MetricInputError, match="give one of score, margin"):
+    with pytest.raises(MetricInputError, match="give one of score, entropy, combined"):
         fit_confidence("best", alone)
     for wrong in (
         {"name": "best"},

@@ -228,9 +228,20 @@ def test_another_system_is_compared_without_what_is_left_out() -> None:
     assert found[1] == pytest.approx([scores[1][4], 0, 0])
     assert found[2].tolist() == [0, 0, 0]
     assert agrees.tolist() == [True, False, False]
-    # Without document 0 and its copy, whose form is equal.
-    forms = np.array([0, 1, 2, 0, 4])
-    left_out = [np.array([0]), np.array([], np.int64), np.array([], np.int64)]
-    found, agrees = compare_best(index, queries, np.array([2, 4, 0]), left_out, lambda positions: forms[positions])
+    # Without document 0 and its copy.
+    left_out = [np.array([0, 3]), np.array([], np.int64), np.array([], np.int64)]
+    found, agrees = compare_best(index, queries, np.array([2, 4, 0]), left_out)
     assert found[0] == pytest.approx([max(scores[0][1], scores[0][2]), min(scores[0][1], scores[0][2]), scores[0][2]])
     assert agrees.tolist() == [bool(scores[0][2] > scores[0][1]), True, False]
+
+
+@pytest.mark.parametrize("copies", range(1, 9))
+def test_copies_that_are_left_out_hide_no_other_document(copies: int) -> None:
+    texts = [*["red apple"] * copies, "red pear", "apple pie with plums", "blue plum"]
+    index = Bm25Index(texts)
+    others = np.sort(index.scores("red apple")[copies:])[::-1]
+    best = copies + int(np.argmax(index.scores("red apple")[copies:]))
+    [found], agrees = compare_best(index, ["red apple"], np.array([best]), [np.arange(copies)])
+    assert found == pytest.approx([others[0], others[1], others[0]])
+    assert others[1] > 0
+    assert agrees.tolist() == [True]

@@ -145,14 +145,14 @@ def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp
     assert results.scores[0].main == evaluate(encoder, tasks[:1], tmp_path / "plain")[0].scores[0].main
     [folder] = (tmp_path / "out" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
     [row] = read_results(folder)["calibration"]
-    assert row["unanswerable"]["foreign"]["whole"] == 2 * 9  # with few queries, those of both splits are in folds
+    assert row["unanswerable"]["foreign"]["whole"] == 2 * 9  # with few queries, those of both splits choose
     assert 0 < row["unanswerable"]["removed"]["whole"] < 21 + 16
 
     measures = Measures(metrics=("ndcg_at_10",), aims=aims, unanswerable=kinds, calibration_split="test")
     _, lines = evaluate(encoder, tasks[:2], tmp_path / "same", measures=measures)
     [folder] = (tmp_path / "same" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
     [row] = read_results(folder)["calibration"]
-    assert row["folds"]
+    assert row["checked_on"] == row["chosen_on"]
     assert row["unanswerable"]["foreign"]["whole"] == 9
     assert "TinyReranking: queries that are made have no candidates, so they are left out" in lines
 

@@ -22,6 +22,7 @@ from raytriever.metrics.probability import IsotonicMap, PlattMap
 from raytriever.models.config import ModelConfig
 from raytriever.search.calibration import (
     FILE,
+    FORMAT,
     AnswerThreshold,
     Calibration,
     changed_share,
@@ -35,7 +36,7 @@ DATASET = RetrievalDataset(
 )
 SHARE = Proportion(40, 60, 0.54, 0.77)
 CALIBRATION = Calibration(
-    format=1,
+    format=FORMAT,
     date="2026-11-23",
     dataset="towns",
     data="0" * 64,
@@ -46,13 +47,19 @@ CALIBRATION = Calibration(
     checked_on="test",
     checked_queries=60,
     thresholds=[
-        AnswerThreshold("top_precision", 0.9, 0.5, SHARE, Proportion(38, 40, 0.83, 0.99)),
-        AnswerThreshold("f1", None, 0.3, SHARE, Proportion(0, 0, 0.0, 1.0)),
+        AnswerThreshold("top_precision", 0.9, 0.5, SHARE, Proportion(38, 40, 0.83, 0.99), SHARE),
+        AnswerThreshold("f1", None, 0.3, SHARE, Proportion(0, 0, 0.0, 1.0), SHARE),
     ],
     first=IsotonicMap([0.2, 0.6], [0.1, 0.9]),
     later=PlattMap(2.0, -3.0),
     first_error=0.02,
     later_error=0.01,
+    first_error_interval=(0.0, 0.1),
+    later_error_interval=(0.0, 0.1),
+    int8=False,
+    passages=3,
+    sample=[],
+    confidence=Confidence("score", 20, 1.0),
 )
 
 
@@ -83,8 +90,12 @@ def test_the_aim_that_decides_is_named_and_whether_it_is_missed() -> None:
     low = replace(CALIBRATION.thresholds[0], top_precision=Proportion(32, 40, 0.65, 0.89))
     line = describe_calibration(replace(CALIBRATION, thresholds=[low]))
     assert line.startswith("threshold 0.5000 of score, chosen for top-precision 0.9, which it misses; on test")
-    line = describe_calibration(replace(CALIBRATION, thresholds=[AnswerThreshold("missed", 0.1, 0.5, SHARE, SHARE)]))
+    line = describe_calibration(
+        replace(CALIBRATION, thresholds=[AnswerThreshold("missed", 0.1, 0.5, SHARE, SHARE, SHARE)])
+    )
     assert "chosen for missed 0.1, which it misses;" in line  # 20 of 60, and at least 0.23
+    line = describe_calibration(replace(CALIBRATION, chosen_on="dev and test", checked_on="dev and test"))
+    assert "; on the same questions of dev and test 40 of 60 queries" in line
     line = describe_calibration(replace(CALIBRATION, thresholds=CALIBRATION.thresholds[1:]))
     assert line.startswith("threshold 0.3000 of score, chosen for f1; on test")
 
@@ -170,10 +181,7 @@ def test_the_file_holds_every_value(tmp_path: Path) -> None:
     combined = Confidence(COMBINED, 20, 0.1, tuple(range(len(FEATURES))), -1.5)
     whole = replace(
         CALIBRATION,
-        format=2,
-        passages=3,
         sample=[5, 2**63 - 1],
-        folds=10,
         confidence=combined,
         thresholds=[replace(CALIBRATION.thresholds[0], wrong=SHARE, unanswerable={"given": SHARE})],
     )
@@ -181,18 +189,8 @@ def test_the_file_holds_every_value(tmp_path: Path) -> None:
     assert read_calibration(tmp_path / FILE) == whole
 
 
-def test_a_file_of_format_1_has_thresholds_of_the_score(tmp_path: Path) -> None:
-    content = json.loads(CALIBRATION.to_json())
-    for name in ("passages", "sample", "folds", "confidence"):
-        del content[name]
-    for threshold in content["thresholds"]:
-        del threshold["wrong"], threshold["unanswerable"]
-    (tmp_path / FILE).write_text(json.dumps(content))
-    assert read_calibration(tmp_path / FILE) == CALIBRATION
-
-
 CHANGES: list[dict[str, Any]] = [
-    {"format": 3},
+    {"format": FORMAT - 1},
     {"confidence": {"name": "combined", "depth": 20, "temperature": 1.0}},
     {"confidence": {"name": "best", "depth": 20, "temperature": 1.0}},
     {"confidence": {"name": "entropy", "depth": 20, "temperature": 0.0}},
@@ -260,13 +258,13 @@ def code_of(language: str) -> str:
 def rankings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[float]], list[bool]]:
     """Scores of 50 queries, and whether each is answered; their calibration is in the working directory."""
     first = replace(CALIBRATION.thresholds[0], score=LEAST)
-    made = replace(CALIBRATION, format=2, confidence=ENTROPY, thresholds=[first])
+    made = replace(CALIBRATION, confidence=ENTROPY, thresholds=[first])
     (tmp_path / "models/mine").mkdir(parents=True)
     (tmp_path / "models/mine" / FILE).write_text(made.to_json())
     monkeypatch.chdir(tmp_path)
     scores = np.sort(np.random.default_rng(0).normal(0.4, 0.06, (50, 20)), axis=1)[:, ::-1]
     scores[0, 0] = 40.0
-    answered = ENTROPY.of(RankedQuestions(scores, np.zeros(50, bool), np.full(50, ""))) >= LEAST
+    answered = ENTROPY.of(RankedQuestions(scores, np.zeros((50, 1), bool), np.full(50, ""))) >= LEAST
     assert 5 < answered.sum() < 45
     return scores.tolist(), answered.tolist()
 

@@ -14,7 +14,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.trec import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
-from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
+from raytriever.evaluation.protocol import FOREIGN, REMOVED
 from raytriever.metrics.answering import choose_answer_threshold
 from raytriever.metrics.confidence import (
     COMBINED,
@@ -24,14 +24,13 @@ from raytriever.metrics.confidence import (
     Confidence,
     RankedQuestions,
     area_of,
-    best_confidence,
     fit_confidence,
     held_out_confidence,
 )
 from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_coverage
 from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.studies.definition import Evaluated
-from raytriever.studies.recipes.abstain.questions import ANSWERABLE
+from raytriever.studies.recipes.abstain.questions import ANSWERABLE, HARD
 
 POOLED = "all"  # the data set of all questions
 
@@ -57,7 +56,7 @@ class QuestionReader:
         run = folder / "runs" / f"{evaluated.model}.{evaluated.dataset}.trec"
         return RankedQuestions(
             read_run_scores(str(run), content["queries"], DEPTH),
-            np.array(right, np.float64) > 0,
+            np.array(right, np.float64)[:, None] > 0,
             np.array(["" if kind == ANSWERABLE else kind for kind in kinds]),
             *compare_best(self._index, content["texts"], best),
         )
@@ -94,7 +93,8 @@ class SystemMeasures:
     @cached_property
     def best(self) -> str:
         """Name of the confidence with the lowest AURC on the dev questions of the pool, out of fold."""
-        return best_confidence(self.all_dev[POOLED])
+        dev = self.all_dev[POOLED]
+        return min(NAMES, key=lambda name: area_of(held_out_confidence(name, dev), dev))
 
     @cached_property
     def _dev_values(self) -> Float64[ndarray, " questions"]:

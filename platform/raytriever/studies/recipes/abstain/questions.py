@@ -7,7 +7,7 @@ is relevant to two questions. Questions without an answer are of three kinds:
 - `removed`: the question of every second group. All of its relevant documents, and documents with the same text, are
   not in the corpus.
 - `foreign`: questions of data sets of another domain.
-- `hard`: questions with an answer in which one entity is replaced, see `data.unanswerable.hard_questions`. Its rules
+- `hard`: questions with an answer in which one entity is replaced, see `hard_questions`. Its rules
   read the corpus that is searched. A question and its original are in the same split.
 
 The id of a question begins with its kind, that of a question with an answer with `answerable`. Questions without an
@@ -30,16 +30,16 @@ from scipy.sparse.csgraph import connected_components
 from raytriever.annotation.output import write_beir
 from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
 from raytriever.data.keys import normalise
-from raytriever.data.unanswerable import hard_questions
 from raytriever.errors import DataError
-from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
+from raytriever.evaluation.protocol import FOREIGN, REMOVED
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import committed_directory
+from raytriever.studies.recipes.abstain.hard_questions import hard_questions
 from raytriever.studies.subsets import id_hash, is_stored
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"
-ANSWERABLE = "answerable"
+ANSWERABLE, HARD = "answerable", "hard"
 # Fewest questions with and without an answer in a dev split on which a threshold is chosen.
 FEWEST = 8
 _VERSION = 2

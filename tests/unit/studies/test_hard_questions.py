@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import pytest
 from beir import write_beir
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.entities import Vocabulary, names_in, number_type, tokens_of
 from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.unanswerable import hard_questions, with_questions
+from raytriever.studies.recipes.abstain.entities import Vocabulary, names_in, number_type, tokens_of
+from raytriever.studies.recipes.abstain.hard_questions import hard_questions
 
 TOWNS = ["Graz", "Linz", "Wels", "Steyr", "Krems", "Zwettl", "Melk", "Horn", "Tulln", "Baden"]
 PAGES = [
@@ -85,20 +83,3 @@ def test_names_and_numbers_in_a_text() -> None:
     ]  # fmt: skip
     vocabulary = Vocabulary.of(["we met May in may and may go in May or may not", "she saw Ada there"])
     assert [vocabulary.is_name(name) for name in ("May", "Ada")] == [False, True]
-
-
-def test_questions_are_appended(tmp_path: Path) -> None:
-    dataset = opened(tmp_path, PAGES, [("who is in Linz", 1)])
-    more = with_questions(dataset, "test", ["who painted it", "why"], "foreign")
-    again = with_questions(more, "test", ["what"], "hard")
-    assert (more.unanswerable["test"].tolist(), again.unanswerable["test"].tolist()) == ([1, 2], [1, 2, 3])
-    assert [again.queries.ids[row] for row in range(4)] == ["q0", "foreign:0", "foreign:1", "hard:0"]
-    assert [again.queries.texts[row] for row in range(4)] == ["who is in Linz", "who painted it", "why", "what"]
-    assert len({dataset.digest, more.digest, again.digest}) == 3
-    assert len(again.queries.forms) == 4
-    assert more.judgements["test"].queries.tolist() == [0]
-    other = with_questions(dataset, "calibration", ["why"], "foreign")
-    assert (len(other.judgements["calibration"]), other.unanswerable["calibration"].tolist()) == (0, [1])
-    assert np.array_equal(other.judgements["test"].documents, dataset.judgements["test"].documents)
-    with pytest.raises(ValueError, match=r"query id 'foreign:0' exists already"):
-        with_questions(more, "test", ["x"], "foreign")

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from raytriever.evaluation.results import FORMAT
+
 HOSTILE = "what is <script>window.hacked = 1</script> & <img src=x onerror='window.hacked = 2'> \"quoted\"?"
 ENDS = "</script><script>window.hacked = 3</script><!-- {{title}} 模型"
 METRICS = ("ndcg_at_10", "mrr_at_10")
@@ -22,12 +24,14 @@ def write_evaluation(
 ) -> Path:
     """Write a whole evaluation; the values of a model grow with its place."""
     rng = np.random.default_rng(3)
-    results: dict[str, Any] = {"format": 1, "models": {}, "significance": [], "calibration": [], "about": {}}
+    results: dict[str, Any] = {"format": FORMAT, "models": {}, "baselines": [models[0]], "pairs": []}
+    results |= {"calibration": [], "about": {}}
     for sub in ("per_query", "scores"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
     for dataset in datasets:
         results["about"][dataset] = {"queries": queries, "documents": 4000, "split": "test"}
         per_query: dict[str, Any] = {
+            "dataset": dataset,
             "queries": [f"q{i}" for i in range(queries)],
             "texts": [HOSTILE if i == 0 else f"what is number {i} of {dataset}?" for i in range(queries)],
             "models": {},
@@ -65,8 +69,8 @@ def write_evaluation(
             if index:
                 for metric in METRICS:
                     row = {"dataset": dataset, "metric": metric, "model": model, "against": models[0]}
-                    row |= {"difference": 0.15 * index, "p": 0.001, "p_holm": 0.002, "effect": 0.5, "mark": "+"}
-                    results["significance"].append(row)
+                    row |= {"difference": 0.15 * index, "low": 0.1 * index, "high": 0.2 * index, "p": 0.001}
+                    results["pairs"].append({**row, "p_holm": 0.002, "effect": 0.5, "queries": queries})
         for index, model in enumerate(models):
             for aim, wanted in (("precision", 0.9), ("recall", 0.8)):
                 row = {"dataset": dataset, "model": model, "aim": aim, "wanted": wanted, "chosen_on": "dev"}

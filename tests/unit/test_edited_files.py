@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluations import write_evaluation
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
-from raytriever.evaluation.differences.significance import read_best_rows
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.results import read_results
 from raytriever.experiment.directory import RunDirectory
@@ -119,21 +119,20 @@ def compared(folder: Path, to: Path) -> None:
 
 def tables(folder: Path) -> None:
     results = read_results(folder)
-    result_tables(results["models"], results.get("significance", []), read_best_rows(results.get("best", [])))
+    result_tables(results["models"], results["pairs"], results["baselines"])
     threshold_table(results.get("calibration") or [])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["evaluation", "calibrated"])
-def test_results(tmp_path: Path, name: str) -> None:
-    folder = copy(name, tmp_path)
+def test_results(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path)
     refused, count = check(folder / "results.json", lambda: tables(folder))
     assert refused > count / 3
 
 
 @pytest.mark.slow
 def test_values_of_queries(tmp_path: Path) -> None:
-    file = copy("finished", tmp_path) / "per_query" / "letters.json"
+    file = write_evaluation(tmp_path, queries=2) / "per_query" / "letters.json"
     refused, count = check(file, lambda: choose_queries(read_per_query(file)))
     assert refused > count / 2
 
@@ -230,7 +229,7 @@ def test_manifests_of_stores_indexes_and_prepared_data(tmp_path: Path, monkeypat
 
 
 def test_a_comparison_of_an_edited_evaluation_is_a_page_or_one_line(tmp_path: Path) -> None:
-    folder = copy("evaluation", tmp_path)
+    folder = write_evaluation(tmp_path)
     content = json.loads((folder / "results.json").read_bytes())
     for name in ("about", "models"):
         (folder / "results.json").write_text(json.dumps(content | {name: {}}))

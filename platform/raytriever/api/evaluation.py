@@ -70,19 +70,12 @@ class Report:
         ]
         return pandas.DataFrame(rows)
 
-    def significance(self) -> list[dict[str, Any]]:
-        """Return a row for each data set, metric and model that was compared with a baseline by a paired t-test.
-
-        A row holds `dataset`, `metric`, `model`, `against`, `difference` with its 95 % interval `low` to `high`, `p`,
-        `p_holm` (corrected for the number of data sets) and `effect`.
-        """
-        return [dict(row) for row in self._results.significance]
-
     def pairs(self) -> list[dict[str, Any]]:
-        """Return a row for each data set, metric and pair of models.
+        """Return a row for each data set, metric and pair of models, tested by a paired t-test over queries.
 
-        A row holds `dataset`, `metric`, `model` (the better one), `against`, `difference` with its 95 % interval `low`
-        to `high`, `p`, `p_holm` (corrected for the number of pairs and data sets of the metric) and `queries`.
+        A row holds `dataset` (None for the mean over the data sets), `metric`, `model` (the better one), `against`,
+        `difference` with its 95 % interval `low` to `high`, `p`, `p_holm` (corrected for the number of pairs and data
+        sets of the metric), `effect` (Cohen's d_z) and `queries`.
         """
         return [dict(row) for row in self._results.pairs]
 

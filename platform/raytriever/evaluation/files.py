@@ -20,7 +20,7 @@ from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
 from raytriever.evaluation.decision_tables import calibration_table, confidence_table, form_table
-from raytriever.evaluation.differences.significance import collect_marks, pair_lines, read_best_rows
+from raytriever.evaluation.differences.significance import pair_lines
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies
 from raytriever.evaluation.protocol import AUC, Protocol, format_absent
@@ -67,8 +67,9 @@ def values_of(model: QueryMetrics) -> dict[str, Float64[ndarray, " queries"]]:
 
 
 class QueryValues(TypedDict):
-    """Content of `per_query/DATASET.json`, see `per_query_content`."""
+    """Content of `per_query/DATASET.json`, see `per_query_content`. The file's name is a safe form of `dataset`."""
 
+    dataset: str
     queries: list[str]
     texts: list[str]
     models: dict[str, QueryMetrics]
@@ -106,12 +107,10 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
     write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
 
 
-def write_summary_files(
-    folder: Path, results: Results, request: Mapping[str, Any], split: str, baselines: Sequence[str]
-) -> None:
+def write_summary_files(folder: Path, results: Results, request: Mapping[str, Any]) -> None:
     """Write the files over all data sets: `results.json`, `table.md`, `table.tex`."""
-    marks, best = collect_marks(results.significance), read_best_rows(results.best)
-    tables = paper_tables(results.models, marks, split, baselines, best)
+    splits = {name: str(about["split"]) for name, about in results.about.items()}
+    tables = paper_tables(results.models, results.pairs, splits, results.baselines)
     text = markdown(tables)
     for name, about in results.about.items():
         text += "".join(
@@ -184,7 +183,7 @@ def mteb_content(measured: DatasetMeasurement, model: str, protocol: Protocol, s
 def per_query_content(measured: DatasetMeasurement) -> str:
     """Return the text of `per_query/DATASET.json`: every model's results for every query, with texts.
 
-        {"queries": [id], "texts": [text],
+        {"dataset": NAME, "queries": [id], "texts": [text],
          "models": {NAME: {"metrics": {metric: [value of each query]},
                            "auc": [pseudo-value of the pooled AUC of each query],
                            "top": [[[document id, title, first 300 characters, score, grade or null], ... 5], ...]}},
@@ -193,7 +192,7 @@ def per_query_content(measured: DatasetMeasurement) -> str:
     `top` and `relevant` have an entry for each query. Queries of a divided data set follow part by part, with ids
     `PART/ID`.
     """
-    content: dict[str, Any] = {"queries": [], "texts": [], "relevant": []}
+    content: dict[str, Any] = {"dataset": measured.source.name, "queries": [], "texts": [], "relevant": []}
     content["models"] = {model: {"metrics": {}, "top": []} for model in measured.models}
     for part in measured.parts:
         dataset, queries, relevance = part.dataset, part.judged.queries, part.judged.relevance
@@ -255,7 +254,8 @@ def read_pools(folder: Path, model: str, dataset: str, remedy: str = "evaluate a
 
 def read_queries(folder: Path) -> dict[str, QueryValues]:
     """Return the content of `per_query/` in a directory, by data set."""
-    return {path.stem: read_per_query(path) for path in sorted((folder / PER_QUERY).glob("*.json"))}
+    contents = (read_per_query(path) for path in sorted((folder / PER_QUERY).glob("*.json")))
+    return {content["dataset"]: content for content in contents}
 
 
 def _column(name: str) -> str:

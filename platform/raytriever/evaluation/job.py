@@ -23,13 +23,12 @@ from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, 
 from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
 from raytriever.evaluation.decision_tables import calibration_text, confidence_table, decision_points, form_table
 from raytriever.evaluation.differences.significance import (
-    best_models,
-    best_rows,
+    CORRECTED,
     collect_marks,
+    marks_legend,
     pair_lines,
     pair_rows,
     significance_points,
-    significance_rows,
 )
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_dataset_files, write_summary_files
@@ -104,7 +103,7 @@ def run_evaluation(
     check_samples(job.forms, [part.dataset for parts in opened for part in parts])
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
-    results = Results(missing=list(job.missing), systems=encoders.systems)
+    results = Results(missing=list(job.missing), systems=encoders.systems, baselines=list(job.baselines))
     values: Values = {model.name: {} for model in job.models}
     calibrations: list[Calibrated] = []
     store = MeasurementStore.of(output, log)
@@ -134,10 +133,8 @@ def run_evaluation(
                 results.forms += form_rows(measured, job.forms, results.systems, results.calibration)
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
-            results.significance = significance_rows(values, job.baselines)
             results.pairs = pair_rows(values)
-            results.best = best_rows(best_models(results.models, values))
-            write_summary_files(folder, results, request, job.datasets[0].split, job.baselines)
+            write_summary_files(folder, results, request)
             if report is not None:
                 report(folder)
         store.remove()
@@ -148,7 +145,7 @@ def run_evaluation(
 
 def format_results(results: Results) -> str:
     """Format the results as text: a table of each data set with marks of significance, then thresholds and notes."""
-    all_marks = collect_marks(results.significance)
+    all_marks = collect_marks(results.pairs, results.baselines)
     blocks = []
     for dataset, about in results.about.items():
         rows = {model: by_dataset[dataset] for model, by_dataset in results.models.items()}
@@ -165,9 +162,8 @@ def format_results(results: Results) -> str:
         blocks.append("\n".join(filter(None, lines)))
     notes = [systems_note(results.systems)] if len(results.systems) > 1 else []
     notes += bm25_analysers(results.about)
-    if against := dict.fromkeys(row["against"] for row in results.significance):
-        signs = [f"{pair} against {name}" for pair, name in zip(("+ -", "◆ ◇"), against, strict=False)]
-        notes.append(f"{', '.join(signs)}: paired t-test, p < 0.05 after Holm's correction over the data sets")
+    if all_marks:
+        notes.append(f"{marks_legend(results.baselines)}; paired t-test, {CORRECTED}")
     notes += pair_lines(results.pairs)
     notes += auc_lines(results.auc_intervals)
     tables = ((calibration_text, results.calibration), (confidence_table, results.confidences))
@@ -345,7 +341,7 @@ def _log_results(run: Tracker, results: Results, folder: Path) -> None:
             for dataset, metrics in rows.items()
             for name, value in metrics.items()
         ]
-        + significance_points(results.significance, 0, now)
+        + significance_points(results.pairs, results.baselines, 0, now)
         + auc_points(results.auc_intervals, 0, now)
         + decision_points(results.calibration, results.confidences, 0, now)
         + [Point(f"absent_relevant/{one}", about["absent_relevant"], 0, now) for one, about in results.about.items()]

@@ -1,7 +1,7 @@
 """Results of an evaluation, and their file `results.json`.
 
-    {"format": 1, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
-     "significance": [...], "pairs": [...], "best": [...], "auc_intervals": [...], "calibration": [...],
+    {"format": 2, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
+     "baselines": [NAME], "pairs": [...], "auc_intervals": [...], "calibration": [...],
      "forms": [...], "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}}, "asked": {...}}
 
 `asked` is the content of the request. The same command replaces its results; another one is refused.
@@ -27,7 +27,7 @@ from raytriever.options import completed
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.disk import disk_errors
 
-RESULTS, FORMAT = "results.json", 1
+RESULTS, FORMAT = "results.json", 2
 Rows = dict[str, dict[str, dict[str, float]]]
 
 
@@ -40,9 +40,8 @@ class Results:
         parts: metrics by model and part, for divided data sets.
         about: facts about each data set: its queries, documents, split and parts, the number of relevant documents
             that the corpus lacks, and, if BM25 is measured, the analysis of its documents.
-        significance: a row for each data set, metric, model and baseline.
-        pairs: a row for each data set, metric and pair of models, see `significance.pair_rows`.
-        best: a row for each data set and metric with a significant best model, see `significance.best_rows`.
+        baselines: one or two models that the marks compare with.
+        pairs: a test for each data set, metric and pair of models, see `significance.pair_rows`.
         auc_intervals: a row for each data set and model, see `measurements.auc_rows`.
         calibration: a row for each data set, model and aim, see `decision.calibration_rows`.
         confidences: a row for each data set, model and confidence, see `decision.confidence_rows`.
@@ -55,9 +54,8 @@ class Results:
     models: Rows = field(default_factory=dict)
     parts: Rows = field(default_factory=dict)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
-    significance: list[dict[str, Any]] = field(default_factory=list)
-    pairs: list[dict[str, Any]] = field(default_factory=list)
-    best: list[dict[str, Any]] = field(default_factory=list)
+    baselines: list[str] = field(default_factory=list)
+    pairs: list[TestedPair] = field(default_factory=list)
     auc_intervals: list[dict[str, Any]] = field(default_factory=list)
     calibration: list[dict[str, Any]] = field(default_factory=list)
     confidences: list[dict[str, Any]] = field(default_factory=list)
@@ -68,8 +66,8 @@ class Results:
 
     def content(self, request: Mapping[str, Any]) -> str:
         """Return the text of `results.json`; NaN becomes null."""
-        rows = ("significance", "best", "auc_intervals", "calibration")
-        some = [name for name in ("pairs", "confidences", "forms") if getattr(self, name)]
+        rows = ("baselines", "pairs", "auc_intervals", "calibration")
+        some = [name for name in ("confidences", "forms") if getattr(self, name)]
         parts = ("models", "parts", "about", *rows, *some, "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(request)}
         return json.dumps(without_nan(whole), indent=1, ensure_ascii=False) + "\n"
@@ -108,30 +106,6 @@ class About(TypedDict):
     unanswerable_queries: NotRequired[int]
     copies_above: NotRequired[dict[str, int]]  # by model, see `copies.count_copies_above`
     bm25: NotRequired[dict[str, AnalysisAbout]]
-
-
-class SignificanceRow(TypedDict):
-    """One test, see `significance.significance_rows`."""
-
-    dataset: str
-    metric: str
-    model: str
-    against: str
-    difference: float | None
-    low: NotRequired[float | None]  # older versions wrote no interval
-    high: NotRequired[float | None]
-    p: float | None
-    p_holm: float | None
-    effect: float | None
-    mark: str | None
-
-
-class BestRow(TypedDict):
-    """Best models of a column, see `significance.best_rows`."""
-
-    dataset: str | None
-    metric: str
-    models: list[str]
 
 
 class AucRow(TypedDict):
@@ -218,9 +192,8 @@ class ResultsContent(TypedDict):
 
     models: dict[str, dict[str, dict[str, float | None]]]
     about: dict[str, About]
-    significance: NotRequired[list[SignificanceRow]]
-    pairs: NotRequired[list[TestedPair]]
-    best: NotRequired[list[BestRow]]
+    baselines: list[str]
+    pairs: list[TestedPair]
     auc_intervals: NotRequired[list[AucRow]]
     calibration: NotRequired[list[CalibrationRecord] | None]
     confidences: NotRequired[list[ConfidenceRecord]]

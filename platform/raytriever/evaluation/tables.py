@@ -9,6 +9,7 @@ retrievers with multiple positive passages, Table 3). Averages are means over th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.evaluation.differences.significance import Best, best_rule, pair_lines
+from raytriever.evaluation.differences.rows import TestedPair
+from raytriever.evaluation.differences.significance import (
+    Best,
+    best_models,
+    best_rule,
+    collect_marks,
+    marks_legend,
+    pair_lines,
+)
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.mining.analyser import analyser_line
@@ -82,7 +91,7 @@ def training_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
 WIDE = 4
 AVERAGE = "Average"
 Rows = Mapping[str, Mapping[str, Mapping[str, float]]]
-Marks = Mapping[tuple[str, str, str], str]
+Marks = Mapping[tuple[str | None, str, str], str]
 
 
 @dataclass(frozen=True)
@@ -111,19 +120,21 @@ class PaperTable:
     rows: list[tuple[str, list[Figure]]]
 
 
-def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str], best: Best) -> list[PaperTable]:
+def paper_tables(
+    models: Rows, pairs: Sequence[TestedPair], splits: Mapping[str, str], baselines: Sequence[str]
+) -> list[PaperTable]:
     """Return the tables of an evaluation: one table, or one for each metric if there are more than `WIDE` data sets.
 
-    All models have the same metrics and data sets. `marks` are by data set, model and metric.
+    All models have the same metrics and data sets. `splits` are by data set.
     """
-    sets = next(iter(models.values()))
+    sets, marks, best = next(iter(models.values())), collect_marks(pairs, baselines), best_models(pairs, models)
     averaged: list[str | None] = [*sets, None] if len(sets) > 1 else [*sets]
     columns = {
         (one, metric): _column(models, one, metric, marks, best)
         for one in averaged
         for metric in next(iter(sets.values()))
     }
-    caption = _caption(split, baselines if any(marks.values()) else (), len(models))
+    caption = _caption(splits, baselines if marks else (), len(models))
     return arrange(columns, list(models), "Model", caption, metric_title)
 
 
@@ -161,16 +172,21 @@ def _column(models: Rows, dataset: str | None, metric: str, marks: Marks, best: 
     figures = []
     for model, rows in models.items():
         value = float(np.mean([row[metric] for row in rows.values()])) if dataset is None else rows[dataset][metric]
-        mark = marks.get((dataset, model, metric), "") if dataset is not None else ""
+        mark = marks.get((dataset, model, metric), "")
         figures.append(Figure(f"{100 * value:.2f}", ahead.index(model) if model in ahead else None, mark))
     return figures
 
 
-def _caption(split: str, baselines: Sequence[str], models: int) -> str:
-    caption = f"Split {split}, x 100." + (f" {best_rule('paired t-test')}" if models > 1 else "")
-    for baseline, better, worse in zip(baselines, "+◆", "-◇", strict=False):
-        caption += f" {better} and {worse}: significantly above and below {baseline}."
-    return caption
+def _caption(splits: Mapping[str, str], baselines: Sequence[str], models: int) -> str:
+    caption = f"Split {split_text(splits)}, x 100." + (f" {best_rule('paired t-test')}" if models > 1 else "")
+    return f"{caption} {marks_legend(baselines)}." if baselines else caption
+
+
+def split_text(splits: Mapping[str, str]) -> str:
+    """Name the split of most data sets, then that of each other one: `test (MSMARCO: dev)`."""
+    usual = Counter(splits.values()).most_common(1)[0][0]
+    others = ", ".join(f"{name}: {split}" for name, split in splits.items() if split != usual)
+    return f"{usual} ({others})" if others else usual
 
 
 _LATEX = {

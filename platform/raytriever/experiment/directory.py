@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 
 from raytriever.config import Config, read_settings
 from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.evaluation.differences.rows import DifferenceRow, TestedPair
+from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.losses.config import LossConfig
 from raytriever.options import with_current_names
 from raytriever.paths import PathKind, expanded
@@ -50,7 +50,6 @@ class RunMetrics(TypedDict):
     bm25: dict[str, float]
     before: dict[str, float]
     after: dict[str, float]
-    significance: NotRequired[list[DifferenceRow]]
     pairs: NotRequired[list[TestedPair]]
     judged: NotRequired[JudgedCounts]
     bm25_analyser: NotRequired[AnalyserWarning]

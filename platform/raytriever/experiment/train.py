@@ -190,7 +190,7 @@ def conclude(
     base, dataset = opened.curriculum.base, opened.dataset
     judged = select_judged_queries(dataset, base.data.test_split, Protocol())
     analysis = Analysis.of(dataset.documents)
-    tests, pairs = write_training_report(
+    pairs = write_training_report(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
         base.data.test_split,
@@ -211,7 +211,7 @@ def conclude(
         for name, value in values.items()
     ]
     absent = judged.count_absent()
-    points += significance_points(tests, steps, now, several=False)
+    points += significance_points(pairs, ["before"], steps, now, several=False)
     points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
     points.append(Point("total_seconds", time.monotonic() - started, steps, now))
     tracker.log(points)
@@ -220,7 +220,7 @@ def conclude(
         tracker.log_file(run.path / name)
     best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
     metrics = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
-    run.finish(metrics | {"significance": tests, "pairs": pairs, "judged": absent, "bm25_analyser": analysis.content()})
+    run.finish(metrics | {"pairs": pairs, "judged": absent, "bm25_analyser": analysis.content()})
 
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:

@@ -23,7 +23,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics, seeded_pair_rows
-from raytriever.evaluation.differences.significance import best_models, pair_rows, significance_rows
+from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.files import QueryMetrics, values_of
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.protocol import AUC, metric_title
@@ -87,10 +87,9 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].figures))]
     queries = _queries(runs, names, labels, baseline)
     values = _values(figures, queries)
-    significance = significance_rows(values, [baseline])
     over_seeds = seed_tables(runs, names, queries)
     tables = [
-        *result_tables(figures, significance, best_models(figures, values), pair_rows(values)),
+        *result_tables(figures, pair_rows(values), [baseline]),
         *over_seeds,
         *_settings(runs),
     ]

@@ -8,13 +8,8 @@ from typing import Any
 
 from raytriever.activity import activity
 from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.differences.significance import (
-    best_models,
-    pair_rows,
-    read_best_rows,
-    significance_rows,
-    testable_values,
-)
+from raytriever.evaluation.differences.rows import TestedPair
+from raytriever.evaluation.differences.significance import pair_rows, testable_values
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import PER_QUERY, per_query_content, read_pools, read_queries, scores_file, write_run
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies, pool_scores
@@ -53,16 +48,15 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     The directory has `results.json`, and optionally `per_query/` and `scores/`.
     """
     results = read_results(folder)
-    models, significance = results["models"], results.get("significance", [])
+    models, pairs = results["models"], results["pairs"]
     calibration, forms = results.get("calibration") or [], results.get("forms") or []
     datasets, figures = datasets_of(models), folder / FIGURES
-    named = dict.fromkeys(str(row["against"]) for row in significance)
-    baselines = [name for name in named if name in models] or list(models)[:1]
+    baselines = [name for name in results["baselines"] if name in models] or list(models)[:1]
     page = Page(
         title=title,
         about=[*about_lines(results["about"]), *map(str, results.get("missing", ()))],
         tables=[
-            *result_tables(models, significance, read_best_rows(results.get("best") or ()), results.get("pairs") or ()),
+            *result_tables(models, pairs, baselines),
             *auc_table(results.get("auc_intervals") or ()),
             *threshold_table(calibration),
             *confidence_table(results.get("confidences") or []),
@@ -181,12 +175,11 @@ def write_training_report(
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
     notes: Sequence[str],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> list[TestedPair]:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
 
     The figures show the systems `before` and `after`, and the metrics of checkpoints on dev data if there are any.
-    `notes` are lines above the tables, at least one. Return the tests of every system against `before`, as
-    `significance_rows` does, and of all pairs, as `pair_rows` does.
+    `notes` are lines above the tables, at least one. Return the tests of all pairs, see `pair_rows`.
     """
     dataset = judged.dataset
     for name, evaluation in evaluations.items():
@@ -207,7 +200,7 @@ def write_training_report(
     write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
     figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in evaluations.items()}
     values = {name: {dataset.name: testable_values(evaluation)} for name, evaluation in evaluations.items()}
-    tests, pairs = significance_rows(values, ["before"]), pair_rows(values)
+    pairs = pair_rows(values)
     queries, documents = len(evaluations["after"].queries), len(dataset.documents)
     page = Page(
         title=title,
@@ -221,10 +214,10 @@ def write_training_report(
                 ],
             )
         ),
-        tables=result_tables(figures_of, tests, best_models(figures_of, values), pairs),
+        tables=result_tables(figures_of, pairs, ["before"]),
         pictures=[Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()],
         queries=read_queries(folder),
         settings=config_yaml,
     )
     write_page(folder / "report.html", page)
-    return tests, pairs
+    return pairs

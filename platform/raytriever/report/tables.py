@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raytriever.evaluation.decision_tables import (
@@ -15,10 +15,19 @@ from raytriever.evaluation.decision_tables import (
     form_note,
     threshold_cells,
 )
-from raytriever.evaluation.differences.significance import Best
+from raytriever.evaluation.differences.rows import TestedPair
+from raytriever.evaluation.differences.significance import (
+    CORRECTED,
+    MEAN,
+    Best,
+    best_models,
+    collect_marks,
+    marks_legend,
+    pairs_with,
+)
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
-from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
+from raytriever.metrics.significance import LEVEL
 from raytriever.report.page import Cell, HtmlTable
 
 Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
@@ -37,20 +46,44 @@ def datasets_of(models: Values) -> list[str]:
     return list(dict.fromkeys(name for sets in models.values() for name in sets))
 
 
-def result_tables(
-    models: Values, significance: Rows = (), best: Best | None = None, pairs: Rows = ()
-) -> list[HtmlTable]:
+@dataclass(frozen=True)
+class _Tests:
+    """What the tests of all pairs say of each figure: its mark, the tests against the baselines, and the best."""
+
+    marks: Mapping[tuple[str | None, str, str], str]
+    hints: Mapping[tuple[str | None, str, str], str]
+    best: Best
+    note: str
+
+
+def result_tables(models: Values, pairs: Sequence[TestedPair], baselines: Sequence[str]) -> list[HtmlTable]:
     """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
-    For one data set the table of all metrics is enough: the tables per metric are left out. All pairs are shown instead
-    of the tests against the baselines.
+    For one data set the table of all metrics is enough: the tables per metric are left out.
     """
-    bold = best or {}
+    tests = _tests(models, pairs, baselines)
     tables = []
     if len(datasets_of(models)) > 1:
-        tables = [_metric_table(models, metric, significance, bold) for metric in metrics_of(models)]
-    tables.append(_whole_table(models, significance, bold))
-    return tables + _tests(pairs or significance, bool(pairs))
+        tables = [_metric_table(models, metric, tests) for metric in metrics_of(models)]
+    return [*tables, _whole_table(models, tests), *_pairs_table(pairs)]
+
+
+def _tests(models: Values, pairs: Sequence[TestedPair], baselines: Sequence[str]) -> _Tests:
+    hints: dict[tuple[str | None, str, str], str] = {}
+    for row in [row for baseline in baselines for row in pairs_with(pairs, baseline)]:
+        key = (row["dataset"], row["model"], row["metric"])
+        difference, p = figure_cell(row["difference"], signed=True).text, probability_cell(row["p_holm"]).text
+        hint = f"{difference} against {row['against']}, p after Holm {p}"
+        hints[key] = "; ".join(filter(None, [hints.get(key), hint]))
+    marks, notes = collect_marks(pairs, baselines), list[str]()
+    if marks:
+        notes.append(f"{marks_legend(baselines)}. Two-sided paired t-test over queries, {CORRECTED}.")
+    if len(models) > 1:
+        notes.append(
+            f"Bold: significantly above every other model of its column, {CORRECTED}. A column without bold has no "
+            "significant best."
+        )
+    return _Tests(marks, hints, best_models(pairs, models), " ".join(notes))
 
 
 def table_of(title: str, rows: Rows, columns: Columns, note: str) -> list[HtmlTable]:
@@ -113,87 +146,80 @@ def form_tables(rows: Rows) -> list[HtmlTable]:
     return _of_cells("Stored forms", form_cells(rows), form_note(rows))
 
 
-def _metric_table(models: Values, metric: str, significance: Rows, best: Best) -> HtmlTable:
+def _metric_table(models: Values, metric: str, tests: _Tests) -> HtmlTable:
     datasets = datasets_of(models)
-    columns = [_column(models, dataset, metric, significance, best) for dataset in datasets]
+    columns = [_column(models, dataset, metric, tests) for dataset in datasets]
     means: dict[str, float | None] = {}
     for model in models:
         values = [column[model].value for column in columns]
         whole = [value for value in values if value is not None]
         means[model] = sum(whole) / len(whole) if len(whole) == len(values) else None
-    columns.append(_cells(means, best.get((None, metric), ())))
+    columns.append(_cells(means, None, metric, tests))
     rows: list[list[str | Cell]] = [[model, *(column[model] for column in columns)] for model in models]
-    note = _notes(models, [row for row in significance if row["metric"] == metric], best)
-    return HtmlTable(metric_title(metric), unique_names(["model", *datasets, "mean"]), rows, note, "Metric")
+    return HtmlTable(metric_title(metric), unique_names(["model", *datasets, "mean"]), rows, tests.note, "Metric")
 
 
-def _whole_table(models: Values, significance: Rows, best: Best) -> HtmlTable:
+def _whole_table(models: Values, tests: _Tests) -> HtmlTable:
     metrics = metrics_of(models)
     rows: list[list[str | Cell]] = []
     for dataset in datasets_of(models):
-        columns = [_column(models, dataset, metric, significance, best) for metric in metrics]
+        columns = [_column(models, dataset, metric, tests) for metric in metrics]
         measured = [model for model in models if dataset in models[model]]
         rows += [[dataset, model, *(column[model] for column in columns)] for model in measured]
     titles = ["data set", "model", *map(metric_title, metrics)]
-    return HtmlTable("All metrics", unique_names(titles), rows, _notes(models, significance, best))
+    return HtmlTable("All metrics", unique_names(titles), rows, tests.note)
 
 
-def _column(models: Values, dataset: str, metric: str, significance: Rows, best: Best) -> dict[str, Cell]:
+def _column(models: Values, dataset: str, metric: str, tests: _Tests) -> dict[str, Cell]:
     """Return the cells of one metric on one data set, by model."""
-    values = {model: sets.get(dataset, {}).get(metric) for model, sets in models.items()}
-    cells = _cells(values, best.get((dataset, metric), ()))
-    for row in significance:
-        if (row["dataset"], row["metric"]) == (dataset, metric) and row["model"] in cells:
-            cell = cells[row["model"]]
-            difference, p = figure_cell(row["difference"], signed=True).text, probability_cell(row["p_holm"]).text
-            hint = f"{difference} against {row['against']}, p after Holm {p}"
-            hint = "; ".join(filter(None, [cell.hint, hint]))
-            cells[row["model"]] = replace(cell, mark=cell.mark + str(row["mark"] or ""), hint=hint)
+    return _cells({model: sets.get(dataset, {}).get(metric) for model, sets in models.items()}, dataset, metric, tests)
+
+
+def _cells(values: Mapping[str, float | None], dataset: str | None, metric: str, tests: _Tests) -> dict[str, Cell]:
+    best = tests.best.get((dataset, metric), ())[:1]
+    cells = {}
+    for model, value in values.items():
+        key, cell = (dataset, model, metric), figure_cell(value)
+        hint = "; ".join(filter(None, [cell.hint, tests.hints.get(key)]))
+        cells[model] = replace(cell, mark=tests.marks.get(key, ""), hint=hint, best=model in best)
     return cells
 
 
-def _cells(values: Mapping[str, float | None], best: Sequence[str]) -> dict[str, Cell]:
-    return {name: replace(figure_cell(value), best=name in best[:1]) for name, value in values.items()}
-
-
-def _tests(rows: Rows, all_pairs: bool) -> list[HtmlTable]:
+def _pairs_table(rows: Sequence[TestedPair]) -> list[HtmlTable]:
     """Return the table of tests. The outcome comes first: a narrow screen shows the first columns only."""
     columns: Columns = {
-        "data set": lambda row: str(row["dataset"]),
+        "data set": lambda row: str(row["dataset"] or MEAN),
         "metric": lambda row: metric_title(str(row["metric"])),
         "model": lambda row: str(row["model"]),
         "against": lambda row: str(row["against"]),
-        "significant": lambda row: significance_cell(row["p_holm"], str(row.get("mark") or "")),
-        "difference": lambda row: figure_cell(row.get("difference"), signed=True),
-        "from": lambda row: figure_cell(row.get("low"), signed=True),
-        "to": lambda row: figure_cell(row.get("high"), signed=True),
+        "significant": lambda row: significance_cell(row["p_holm"]),
+        "difference": lambda row: figure_cell(row["difference"], signed=True),
+        "from": lambda row: figure_cell(row["low"], signed=True),
+        "to": lambda row: figure_cell(row["high"], signed=True),
         "p": lambda row: probability_cell(row["p"]),
-        "effect": lambda row: figure_cell(row["effect"], signed=True),
+        "effect": lambda row: figure_cell(row.get("effect"), signed=True),
     }
-    over = "the pairs and data sets of a metric" if all_pairs else "the data sets"
     note = (
-        f"{_highest(rows) if all_pairs else ''}Significant: p, after Holm's correction over {over}, is below {LEVEL}. "
-        "From and to: the 95 % interval of the difference. It and the last p are without the correction. Effect: the "
-        "mean of the differences, divided by their standard deviation."
+        f"{_highest(rows)}Significant: p, after Holm's correction over the pairs and data sets of a metric, is below "
+        f"{LEVEL}. From and to: the 95 % interval of the difference. It and the last p are without the correction. "
+        "Effect: the mean of the differences, divided by their standard deviation."
     )
     return table_of("Significance", rows, columns, note)
 
 
-def significance_cell(p: float | None, mark: str = "") -> Cell:
+def significance_cell(p: float) -> Cell:
     """Return `yes` or `no` with the p-value after the correction, by which it sorts."""
-    if p is None:
-        return Cell("–")
     shown = "<0.001" if p < 1e-3 else f"{p:.3f}"
-    return Cell(f"{'yes' if p < LEVEL else 'no'}, p {shown}", float(p), mark=mark)
+    return Cell(f"{'yes' if p < LEVEL else 'no'}, p {shown}", p)
 
 
-def _highest(rows: Rows) -> str:
+def _highest(rows: Sequence[TestedPair]) -> str:
     """Return the model with the highest mean of each metric, for one data set; empty for several."""
     if len({row["dataset"] for row in rows}) > 1:
         return ""
     metrics: dict[str, list[str]] = {}
-    for metric in dict.fromkeys(str(row["metric"]) for row in rows):
-        wins = Counter(str(row["model"]) for row in rows if row["metric"] == metric)
+    for metric in dict.fromkeys(row["metric"] for row in rows):
+        wins = Counter(row["model"] for row in rows if row["metric"] == metric)
         metrics.setdefault(wins.most_common(1)[0][0], []).append(metric_title(metric))
     return f"Highest mean: {'; '.join(f'{model} in ' + ', '.join(own) for model, own in metrics.items())}. "
 
@@ -205,32 +231,6 @@ def figure_cell(value: float | None, *, signed: bool = False) -> Cell:
     return Cell(f"{value:+.4f}" if signed else f"{value:.4f}", float(value))
 
 
-def probability_cell(value: float | None) -> Cell:
-    """Return a p-value with four decimals, that sorts by its value; a dash for None."""
-    if value is None:
-        return Cell("–")
-    return Cell("<0.0001" if value < 1e-4 else f"{value:.4f}", float(value))
-
-
-def _notes(models: Values, significance: Rows, best: Best) -> str:
-    """Return the note below a table, which explains marks and bold values."""
-    bold = ""
-    if len(models) > 1:
-        bold = (
-            f"Bold: significantly above every other model of its column, p < {LEVEL} after Holm's correction over the "
-            "data sets. A column without bold has no significant best."
-        )
-    return " ".join(filter(None, [_meaning_of_marks(significance), bold]))
-
-
-def _meaning_of_marks(rows: Rows) -> str:
-    """Return the meaning of the marks, with the model that they compare with."""
-    pairs = {}
-    for row in rows:
-        for marks in (FIRST_MARKS, SECOND_MARKS):
-            if row["mark"] in marks:
-                pairs[str(row["against"])] = marks
-    if not pairs:
-        return ""
-    meant = "; ".join(f"{above} significantly above {name}, {below} below" for name, (above, below) in pairs.items())
-    return f"{meant}. Two-sided paired t-test over queries, p < {LEVEL} after Holm's correction over the data sets."
+def probability_cell(value: float) -> Cell:
+    """Return a p-value with four decimals, that sorts by its value."""
+    return Cell("<0.0001" if value < 1e-4 else f"{value:.4f}", value)

@@ -1,22 +1,23 @@
 """Tables and page of a study (`study.md`): results, marks of significance, tables of the paper, verdicts on claims.
 
 Metrics are printed times 100, with their deviation over seeds. Each block of rows (for example one size of encoder)
-has its own table, in the form of `evaluation.tables`, and p-values are corrected over its data sets."""
+has its own table, in the form of `evaluation.tables`, and p-values are corrected over its pairs and data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeededResults
-from raytriever.evaluation.differences.significance import best_rule, find_best
+from raytriever.evaluation.differences.rows import TestedPair
+from raytriever.evaluation.differences.seeds import SeededResults, seeded_pair_rows
+from raytriever.evaluation.differences.significance import best_models, best_rule, collect_marks, marks_legend
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.tables import Figure, PaperTable, arrange, markdown
-from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm
+from raytriever.metrics.significance import LEVEL
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.terminal import markdown_table
 
@@ -62,46 +63,9 @@ class Block:
     baselines: Sequence[str]
 
 
-def marks_of_block(results: SeededResults, block: Block) -> dict[tuple[str, str, str], str]:
-    """Return the marks by row, data set and metric.
-
-    The p-values of one row, baseline and metric are corrected over the data sets.
-    """
-    block_marks: dict[tuple[str, str, str], str] = {}
-    for baseline, marks in zip(block.baselines, (FIRST_MARKS, SECOND_MARKS), strict=False):
-        for row in block.rows:
-            for metric in dict.fromkeys(name for dataset in results.datasets for name in metrics_of(results, dataset)):
-                both = [one for one in results.datasets if all(results.has(r, one, metric) for r in (row, baseline))]
-                tests = {one: results.compare(row, baseline, one, metric) for one in both if row != baseline}
-                tests = {name: one for name, one in tests.items() if np.isfinite(one.p)}
-                corrected = holm([one.p for one in tests.values()])
-                for (dataset, one), p in zip(tests.items(), corrected, strict=True):
-                    if p < LEVEL and one.outcome != NOISE:
-                        key = (row, dataset, metric)
-                        block_marks[key] = block_marks.get(key, "") + marks[one.outcome == BELOW]
-    return block_marks
-
-
-def best_of_block(results: SeededResults, block: Block, metrics: Collection[str]) -> dict[tuple[str, str], list[str]]:
-    """Find the best rows of a block by data set and metric, as `find_best`; of the metrics higher values are better."""
-    best: dict[tuple[str, str], list[str]] = {}
-    for metric in metrics:
-        ordered = {
-            one: sorted(
-                (row for row in block.rows if results.has(row, one, metric)),
-                key=lambda row: -results.mean(row, one, metric),
-            )
-            for one in results.datasets
-        }
-        found = find_best(ordered, partial(_p_above, results, metric))
-        best |= {(dataset, metric): rows for dataset, rows in found.items()}
-    return best
-
-
-def _p_above(results: SeededResults, metric: str, dataset: str, row: str, other: str) -> float:
-    """Return the p-value of a row that is above another one; 1 for a row that is not."""
-    one = results.compare(row, other, dataset, metric)
-    return one.p if one.outcome == ABOVE else 1.0
+def pairs_of_block(results: SeededResults, block: Block) -> list[TestedPair]:
+    """Test every pair of rows of a block; the marks and the bold values of its table follow from these tests."""
+    return seeded_pair_rows(results, lambda row, other: {row, other} <= block.rows.keys())
 
 
 def metrics_of(results: SeededResults, dataset: str) -> list[str]:
@@ -121,8 +85,13 @@ def study_tables(results: SeededResults, blocks: Sequence[Block], paper: Paper, 
             for metric in metrics_of(results, dataset)
             if any(results.has(row, dataset, metric) for row in block.rows)
         ]
-        marks = marks_of_block(results, block)
-        best = best_of_block(results, block, dict.fromkeys(metric for _, metric in cells if metric not in PLAIN))
+        pairs = pairs_of_block(results, block)
+        marks = collect_marks(pairs, block.baselines)
+        means: dict[str, dict[str, dict[str, float | None]]] = {row: {} for row in block.rows}
+        for row, (dataset, metric) in itertools.product(block.rows, cells):
+            if results.has(row, dataset, metric):
+                means[row].setdefault(dataset, {})[metric] = results.mean(row, dataset, metric)
+        best = {cell: rows for cell, rows in best_models(pairs, means).items() if cell[1] not in PLAIN}
         columns: dict[tuple[str | None, str], list[Figure]] = {
             cell: _column(results, block, *cell, paper, marks, best.get(cell, ())) for cell in cells
         }
@@ -150,7 +119,7 @@ def _column(
     dataset: str,
     metric: str,
     paper: Paper,
-    marks: Mapping[tuple[str, str, str], str],
+    marks: Mapping[tuple[str | None, str, str], str],
     best: Sequence[str],
 ) -> list[Figure]:
     is_measured = {row: results.has(row, dataset, metric) for row in block.rows}
@@ -163,7 +132,7 @@ def _column(
         suffix = ""
         if is_measured[row]:
             suffix = _suffix(results, row, dataset, metric, paper.get((row, dataset, metric)))
-        figures.append(Figure(text, rank, marks.get((row, dataset, metric), ""), suffix))
+        figures.append(Figure(text, rank, marks.get((dataset, row, metric), ""), suffix))
     return figures
 
 
@@ -205,11 +174,7 @@ def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) 
     if paper:
         text += " The result of the paper is in brackets."
     if marked:
-        signs = zip(block.baselines, "+◆", "-◇", strict=False)
-        text += " " + "; ".join(
-            f"{better} and {worse}: above and below {block.rows[one]}" for one, better, worse in signs
-        )
-        text += f", by the same test, p < {LEVEL} after Holm's correction over the data sets."
+        text += f" {marks_legend([block.rows[one] for one in block.baselines])}, by the same test."
     return text
 
 

@@ -291,8 +291,7 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated, capsys: pyt
     file.write_text(file.read_text().replace('"text": "', '"text": "elsewhere '))
     rows = [json.loads(line) for line in (other / "queries.jsonl").read_text().splitlines()]
     texts = [{**row, "text": row["text"] + " elsewhere" * (row["_id"] != "q100")} for row in rows]
-    (other / "queries.jsonl").write_text("".join(json.dumps(row) + "
-" for row in texts))
+    (other / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
     results = evaluate(
         [model, "bm25"], [letters], ["wrong-answers=0.2", "f1"], Path("results"), confidence="combined",
         unanswerable=["removed", str(other)],
@@ -305,7 +304,7 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated, capsys: pyt
         assert (kinds["given"]["whole"], kinds["foreign"]["whole"]) == (20, 79)
         assert (kinds["removed"]["whole"], row["queries"]) == (30, 30)
         assert row["questions"] == 60 + 20 + 79
-    line = "other, split 'test': 1 of 80 questions are queries of letters too, and are left out"
+    line = "other: 1 of 80 questions are left out: letters has the question, or a relevant passage of it"
     assert line in capsys.readouterr().err
     lost = {}
     for share in ("removed=0.5", "removed=0.2"):

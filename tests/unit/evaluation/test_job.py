@@ -17,6 +17,7 @@ import pytrec_eval
 from raytriever.errors import ConfigError, StorageError
 from raytriever.evaluation.datasets import describe_datasets
 from raytriever.evaluation.decision_tables import calibration_table
+from raytriever.evaluation.differences.significance import pairs_with
 from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
@@ -145,7 +146,8 @@ def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: 
         for metric in METRICS:
             parts = [results["parts"][model][name][metric] for name in about["parts"]]
             assert results["models"][model]["forums"][metric] == pytest.approx(np.mean(parts), abs=1e-12)
-    [row] = [one for one in results["significance"] if (one["dataset"], one["metric"]) == ("forums", "map_at_100")]
+    against = pairs_with(results["pairs"], "bm25")
+    [row] = [one for one in against if (one["dataset"], one["metric"]) == ("forums", "map_at_100")]
     apart = results["models"]["tiny"]["forums"]["map_at_100"] - results["models"]["bm25"]["forums"]["map_at_100"]
     assert row["difference"] == pytest.approx(apart, abs=1e-9)
 
@@ -156,9 +158,9 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     assert list(results["models"]) == ["bm25", "tiny"]
     assert list(results["models"]["tiny"]["letters"]) == list(METRICS)
     assert results["systems"]["tiny"]["width"] == 32
-    named = {"dataset", "metric", "model", "against", "difference", "p", "p_holm", "effect", "mark"}
-    assert all(named <= row.keys() for row in results["significance"])
-    assert len(results["significance"]) == 2 * len(METRICS)  # the pooled AUC is tested by pseudo-values
+    assert results["baselines"] == ["bm25"]
+    # Two data sets and their mean; the pooled AUC is tested by pseudo-values.
+    assert len(results["pairs"]) == 3 * len(METRICS)
     for model in ("bm25", "tiny"):
         with np.load(done.output / "scores" / f"forums.{model}.npz", allow_pickle=False) as pools:
             assert len(pools["positives"]) == 41
@@ -174,7 +176,8 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
     assert done.tracker.status == "FINISHED"
     assert done.tracker.points["tiny/forums/map_at_100"] == results["models"]["tiny"]["forums"]["map_at_100"]
-    [row] = [one for one in results["significance"] if (one["dataset"], one["metric"]) == ("forums", "auc")]
+    against = pairs_with(results["pairs"], "bm25")
+    [row] = [one for one in against if (one["dataset"], one["metric"]) == ("forums", "auc")]
     assert done.tracker.points["significance/tiny-bm25/forums/auc_p"] == row["p_holm"]
     assert done.tracker.points["absent_relevant/letters"] == 0
     # `compare` reads names of three parts as MODEL/DATASET/METRIC.
@@ -233,7 +236,7 @@ def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Pa
     older = tmp_path / "older"
     older.mkdir()
     (older / "results.json").write_text('{"split": "test", "models": {}}')
-    with pytest.raises(StorageError, match="an older format, without a number; this version reads format 1; evaluate"):
+    with pytest.raises(StorageError, match="an older format, without a number; this version reads format 2; evaluate"):
         check_output(older, asked, fresh=False)
     (older / "results.json").unlink()
     (older / "cat.jpg").touch()
@@ -286,7 +289,7 @@ def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: 
     # Each is searched by itself: different widths change no figure, and are reported.
     assert results.models["wide"]["letters"] == read_results(done.output)["models"]["tiny"]["letters"]
     assert 0 < results.models["narrow"]["letters"]["ndcg_at_10"] < 1
-    assert {row["model"] for row in results.significance} == {"narrow"}
+    assert {row["model"] for row in pairs_with(results.pairs, "wide")} == {"narrow"}
     assert [results.systems[name]["width"] for name in ("wide", "narrow")] == [32, 16]
     text = format_results(results)
     assert "wide: width 32" in text

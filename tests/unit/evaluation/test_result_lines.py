@@ -19,11 +19,12 @@ from raytriever.evaluation.datasets import (
     find_beir,
     rename_duplicates,
 )
-from raytriever.evaluation.differences.significance import collect_marks, significance_rows
+from raytriever.evaluation.differences.significance import collect_marks, pair_rows
 from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics, removed_share
 from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
+from raytriever.evaluation.tables import markdown, paper_tables, split_text
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import about_lines
 from raytriever.tracking.tracker import Tracker
@@ -205,31 +206,38 @@ def test_missing_data_sets_of_the_suite_are_reported(tmp_path: Path) -> None:
     assert {"ir_datasets:beir/dbpedia-entity", "hf://datasets/mteb/dbpedia"} <= set(tried)
 
 
-def test_tests_are_against_each_baseline_and_corrected_over_data_sets() -> None:
+def test_marks_are_against_each_baseline_and_corrected_over_data_sets() -> None:
     noise = np.random.default_rng(0).normal(size=40)
     noise = (noise - noise.mean()) / noise.std(ddof=1)
 
-    def rows_for(*t_values: float) -> list[dict[str, Any]]:
+    def rows_for(*t_values: float) -> Any:
         """Differences with these values of t; a data set of one query comes last."""
         model = {f"d{i}": {"map": 0.05 * (noise + t / np.sqrt(40))} for i, t in enumerate(t_values)}
         base = {name: {"map": np.zeros(40)} for name in model}
         model["single"], base["single"] = {"map": np.ones(1)}, {"map": np.zeros(1)}
-        return significance_rows({"base": base, "model": model}, ["base", "model"])
+        return pair_rows({"base": base, "model": model})
 
     rows = rows_for(2.2, 2.2)
     assert [(row["model"], row["against"], row["dataset"]) for row in rows] == [
         ("model", "base", "d0"),
         ("model", "base", "d1"),
-        ("base", "model", "d0"),
-        ("base", "model", "d1"),
     ]
     # Each is significant by itself, neither of two.
     assert rows[0]["p"] == pytest.approx(0.0338, abs=1e-4)
     assert rows[0]["p_holm"] == pytest.approx(2 * rows[0]["p"])
-    assert not any(collect_marks(rows).values())
-    marks = collect_marks(rows_for(2.2, -20))
+    assert not collect_marks(rows, ["base", "model"])
+    marks = collect_marks(rows_for(2.2, -20), ["base", "model"])
     assert [marks[name, "model", "map"] for name in ("d0", "d1")] == ["+", "-"]
     assert [marks[name, "base", "map"] for name in ("d0", "d1")] == ["◇", "◆"]
+
+
+def test_a_caption_names_the_split_of_each_data_set() -> None:
+    models = {name: {one: {"ndcg_at_10": 0.5} for one in BEIR} for name in ("a", "b")}
+    splits = {one: "dev" if one == "msmarco" else "test" for one in BEIR}
+    assert splits["msmarco"] == BEIR["msmarco"].split
+    text = markdown(paper_tables(models, [], splits, ["a"]))
+    assert "Split test (msmarco: dev), x 100." in text
+    assert split_text({"one": "test", "two": "test"}) == "test"
 
 
 def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(

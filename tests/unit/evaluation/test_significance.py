@@ -12,11 +12,10 @@ from scipy.stats import ttest_rel
 
 from raytriever.evaluation.differences.significance import (
     best_models,
-    best_rows,
+    collect_marks,
     pair_rows,
-    read_best_rows,
+    pairs_with,
     significance_points,
-    significance_rows,
 )
 from raytriever.evaluation.tables import metrics_table, training_notes
 from raytriever.metrics.significance import holm, paired_t_test
@@ -55,33 +54,60 @@ def figures(values: Table) -> dict[str, dict[str, dict[str, float | None]]]:
 
 def test_only_what_is_above_every_other_model_by_more_than_noise_is_best() -> None:
     values = table({"a": [0.0, 0.0, 0.0], "b": [0.3, 0.0, 0.3], "c": [0.1, 0.0, 0.3]})
-    best = best_models(figures(values), values)
+    best = best_models(pair_rows(values), figures(values))
     # Of the first data set all three differ; of the second none; of the third two are alike.
     assert best["d0", "ndcg_at_10"] == ["b", "c"]
     assert ("d1", "ndcg_at_10") not in best
     assert ("d2", "ndcg_at_10") not in best
     assert best[None, "ndcg_at_10"] == ["b", "c"]
-    assert read_best_rows(best_rows(best)) == best
 
 
-def test_the_largest_p_value_counts_after_holms_correction() -> None:
+def test_all_tests_of_a_metric_are_corrected_together() -> None:
     values = table({"a": [0.045] * 9, "b": [0.0] * 9})
-    p = [
-        paired_t_test(values["a"][name]["ndcg_at_10"], values["b"][name]["ndcg_at_10"]).p_value for name in values["a"]
-    ]
-    alone = {name for name, one in zip(values["a"], p, strict=True) if one < 0.05}
-    corrected = {name for name, one in zip(values["a"], holm(p), strict=True) if one < 0.05}
-    best = best_models(figures(values), values)
-    assert {name for name, _ in best if name} == corrected < alone
+    rows = pair_rows(values)
+    means = {model: np.concatenate([one["ndcg_at_10"] for one in sets.values()]) for model, sets in values.items()}
+    p = [ttest_rel(*(values[model][name]["ndcg_at_10"] for model in "ab")).pvalue for name in values["a"]]
+    p.append(ttest_rel(means["a"], means["b"]).pvalue)  # equal data sets: their mean is that of all queries
+    assert [row["dataset"] for row in rows] == [*values["a"], None]
+    assert [row["p"] for row in rows] == pytest.approx(p)
+    assert [row["p_holm"] for row in rows] == pytest.approx(holm(p))
+    alone = {row["dataset"] for row in rows if row["p"] < 0.05}
+    assert {name for name, _ in best_models(rows, figures(values))} < alone
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), shift=st.floats(0, 0.1))
+def test_marks_and_bold_figures_agree_with_the_pairs(seed: int, shift: float) -> None:
+    """Three systems whose differences are near the level: no place may call significant what another one does not."""
+    rng = np.random.default_rng(seed)
+    values = {
+        model: {name: {"map": rng.normal(number * shift, 0.15, 30)} for name in ("d0", "d1")}
+        for number, model in enumerate(("base", "a", "b"))
+    }
+    rows = pair_rows(values)
+    significant = {(row["dataset"], row["model"], row["against"]) for row in rows if row["p_holm"] < 0.05}
+    marks = collect_marks(rows, ["base", "a"])
+    for dataset in ("d0", "d1", None):
+        for model in values:
+            expected = ""
+            for baseline, (above, below) in {"base": "+-", "a": "◆◇"}.items():
+                expected += above * ((dataset, model, baseline) in significant)
+                expected += below * ((dataset, baseline, model) in significant)
+            assert marks.get((dataset, model, "map"), "") == expected
+        ahead = best_models(rows, figures(values)).get((dataset, "map"), [])
+        for rank, model in enumerate(ahead):
+            assert all((dataset, model, other) in significant for other in values if other not in ahead[: rank + 1])
 
 
 def test_what_cannot_be_tested_has_no_best() -> None:
     values = table({"a": [0.0], "b": [0.5]})
     shown = figures(values)
-    assert best_models({"b": shown["b"]}, values) == {}
-    assert best_models({**shown, "c": {"d0": {"ndcg_at_10": 0.1}}}, values) == {}  # without values a query
+    assert best_models(pair_rows(values), shown) == {("d0", "ndcg_at_10"): ["b"]}
+    assert best_models(pair_rows(values), {"b": shown["b"]}) == {}
+    untested = {**shown, "c": {"d0": {"ndcg_at_10": 0.1}}}  # without values a query
+    assert best_models(pair_rows(values), untested) == {}
     values["b"]["d0"]["ndcg_at_10"] = values["b"]["d0"]["ndcg_at_10"][:-1]  # of other queries
-    assert best_models(shown, values) == {}
+    assert pair_rows(values) == []
 
 
 def test_a_runs_table_says_whether_training_changed_anything() -> None:
@@ -92,7 +118,8 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
         "before": {"set": {"ndcg_at_10": before, "auc": before}},
         "after": {"set": {"ndcg_at_10": before + rng.normal(0.2, 0.1, 50), "auc": before + rng.normal(0.0, 0.1, 50)}},
     }
-    rows, pairs = significance_rows(values, ["before"]), pair_rows(values)
+    pairs = pair_rows(values)
+    rows = pairs_with(pairs, "before")
     names = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
     judged = {"absent_relevant": 2, "relevant": 60, "unanswerable_queries": 0}
     first, head, best, *lines = training_notes({"pairs": pairs, "judged": judged}, names).splitlines()
@@ -116,11 +143,15 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
         analyser["warning"],
     ]
     assert training_notes({}, names) == ""  # of a run of an earlier version
-    points = {point.name: point.value for point in significance_points(rows, 7, 0, several=False)}
+    points = {point.name: point.value for point in significance_points(pairs, ["before"], 7, 0, several=False)}
     assert points["significance/after-before/ndcg_at_10_p"] == one["p_holm"]
     assert points["significance/after-before/ndcg_at_10_low"] == one["low"]
     assert len(points) == 4 * len(rows)
-    assert significance_points(rows, 7, 0)[0].name == "significance/bm25-before/set/ndcg_at_10_difference"
+    assert significance_points(pairs, ["before"], 7, 0)[0].name == "significance/bm25-before/set/ndcg_at_10_difference"
+    lower = next(row for row in pairs_with(pairs, "after") if row["model"] == "before")
+    upper = next(row for row in pairs if (row["model"], row["against"]) == ("after", "before"))
+    assert (lower["difference"], lower["low"], lower["high"]) == (-upper["difference"], -upper["high"], -upper["low"])
+    assert lower["p_holm"] == upper["p_holm"]
 
 
 def test_titles_of_a_printed_table_never_touch() -> None:

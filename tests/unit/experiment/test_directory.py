@@ -194,8 +194,8 @@ def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("significance", {}, "'significance' is"),
-        ("significance", [{"metric": "auc", "model": "after", "against": "before", "p": None}], "'significance.0"),
+        ("pairs", {}, "'pairs' is"),
+        ("pairs", [{"metric": "auc", "model": "after", "against": "before", "p": None}], "'pairs.0"),
         ("judged", {"absent_relevant": "many"}, "'judged"),
         ("bm25_analyser", {"warning": 5}, "'bm25_analyser.warning' is"),
     ],

@@ -148,7 +148,16 @@ def test_an_export_checks_its_settings_before_it_writes(
     with pytest.raises(StorageError, match=r"holds no results\.json"):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
     (tmp_path / "results.json").write_text(
-        json.dumps({"format": 1, "models": {}, "systems": {"BM25": {"model": "bm25"}}, "calibration": [], "about": {}})
+        json.dumps(
+            {
+                "format": 2,
+                "models": {},
+                "systems": {"BM25": {"model": "bm25"}},
+                "baselines": [],
+                "pairs": [],
+                "about": {},
+            }
+        )
     )
     with pytest.raises(StorageError, match="measured bm25, not "):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)

@@ -70,7 +70,8 @@ def test_an_evaluation_gets_figures_and_a_page_with_all_of_them(evaluation: Path
 
 
 def test_a_page_needs_no_other_file_and_escapes_hostile_texts(evaluation: Path, tmp_path: Path) -> None:
-    tables = result_tables(json.loads((evaluation / "results.json").read_text())["models"])
+    content = json.loads((evaluation / "results.json").read_text())
+    tables = result_tables(content["models"], content["pairs"], ["bm25"])
     write_page(tmp_path / "p.html", Page("Evaluation", tables=tables, queries=read_queries(evaluation)))
     text = (tmp_path / "p.html").read_text()
     page = Elements(text)
@@ -151,8 +152,9 @@ def test_tables_have_means_of_complete_rows_and_explain_marks() -> None:
         "c": {"s": {"ndcg_at_10": 0.6}},
     }
     test = {"dataset": "s", "metric": "ndcg_at_10", "p": 0.01, "p_holm": 0.02, "effect": 0.3, "difference": 0.1}
-    tests = [{**test, "model": "c", "against": "a", "mark": "+"}, {**test, "model": "c", "against": "b", "mark": "◆"}]
-    first, whole, significance = result_tables(models, tests, {("s", "ndcg_at_10"): ["c"]})
+    test |= {"low": 0.05, "high": 0.15, "queries": 9, "model": "c"}
+    tests: Any = [{**test, "against": "a"}, {**test, "against": "b"}]
+    first, whole, significance = result_tables(models, tests, ["a", "b"])
     assert first.columns == ["model", "s", "t", "mean"]
     texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in first.rows]
     assert texts == [
@@ -164,11 +166,11 @@ def test_tables_have_means_of_complete_rows_and_explain_marks() -> None:
     assert isinstance(marked, Cell)
     assert (marked.mark, marked.best) == ("+◆", True)
     assert marked.hint.startswith("+0.1000 against a, p after Holm 0.0200; +0.1000 against b")
-    assert first.note.startswith("+ significantly above a, - below; ◆ significantly above b, ◇ below.")
+    assert first.note.startswith("+ and -: significantly above and below a; ◆ and ◇: significantly above and below b.")
     assert [row[:2] for row in whole.rows] == [["s", "a"], ["s", "b"], ["s", "c"], ["t", "a"], ["t", "b"]]
     assert len(significance.rows) == 2
     assert "Bold: significantly above every other model of its column" in first.note
-    plain = result_tables(models, tests)[0].rows[2][1]
+    plain = result_tables(models, tests[:1], ["a"])[0].rows[2][1]
     assert isinstance(plain, Cell)
     assert not plain.best
 
@@ -193,7 +195,7 @@ def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("per_query/letters.json", "{}", "is damaged or changed: 'queries' is missing"),
+        ("per_query/letters.json", "{}", "is damaged or changed: 'dataset' is missing"),
         ("scores/letters.bm25.npz", "nothing", "is damaged or changed: File is not a zip file"),
         ("results.json", '{"split": "test"}', "older format"),
     ],

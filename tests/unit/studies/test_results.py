@@ -17,6 +17,7 @@ from raytriever.evaluation.differences.seeds import (
     format_outcome,
     seeded_pair_rows,
 )
+from raytriever.evaluation.differences.significance import collect_marks
 from raytriever.evaluation.tables import latex, markdown
 from raytriever.studies.claims import (
     DID_NOT,
@@ -30,7 +31,7 @@ from raytriever.studies.claims import (
     best,
     smallest,
 )
-from raytriever.studies.page import Block, best_of_block, marks_of_block, page_text, study_tables
+from raytriever.studies.page import Block, page_text, pairs_of_block, study_tables
 
 QUERIES = 40
 
@@ -180,11 +181,10 @@ def test_the_marks_are_corrected_over_data_sets() -> None:
         cells["ours", name] = [SeedMetrics(None, {"ndcg_at_10": float(ours.mean())}, {"ndcg_at_10": ours})]
     whole = SeededResults(cells)
     assert whole.compare("ours", "base", "one", "ndcg_at_10").outcome == ABOVE
-    assert not marks_of_block(whole, Block("", {"base": "base", "ours": "ours"}, ["base"]))
+    block = Block("", {"base": "base", "ours": "ours"}, ["base"])
+    assert not collect_marks(pairs_of_block(whole, block), block.baselines)
     alone = SeededResults({key: value for key, value in cells.items() if key[1] == "one"})
-    assert marks_of_block(alone, Block("", {"base": "base", "ours": "ours"}, ["base"])) == {
-        ("ours", "one", "ndcg_at_10"): "+"
-    }
+    assert collect_marks(pairs_of_block(alone, block), block.baselines) == {("one", "ours", "ndcg_at_10"): "+"}
 
 
 def test_bold_is_above_every_other_row() -> None:
@@ -203,7 +203,6 @@ def test_bold_is_above_every_other_row() -> None:
     sets = {"clear": clear, "mixed": mixed, "equal": equal}
     whole = SeededResults({(row, name): cells[row] for name, cells in sets.items() for row in rows})
     block = Block("", rows, ["low"])
-    assert best_of_block(whole, block, ["ndcg_at_10"]) == {("clear", "ndcg_at_10"): ["high", "mid"]}
     [table] = study_tables(whole, [block], {}, "Table 1")
     assert [[figure.rank for figure in figures[:3]] for _, figures in table.rows] == [
         [None, None, None],

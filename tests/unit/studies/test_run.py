@@ -121,11 +121,11 @@ class ArmFolders:
         np.savez_compressed(path / "scores" / f"letters.{name}.npz", **pools)
         metrics = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
         about = {"letters": {"queries": 20, "documents": 60, "split": "test"}}
-        results = {"format": 1, "models": {name: {"letters": metrics}}, "about": about}
+        results = {"format": 2, "models": {name: {"letters": metrics}}, "baselines": [], "pairs": [], "about": about}
         (path / "results.json").write_text(json.dumps(results))
         queries = [str(query) for query in range(20)]
         models = {name: {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "top": [[]] * 20}}
-        values = {"queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
+        values = {"dataset": "letters", "queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
         (path / "per_query" / "letters.json").write_text(json.dumps(values))
         facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
         (folder / "metrics.json").write_text(json.dumps({"measured": {"letters": metrics}, **facts}))

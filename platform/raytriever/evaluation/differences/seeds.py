@@ -14,13 +14,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 from scipy.special import stdtrit
 
+from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.metrics.significance import LEVEL, combined_t_test, holm
 
 ABOVE, BELOW, NOISE, UNTESTED = "above", "below", "within noise", "not tested"
@@ -133,28 +133,37 @@ class SeededResults:
 
 def seeded_pair_rows(
     results: SeededResults, wanted: Callable[[str, str], bool] = lambda row, other: True
-) -> list[dict[str, Any]]:
+) -> list[TestedPair]:
     """Test every pair of rows on each data set, as `significance.pair_rows` does, but over queries and seeds.
+
+    Holm's correction is over the pairs and data sets of a metric. Pairs that cannot be tested are left out.
 
     Args:
         wanted: whether two rows are compared.
-
-    Returns:
-        Rows of `dataset`, `metric`, `model` (the better one), `against`, `difference`, `low`, `high`, `p` and `p_holm`,
-        after Holm's correction over the pairs and data sets of a metric. Pairs that cannot be tested have none.
     """
-    rows = []
+    rows: list[TestedPair] = []
     for metric in dict.fromkeys(name for seeds in results.cells.values() for name in seeds[0].metrics):
-        tested = []
+        tested: list[TestedPair] = []
         for dataset, pair in itertools.product(results.datasets, itertools.combinations(results.rows, 2)):
             if wanted(*pair) and all(results.has(row, dataset, metric) for row in pair):
                 better, worse = sorted(pair, key=lambda row: -results.mean(row, dataset, metric))
                 one = results.compare(better, worse, dataset, metric)
                 if one.outcome != UNTESTED:
-                    names = {"dataset": dataset, "metric": metric, "model": better, "against": worse}
-                    tested.append(names | {name: getattr(one, name) for name in ("difference", "low", "high", "p")})
+                    tested.append(
+                        {
+                            "dataset": dataset,
+                            "metric": metric,
+                            "model": better,
+                            "against": worse,
+                            "difference": one.difference,
+                            "low": one.low,
+                            "high": one.high,
+                            "p": one.p,
+                            "p_holm": one.p,
+                        }
+                    )
         for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
-            rows.append(row | {"p_holm": float(p)})
+            rows.append({**row, "p_holm": float(p)})
     return rows
 
 

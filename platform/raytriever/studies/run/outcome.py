@@ -17,8 +17,8 @@ import numpy as np
 from raytriever.activity import activity
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.errors import StorageError
-from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics, seeded_pair_rows
-from raytriever.evaluation.differences.significance import pair_lines
+from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
+from raytriever.evaluation.differences.significance import collect_marks, pair_lines
 from raytriever.evaluation.files import LATEX, read_per_query, read_pools
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import AUC
@@ -42,7 +42,7 @@ from raytriever.studies.definition import (
     Evaluated,
     Study,
 )
-from raytriever.studies.page import Block, marks_of_block, page_text, study_tables, title_of, value_text
+from raytriever.studies.page import Block, page_text, pairs_of_block, study_tables, title_of, value_text
 from raytriever.studies.recipes import OWN
 from raytriever.studies.run.arm import arm_folder, evaluation_of
 from raytriever.tracking.steps import end_to_end, stage_folders
@@ -138,7 +138,8 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
     with committed_directory(output / FIGURES, {"kind": "figures"}, replace=True) as folder:
         pictures = StudyFigures(study, results, blocks, output, folder).draw()
         pictures |= analysis.draw(folder) if analysis else {}
-    pairs = seeded_pair_rows(results) if scale == OWN else []
+    tested = [(block, pairs_of_block(results, block)) for block in blocks]
+    pairs = [row for _, rows in tested for row in rows] if scale == OWN else []
     facts, curves = _training_facts(study, output, seeds), _read_curves(study, output, seeds)
     heading = "".join(f"{line}\n\n" for line in study.heading)
     page = page_text(
@@ -155,7 +156,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
     write_atomically(output / TABLE, heading + markdown(tables))
     write_atomically(output / LATEX, latex(tables))
     write_atomically(output / PAGE, page)
-    marks = {key: mark for block in blocks for key, mark in marks_of_block(results, block).items()}
+    marks = {key: mark for block, rows in tested for key, mark in collect_marks(rows, block.baselines).items()}
     content = {
         "format": FORMAT,
         "study": study.name,
@@ -179,7 +180,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
 
 
 def _rows(
-    results: SeededResults, marks: dict[tuple[str, str, str], str], paper: dict[tuple[str, str, str], float]
+    results: SeededResults, marks: dict[tuple[str | None, str, str], str], paper: dict[tuple[str, str, str], float]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return, by row, data set and metric, the value of each seed, mean, deviation, mark, and the paper's figure."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
@@ -190,7 +191,7 @@ def _rows(
                 "values": results.values(*key).tolist(),
                 "mean": results.mean(*key),
                 "deviation": results.deviation(*key),
-                "mark": marks.get(key, ""),
+                "mark": marks.get((dataset, row, metric), ""),
                 "paper": paper.get(key),
             }
     return rows

@@ -44,7 +44,7 @@ class FaultyRun:
     """A run on the faulty server."""
 
     def __init__(self, faulty: FaultyServer, run: RemoteRun) -> None:
-        self._server, self._run, self.run_id, self.points = faulty, run, run.run_id, run.points
+        self._server, self._run, self.run_id, self.points, self.view = faulty, run, run.run_id, run.points, run.view
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         self._server.call(self._run.describe, config, dataset, tags)

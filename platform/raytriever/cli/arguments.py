@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -270,6 +271,24 @@ def add_number(
 def quote_command(*words: object) -> str:
     """Return words as a shell command, with white space, `;` and `$` quoted."""
     return shlex.join(map(str, words))
+
+
+def program_path(name: str) -> str:
+    """Return the command of a program of this environment: its name if the shell finds it, else its path."""
+    own = Path(sys.executable).with_name(name)
+    in_shell = shutil.which(name)
+    if in_shell is not None and Path(in_shell).absolute() == own.absolute():
+        return name
+    return os.path.relpath(own) if own.absolute().is_relative_to(Path.cwd()) else str(own)
+
+
+def show_views(folder: Path, trackers: Sequence[str]) -> None:
+    """Print for each tracker the address or command that shows a run."""
+    from raytriever.tracking.outbox import view_of
+
+    for view in filter(None, (view_of(folder, tracker) for tracker in trackers)):
+        program, _, words = view.partition(" ")
+        show(f"  {program_path(program)} {words}" if words else f"  {view} (open it in a browser)")
 
 
 def build_config(arguments: argparse.Namespace, kind: type[T], **settings: Any) -> T:

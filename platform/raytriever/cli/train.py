@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,9 @@ from raytriever.cli.arguments import (
     add_trackers,
     explicit_settings,
     lock_output,
+    program_path,
     quote_command,
+    show_views,
 )
 from raytriever.config import (
     Config,
@@ -87,7 +87,6 @@ def main(words: list[str]) -> None:
     from raytriever.evaluation.tables import metrics_table, training_notes
     from raytriever.experiment.directory import RunDirectory, newer_datasets
     from raytriever.experiment.train import run_experiment
-    from raytriever.tracking.mlflow_tracker import tracking_uri
 
     for line in _overridden_flags(curriculum, _flags(arguments)):
         warn(line)
@@ -106,12 +105,9 @@ def main(words: list[str]) -> None:
     if finished.quarantined:
         show(finished.quarantined)
     show("\nContinue with:")
-    if "mlflow" in arguments.trackers:
-        uri = tracking_uri()
-        mlflow = quote_command(_program("mlflow"), "ui", "--backend-store-uri", uri)
-        show(f"  {uri} (open it in a browser)" if uri.startswith("http") else f"  {mlflow}")
+    show_views(finished.path, arguments.trackers)
     dataset = config.data.dataset
-    search = [_program("raytriever"), "search", "--model", finished.path, "--dataset", dataset]
+    search = [program_path("raytriever"), "search", "--model", finished.path, "--dataset", dataset]
     question = _EXAMPLE if dataset in (PYDOCS, PYDOCS_PART) else "a question"
     note = f" (--dataset {PYDOCS} encodes all docstrings first)" if dataset == PYDOCS_PART else ""
     show(f"  {quote_command(*search, question)}{note}")
@@ -120,15 +116,6 @@ def main(words: list[str]) -> None:
 
 _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
 _EXAMPLE = "compress a file with gzip"
-
-
-def _program(name: str) -> str:
-    """Return the command of a program of this environment: its name if the shell finds it, else its path."""
-    own = Path(sys.executable).with_name(name)
-    in_shell = shutil.which(name)
-    if in_shell is not None and Path(in_shell).absolute() == own.absolute():
-        return name
-    return os.path.relpath(own) if own.absolute().is_relative_to(Path.cwd()) else str(own)
 
 
 def resolve_settings(arguments: argparse.Namespace) -> Curriculum:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, build_config, quote_command
+from raytriever.cli.arguments import Parser, add_settings, build_config, quote_command, show_views
 from raytriever.cli.train import add_run_flags, check_own_losses, resolve_settings, run_output
 from raytriever.config import Config, check_curriculum_paths, check_explicit_settings, check_run_name, read_settings
 from raytriever.errors import ConfigError, flag_of
@@ -61,6 +61,7 @@ def main(words: list[str]) -> None:
         own = ["--loss", loss] if any(map(LossFile.parse, terms_of(loss))) else []  # `train` wants it named
         best = quote_command("raytriever", "train", "--config", swept.path / "best.yaml", *own, "--output")
         show(f"\nContinue with:\n  {best} DIR")
+        show_views(swept.path, arguments.trackers)
         show(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
     if swept.failed:
         first = swept.failed[0]

@@ -180,18 +180,22 @@ def check_run_name(name: str) -> None:
 
 def default_run_name(curriculum: Curriculum) -> str:
     """Return a run name of data set, encoder, losses or stages, and seed."""
+    return "-".join(_names(curriculum))[-100:].lstrip("-._")
+
+
+def _names(curriculum: Curriculum) -> list[str]:
+    """Return the names of data set, encoder, losses or stages, and seed, as parts of a file name."""
     config = curriculum.base
-    parts = (
-        Path(config.data.dataset).name,
-        Path(config.model.model).name,
-        *(stage.name or stage.config.loss.title for stage in curriculum.all_stages),
-        f"seed{config.training.seed}",
-    )
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._")[-100:].lstrip("-._")
+    losses = "-".join(stage.name or stage.config.loss.title for stage in curriculum.all_stages)
+    names = Path(config.data.dataset).name, Path(config.model.model).name, losses, f"seed{config.training.seed}"
+    return [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names]
 
 
 def shown_run_name(curriculum: Curriculum, base: Config) -> str:
-    """Return the default name of a run at a tracker: the run name, and the settings that tell it from other runs.
+    """Return the default name of a run at a tracker, which begins with what tells it from other runs.
+
+    These are its losses or stages, its seed, and the settings given; data set and encoder follow. A list of runs shows
+    about twenty characters.
 
     Args:
         base: settings without those of the command and its file: the defaults, or a recipe.
@@ -204,7 +208,8 @@ def shown_run_name(curriculum: Curriculum, base: Config) -> str:
         if name not in (*_NAMED, *MAY_CHANGE) and value is not None
     ]
     more = f" and {len(texts) - _MOST_SHOWN} more" if len(texts) > _MOST_SHOWN else ""
-    return " ".join([default_run_name(curriculum), *texts[:_MOST_SHOWN]])[:_LONGEST_NAME] + more
+    *data, losses, seed = _names(curriculum)
+    return " ".join([losses, seed, *texts[:_MOST_SHOWN]])[:_LONGEST_NAME] + more + " " + "-".join(filter(None, data))
 
 
 def stage_difference(there: Any, here: Curriculum) -> str | None:

@@ -169,7 +169,7 @@ class Stages:
         self._log(f"stage {number + 1} of {len(self._directories)}, {stage.stage.name}: {stage.total_steps:,} steps")
         with stage_errors(stage.stage):
             run.begin(dump_config(config))
-            tracker = parent.child(f"{run_name}/{run.path.name}", run.path)
+            tracker = parent.child(f"{run.path.name} of {run_name}", run.path)
             with closing(tracker):
                 dataset = stage.training_data.datasets[0]
                 quarantine = dataset.quarantine.write(run.path)

@@ -204,16 +204,14 @@ def conclude(
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     now = time.time_ns() // 1_000_000
-    steps = sum(stage.total_steps for stage in opened.stages)
+    # MLflow draws metrics that have step 0 alone as bars.
     points = [
-        Point(f"{system}/{name}", value, steps, now)
-        for system, values in rows.items()
-        for name, value in values.items()
+        Point(f"{system}/{name}", value, 0, now) for system, values in rows.items() for name, value in values.items()
     ]
     absent = judged.count_absent()
-    points += significance_points(pairs, ["before"], steps, now, several=False)
-    points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
-    points.append(Point("total_seconds", time.monotonic() - started, steps, now))
+    points += significance_points(pairs, ["before"], 0, now, several=False)
+    points += [Point(f"judged/{name}", float(count), 0, now) for name, count in absent.items()]
+    points.append(Point("total_seconds", time.monotonic() - started, 0, now))
     tracker.log(points)
     own = [LOSSES] * (run.path / LOSSES).exists()
     for name in ("config.yaml", *own, "report.html", "figures", "model", PER_QUERY):

@@ -1,13 +1,13 @@
 """Finished runs: metrics, settings, curves and per-query results, read from a directory or from MLflow.
 
 The directory of a training run has `metrics.json`, that of an evaluation has `results.json`. MLflow finds runs by id or
-by filter.
+by filter. The tag of a run says what it is; an evaluation is read from the same files, which are its artifacts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +30,9 @@ from raytriever.tracking.mlflow_tracker import (
     tracking_uri,
 )
 from raytriever.tracking.steps import end_to_end, stage_folders
+from raytriever.tracking.tracker import STAGE
 
-METRICS, CONFIG = "metrics.json", "config.yaml"
+METRICS, CONFIG, TRIALS = "metrics.json", "config.yaml", "trials.json"
 CURVES = ("loss", "dev_loss")
 NOT_SETTINGS = ("hash",)
 SYSTEMS = ("bm25", "before", "after")
@@ -71,6 +72,8 @@ def read_directory(folder: Path, name: str) -> FinishedRun:
         return _evaluation(folder, name)
     if (folder / METRICS).is_file():
         return _training(folder, name)
+    if (folder / TRIALS).is_file():
+        raise ConfigError("holds a sweep", str(folder), f"give {folder / 'best'}, its best trial, when it is finished")
     if (folder / CONFIG).is_file():
         raise ConfigError("holds a run that is not finished", str(folder), "finish it with the command that started it")
     raise ConfigError("holds no run", str(folder), "give a directory of `raytriever train` or `raytriever evaluate`")
@@ -119,10 +122,10 @@ def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> Fi
     """Return the run of an arm of a study, with its evaluations on all data sets."""
     splits, queries = {}, {}
     for dataset in measured:
-        safe = safe_name(dataset)
-        path = folder / MEASURED / safe
-        splits[dataset] = read_results(path)["about"][safe]["split"]
-        whole = read_queries(path)[safe]
+        path = folder / MEASURED / safe_name(dataset)
+        [about] = read_results(path)["about"].values()
+        splits[dataset] = about["split"]
+        [whole] = read_queries(path).values()
         [values] = whole["models"].values()
         queries[dataset] = {**whole, "models": {"after": values}}
     return FinishedRun(
@@ -186,15 +189,26 @@ class MlflowRuns:
             matches = self._client.search_runs(
                 experiments, query, max_results=MAX_RUNS, order_by=["attributes.start_time DESC"]
             )
-            runs = [self._read(run) for run in matches if _figures(run)]
+            runs = [self._read(run) for run in matches if _is_finished(run)]
         if not runs:
-            raise ConfigError(f"no finished run matches {query!r}", self._shown, "try the filter in MLflow's UI")
+            what = f"no finished training or evaluation matches {query!r}"
+            raise ConfigError(what, self._shown, "try the filter in MLflow's UI")
         return runs[::-1]
 
     def _read(self, run: Any) -> FinishedRun:
+        run_id, stage = run.info.run_id, run.data.tags.get(STAGE)
+        if stage == "tune":
+            remedy = f"give its best trial by \"tags.mlflow.parentRunId = '{run_id}'\""
+            raise ConfigError(f"run {run_id} is a sweep", self._shown, remedy)
+        if not _is_finished(run):
+            raise ConfigError(f"run {run_id} is no finished training or evaluation", self._shown, "give another run")
+        name = str(run.info.run_name or run_id)
+        with TemporaryDirectory() as folder:
+            self._download(run_id, Path(folder), [RESULTS, PER_QUERY] if stage == "evaluate" else [PER_QUERY])
+            if stage == "evaluate":
+                return _evaluation(Path(folder), name)
+            queries = read_queries(Path(folder))
         figures = _figures(run)
-        if not figures:
-            raise ConfigError(f"run {run.info.run_id} has no metrics", self._shown, "give a finished run")
         curves = {
             name: sorted(
                 {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}.items()
@@ -202,48 +216,41 @@ class MlflowRuns:
             for name in CURVES
             if name in run.data.metrics
         }
-        split = str(run.data.params.get("data.test_split") or run.data.params.get("split") or "test")
+        split = str(run.data.params.get("data.test_split") or "test")
         return FinishedRun(
-            name=str(run.info.run_name or run.info.run_id),
+            name=name,
             figures=figures,
             splits={dataset: split for sets in figures.values() for dataset in sets},
             settings=dict(run.data.params),
             curves=curves,
-            queries=self._queries(run.info.run_id),
-            trained="after" in figures,
+            queries=queries,
+            trained=True,
         )
 
-    def _queries(self, run_id: str) -> Mapping[str, Mapping[str, Any]]:
-        """Read the results per query from a run's artifacts; empty if the run has none."""
+    def _download(self, run_id: str, folder: Path, names: Sequence[str]) -> None:
+        """Download those of the named artifacts that a run has."""
         with self._mlflow_errors("cannot download the artifacts of a run"):
-            if not any(one.path == PER_QUERY for one in self._client.list_artifacts(run_id)):
-                return {}
-            with TemporaryDirectory() as folder:
-                self._client.download_artifacts(run_id, PER_QUERY, folder)
-                return read_queries(Path(folder))
+            for name in {one.path for one in self._client.list_artifacts(run_id)}.intersection(names):
+                self._client.download_artifacts(run_id, name, str(folder))
 
     def _mlflow_errors(self, problem: str) -> AbstractContextManager[None]:
         return mlflow_errors(self._shown, problem, "give an id or a filter of MLflow's UI")
 
 
+def _is_finished(run: Any) -> bool:
+    """Return whether a run of MLflow is a finished training or evaluation."""
+    if run.data.tags.get(STAGE) == "train":
+        return any(name.startswith("after/") for name in run.data.metrics)
+    return run.data.tags.get(STAGE) == "evaluate" and run.info.status == "FINISHED"
+
+
 def _figures(run: Any) -> Figures:
-    """Return the metrics of a run. A training run logs them as `SYSTEM/METRIC` when it ends."""
+    """Return the metrics of a training run, which logs them as `SYSTEM/METRIC` when it ends."""
     inputs = run.inputs.dataset_inputs if run.inputs else []
     dataset = str(inputs[0].dataset.name) if inputs else "data set"
-    figures: Figures = {}
-    for system in SYSTEMS:
-        values = {
-            name.removeprefix(f"{system}/"): float(value)
-            for name, value in run.data.metrics.items()
-            if name.startswith(f"{system}/")
-        }
-        if values:
-            figures[system] = {dataset: dict(values)}
-    if "after" in figures:
-        return figures
-    figures = {}
+    systems: dict[str, dict[str, float | None]] = {}
     for key, value in run.data.metrics.items():
-        if key.count("/") == 2:  # an evaluation logs `MODEL/DATASET/METRIC`
-            model, dataset, name = key.split("/")
-            figures.setdefault(model, {}).setdefault(dataset, {})[name] = float(value)
-    return figures
+        system, _, name = key.partition("/")
+        if system in SYSTEMS:
+            systems.setdefault(system, {})[name] = float(value)
+    return {system: {dataset: systems[system]} for system in SYSTEMS if system in systems}

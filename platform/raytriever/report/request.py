@@ -10,7 +10,13 @@ from raytriever.errors import ConfigError, setting
 from raytriever.store.disk import check_writable
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
-_FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
+# A filter of MLflow's search begins with the kind of what it compares, or with an attribute of runs.
+_FILTER = re.compile(
+    r"\s*(?:metrics?\.|param(?:eter)?s?\.|tags?\.|datasets?\.|attributes?\.|attr\.|run\."
+    r"|(?:run_id|run_name|status|start_time|end_time|artifact_uri|user_id)\b).+?"
+    r"(?:[=<>]|\s(?:i?like|(?:not\s+)?in|is)\s)",
+    re.IGNORECASE,
+)
 
 
 def check_comparison(runs: Sequence[str], output: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from raytriever.activity import activity
@@ -35,6 +36,8 @@ REASON_CHARACTERS = 300
 # The outbox decides when to retry: a request that MLflow repeats could create a run twice.
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", TIMEOUT: "10"}
+NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # it prints those of pages for traces
+MOST_COMPARED = 20  # runs in the address of a comparison
 FILE_TIMEOUT = "120"  # seconds; a server may copy a file to slower storage before it answers
 SQLITE = "sqlite:///"
 # Default ports of the servers that MLflow supports, and the packages of the usual drivers.
@@ -154,6 +157,19 @@ def mlflow_errors(address: str, problem: str, remedy: str) -> Iterator[None]:
         raise ConfigError(f"MLflow {problem} ({reason})", address, remedy) from error
 
 
+def comparison_view(view: str, run_ids: Sequence[str]) -> str:
+    """Return the address of the comparison of runs of an experiment, from `MlflowServer.view`.
+
+    The page of all runs is returned for less than two runs, or more than `MOST_COMPARED`.
+    """
+    server, _, rest = view.partition("#/experiments/")
+    experiment, _, end = rest.partition("/runs")
+    if not rest or not 2 <= len(run_ids) <= MOST_COMPARED:
+        return view
+    runs, experiments = (quote(json.dumps(ids, separators=(",", ":")), safe=",") for ids in (run_ids, [experiment]))
+    return f"{server}#/compare-runs?runs={runs}&experiments={experiments}{end}"
+
+
 class MlflowServer:
     """MLflow tracking server or database."""
 
@@ -164,7 +180,7 @@ class MlflowServer:
         os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
         # Errors are raised as well; MLflow's log would print thirty lines for each.
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
-        for name, value in REQUESTS.items():
+        for name, value in {**REQUESTS, NO_ADDRESSES: "true"}.items():
             os.environ.setdefault(name, value)
         check_uri(uri)
         from mlflow import MlflowClient
@@ -219,6 +235,16 @@ class MlflowServer:
                 raise
             return str(existing.experiment_id)
 
+    def view(self, experiment: str) -> str:
+        """Return the address of the page of an experiment's runs, for a database after the command that serves it.
+
+        The root of a server opens another page.
+        """
+        page = f"#/experiments/{experiment}/runs"
+        if self._uri.startswith("http"):
+            return f"{urlsplit(self.address)._replace(query='', fragment='').geturl().rstrip('/')}/{page}"
+        return f"mlflow ui --backend-store-uri {shlex.quote(self.address)}  (then open http://127.0.0.1:5000/{page})"
+
     def connect(
         self,
         run_name: str,
@@ -252,6 +278,7 @@ class MlflowTracker(RemoteRun):
         self._tags = {name: value for name, value in ((PARENT, parent), (KEY, key)) if value}
         with self._translate_errors():
             self.run_id = self._resume(run_id) or self._create(server.experiment(), run_name, key)
+            self.view = server.view(self._client.get_run(self.run_id).info.experiment_id)
         self.points = points if self.run_id == run_id else 0
 
     def _resume(self, run_id: str | None) -> str | None:

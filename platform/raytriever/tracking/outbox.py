@@ -1,12 +1,13 @@
 """Outbox of a run for one tracker: the logged data that it does not have yet, and the thread that sends it.
 
 1. Points are in `steps.jsonl`. `run.json` (of other trackers than MLflow `run-NAME.json`) says up to which byte the
-   tracker has them and holds what else is unsent: the description, the names of files, the status.
-2. A message is removed when the tracker has confirmed it. A crash between the two sends it again, which changes
-   nothing: MLflow and Trackio keep a point once, W&B and TensorBoard say which points they have when a run is resumed,
-   and a run is created under a key that is looked up first.
+   tracker has them and holds all else: the descriptions, the names of files, the status, and which of them are unsent.
+2. A message counts as sent when the tracker has confirmed it. A crash between the two sends it again, which changes
+   nothing: MLflow, Trackio and W&B keep a point once, and a run is created under a key that is looked up first.
 3. A file that the tracker does not take waits until all else is sent, and is tried once more at the end.
-4. If a server has no such run any more, or is another server, a new run is created and all points are sent again.
+4. A run says how many points it has when it is connected. The points after them are sent again: all of them if a server
+   has no such run any more, or is another server, or if the tracker writes its files anew, as TensorBoard does. Such a
+   run gets the files again too. Descriptions are sent again with each connection.
 5. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
    caller waits for a server. A lost server is reported once, and once when it is back."""
 
@@ -26,6 +27,7 @@ from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import write_atomically
 from raytriever.store.disk import disk_errors
+from raytriever.tracking.mlflow_tracker import comparison_view
 from raytriever.tracking.steps import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 
@@ -36,7 +38,8 @@ GATHER_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before a message is sent again; doubled each time
 END_PAUSE = 2.0  # longest pause after the end of the run
 REPORTED_FAILURES = 2  # in a row, before a line is logged: a database may be locked for a moment
-_EMPTY: dict[str, Any] = {"name": "", "sent": 0, "descriptions": [], "files": [], "status": None, "children": []}
+_EMPTY: dict[str, Any] = {"name": "", "view": "", "sent": 0, "descriptions": [], "sent_descriptions": []}
+_EMPTY |= {"files": [], "sent_files": [], "status": None, "children": []}
 
 
 def one_line(error: Exception) -> str:
@@ -133,10 +136,13 @@ class Outbox:
     ) -> None:
         """Store settings, data and tags; they replace unsent ones of the same data, or of the same names of tags."""
         record = dataset and {**asdict(dataset), "counts": dict(dataset.counts)}
+        new = {"params": dict(params), "dataset": record, "tags": dict(tags)}
         with self._lock:
-            subject = record or [*tags]
-            others = [one for one in self._state["descriptions"] if (one["dataset"] or [*one["tags"]]) != subject]
-            self._change(descriptions=[*others, {"params": dict(params), "dataset": record, "tags": dict(tags)}])
+            waiting, sent = (
+                [one for one in self._state[name] if (one["dataset"] or [*one["tags"]]) != (record or [*tags])]
+                for name in ("descriptions", "sent_descriptions")
+            )
+            self._change(descriptions=[*waiting, new], sent_descriptions=sent)
 
     def put_file(self, path: Path, folder: str) -> None:
         """Store the path of a file. Its content is read when it is sent."""
@@ -167,9 +173,13 @@ class Outbox:
             state = self._state
             run = self.client.connect(state["name"], self.run_id, parent, state["key"], self._sent_points)
             with self._lock:
-                if (run.run_id, run.points) != (self.run_id, self._sent_points):
-                    self._sent_points, offset = self._steps.locate(run.points)
-                    self._change(tracking_id=run.run_id, sent=offset)
+                if run.run_id != self.run_id or not run.points:
+                    files = [*state["sent_files"], *(one for one in state["files"] if one not in state["sent_files"])]
+                    self._change(files=files, sent_files=[])
+                self._sent_points, offset = self._steps.locate(run.points)
+                descriptions = [*state["sent_descriptions"], *state["descriptions"]]
+                self._change(descriptions=descriptions, sent_descriptions=[])
+                self._change(tracking_id=run.run_id, view=run.view, sent=offset)
                 self._run = run
         return self._run
 
@@ -189,8 +199,11 @@ class Outbox:
             dataset = description["dataset"] and DatasetRecord(**description["dataset"])
             run.describe(description["params"], dataset, description["tags"])
             with self._lock:
-                left = [other for other in self._state["descriptions"] if other is not description]
-                self._change(descriptions=left)
+                waiting = [other for other in self._state["descriptions"] if other is not description]
+                if len(waiting) < len(self._state["descriptions"]):  # it was not replaced meanwhile
+                    self._change(
+                        descriptions=waiting, sent_descriptions=[*self._state["sent_descriptions"], description]
+                    )
         elif self._unsent:
             batch = self._steps.read_from(state["sent"], POINTS_PER_MESSAGE)
             run.log(batch.points)
@@ -208,7 +221,8 @@ class Outbox:
                     self._refused[tuple(entry)] = one_line(error)
                     return
             with self._lock:
-                self._change(files=[other for other in self._state["files"] if other != entry])
+                files = [other for other in self._state["files"] if other != entry]
+                self._change(files=files, sent_files=[*self._state["sent_files"], entry])
         elif status := state["status"]:
             run.finish(status)
             with self._lock:
@@ -231,9 +245,12 @@ class _State(TypedDict, total=False):
     tracking_id: str | None
     key: str
     name: str
+    view: str
     sent: int
     descriptions: list[_Description]
+    sent_descriptions: list[_Description]
     files: list[list[str]]
+    sent_files: list[list[str]]
     status: str | None
     children: list[str]
 
@@ -245,7 +262,8 @@ def _read(path: Path) -> dict[str, Any]:
     with disk_errors(path, reading=True):
         content = read_json(path, dict[str, Any], remedy)
     state = conform(content, str(path), _State, remedy)
-    if state.get("sent", 0) < 0 or any(len(entry) != 2 for entry in state.get("files", [])):
+    files = [*state.get("files", []), *state.get("sent_files", [])]
+    if state.get("sent", 0) < 0 or any(len(entry) != 2 for entry in files):
         raise StorageError("is damaged or changed: 'sent' is negative, or 'files' are not pairs", str(path), remedy)
     for child in state.get("children", []):
         if Path(child).is_absolute() or ".." in Path(child).parts:
@@ -263,6 +281,16 @@ def has_unsent_data(folder: Path, tracker: str) -> bool:
     state = {**_EMPTY, **_read(file)}
     own = StepLog(folder).count(state["sent"]) or state["descriptions"] or state["files"] or state["status"]
     return bool(own) or any(has_unsent_data(folder / child, tracker) for child in state["children"])
+
+
+def view_of(folder: Path, tracker: str) -> str:
+    """Return the command or address that shows a run at a tracker, or the comparison of its child runs.
+
+    It is empty if the tracker has not created the run.
+    """
+    state = {**_EMPTY, **_read(folder / state_file(tracker))}
+    children = [_read(folder / child / state_file(tracker)).get("tracking_id") for child in state["children"]]
+    return comparison_view(state["view"], [run_id for run_id in children if run_id]) if state["view"] else ""
 
 
 class OutboxSender:

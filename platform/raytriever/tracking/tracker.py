@@ -89,12 +89,13 @@ class Tracker:
 class RemoteRun(Tracker):
     """One run at a tracker, which may fail at any time.
 
-    Its attributes are the tracker's id of the run, and the number of points that the tracker had when the run was
-    created or resumed: the first ones of the run.
+    Its attributes are the tracker's id of the run, the number of points that the tracker had when the run was created
+    or resumed (the first ones of the run), and the command or address that shows the run.
     """
 
     run_id: str
     points: int
+    view: str
 
 
 class TrackerClient(Protocol):
@@ -113,7 +114,8 @@ class TrackerClient(Protocol):
         Args:
             run_id: run to resume; None for a new one.
             key: unique text of the run, which finds it after a lost response.
-            points: number of points that the tracker has confirmed.
+            points: number of points that the tracker has confirmed; a tracker that does not know how many it has
+                returns a run with this number.
         """
 
 

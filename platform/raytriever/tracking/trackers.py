@@ -56,9 +56,9 @@ def check_trackers(names: Sequence[str]) -> None:
         if name == "mlflow":
             check_uri(tracking_uri())
         elif name == "wandb":
-            from raytriever.tracking.wandb_tracker import check_key
+            from raytriever.tracking.wandb_tracker import read_settings
 
-            check_key()
+            read_settings()
         elif name == "tensorboard":
             from raytriever.tracking.tensorboard_tracker import check_folder
 

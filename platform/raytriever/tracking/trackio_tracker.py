@@ -1,6 +1,6 @@
 """Trackio tracker: rows in Trackio's database on this machine (`TRACKIO_DIR`), which `trackio show` opens.
 
-A row has an id of its run and its first point, and Trackio keeps one row of each id. So a message that is sent twice
+A row has an id of its run and its first point, and Trackio keeps one row of each id, so a row that is sent twice
 changes nothing. Trackio's `Run` is not used: it writes from a thread that gives up a batch after an error.
 """
 
@@ -33,21 +33,22 @@ class TrackioClient(TrackerClient):
 class TrackioRun(RemoteRun):
     """One run in the database, which has some of its points."""
 
+    view = f"trackio show --project {PROJECT}"
+
     def __init__(self, storage: Any, name: str, run_id: str, points: int) -> None:
-        self._storage, self._name, self.run_id, self.points = storage, name, run_id, points
-        self._next = points
+        self._storage, self._name, self.run_id, self.points, self._next = storage, name, run_id, points, points
         self._config: dict[str, str | float] = {}
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
-        """Keep settings, data and tags, which Trackio stores with the next row."""
+        """Keep settings, data and tags, which Trackio stores with the next rows."""
         self._config |= described(config, dataset, tags)
 
     def log(self, points: Sequence[Point]) -> None:
         """Write a row for each step and time."""
-        rows, ids, next_point = rows_of(points), [], self._next
+        rows, ids = rows_of(points), list[str]()
         for row in rows:
-            ids.append(f"{self.run_id}-{next_point}")
-            next_point += len(row)
+            ids.append(f"{self.run_id}-{self._next}")
+            self._next += len(row)
         self._storage.bulk_log(
             PROJECT,
             self._name,
@@ -58,5 +59,3 @@ class TrackioRun(RemoteRun):
             log_ids=ids,
             run_id=self.run_id,
         )
-        self._next = next_point
-        self._config = {}

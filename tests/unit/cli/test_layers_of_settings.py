@@ -171,12 +171,12 @@ def test_the_name_at_a_tracker_tells_runs_apart() -> None:
     config = dataclasses.replace(
         base, training=dataclasses.replace(base.training, learning_rate=1e-4, num_workers=4, max_steps=50)
     )
-    assert shown_run_name(Curriculum(base), base) == "faq-minilm-mw-seed0"
-    assert shown_run_name(Curriculum(config), base) == "faq-minilm-mw-seed0 max_steps=50 learning_rate=0.0001"
+    assert shown_run_name(Curriculum(base), base) == "mw seed0 faq-minilm"
+    assert shown_run_name(Curriculum(config), base) == "mw seed0 max_steps=50 learning_rate=0.0001 faq-minilm"
     names = "batch_size max_steps warmup_steps patience eval_steps weight_decay max_grad_norm"
     texts = dict.fromkeys(names.split(), 9)
     many = dataclasses.replace(base, training=dataclasses.replace(base.training, **texts))
-    assert shown_run_name(Curriculum(many), base).endswith(" and 1 more")
+    assert shown_run_name(Curriculum(many), base).endswith(" and 1 more faq-minilm")
     long = dataclasses.replace(base, model=ModelConfig(query_prompt="x" * 300))
     assert len(shown_run_name(Curriculum(long), base)) <= 220
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -13,19 +14,22 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from faulty_server import DATA, points, wait_for
+from wandb_file import read_records
 
 from raytriever.errors import ConfigError, UserError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking import trackers as trackers_module
-from raytriever.tracking.outbox import state_file
+from raytriever.tracking.outbox import state_file, view_of
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.steps import STEPS
 from raytriever.tracking.tracker import Point
 from raytriever.tracking.trackers import check_trackers, open_trackers, read_trackers
+from raytriever.tracking.trackio_tracker import TrackioClient
 from raytriever.tracking.wandb_tracker import WandbClient
 
 Values = dict[tuple[str, int], list[float]]
@@ -47,12 +51,10 @@ def of_wandb(folder: Path) -> tuple[Values, dict[str, Any]]:
     """Read W&B's files of runs."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    from raytriever.reading.wandb_file import _records
-
     values: Values = {}
     settings: dict[str, Any] = {}
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        for record in map(Record.FromString, _records(file)):
+        for record in map(Record.FromString, read_records(file)):
             row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             for name in row.keys() - {"step", "_step", "_timestamp", "_runtime"}:
                 values.setdefault((name, row["step"]), []).append(row[name])
@@ -68,7 +70,7 @@ def of_tensorboard(folder: Path) -> tuple[Values, dict[str, Any]]:
 
     values: Values = {}
     settings: dict[str, Any] = {}
-    files = sorted((folder / "events").rglob("events.out.tfevents.*"))
+    files = [file for file in (folder / "events").rglob("events.out.tfevents.*") if file.stat().st_size]
     assert len(files) <= 1
     for event in (event for file in files for event in LegacyEventFileLoader(str(file)).Load()):
         for value in event.summary.value:
@@ -80,10 +82,10 @@ def of_tensorboard(folder: Path) -> tuple[Values, dict[str, Any]]:
     return values, settings
 
 
-def of_trackio(folder: Path) -> tuple[Values, dict[str, Any]]:
+def of_trackio(folder: Path, project: str = "raytriever") -> tuple[Values, dict[str, Any]]:
     """Read Trackio's database."""
     values: Values = {}
-    with sqlite3.connect(folder / "trackio" / "raytriever.db") as database:
+    with sqlite3.connect(folder / "trackio" / f"{project}.db") as database:
         for step, row in database.execute("select step, metrics from metrics order by id"):
             for name, value in json.loads(row).items():
                 values.setdefault((name, step), []).append(value)
@@ -97,6 +99,7 @@ READERS: dict[str, Callable[[Path], tuple[Values, dict[str, Any]]]] = {
     "tensorboard": of_tensorboard,
     "trackio": of_trackio,
 }
+VIEWS = {"wandb": ["wandb", "sync"], "tensorboard": ["tensorboard", "--logdir"], "trackio": ["trackio", "show"]}
 NEW_TRACKIO = tuple(map(int, version("trackio").split(".")[:2])) >= (0, 43)
 needs_trackio = pytest.mark.skipif(not NEW_TRACKIO, reason="constraints.txt has a newer trackio")
 EACH = ["tensorboard", pytest.param("wandb", marks=pytest.mark.slow), pytest.param("trackio", marks=needs_trackio)]
@@ -118,8 +121,6 @@ def test_a_tracker_has_every_point_once_and_all_settings(tracker: str, tmp_path:
     if isinstance(client, WandbClient):
         import wandb
 
-        [remote] = client._runs.values()
-        assert remote.step == 6  # the next one: no row waits for another, without which a kill would lose it
         wandb.teardown()  # its own process ends with this one
     resumed = Spool.open(open_trackers([tracker]), run, "run", said.append)
     assert resumed.run_id == first.run_id
@@ -140,9 +141,37 @@ def test_a_tracker_has_every_point_once_and_all_settings(tracker: str, tmp_path:
     # A tracker that has lost the last message after it confirmed it gets it again, or says that it has it.
     file = run / state_file(tracker)
     state = json.loads(file.read_text())
+    assert (state["descriptions"], state["files"]) == ([], [])
     file.write_text(json.dumps(state | {"sent": 0, "status": "FINISHED"}))
     assert send_pending(run, [tracker], said.append)
-    assert READERS[tracker](tmp_path)[0] == values
+    assert READERS[tracker](tmp_path) == (values, settings)
+    if tracker == "wandb":  # files too
+        assert len(list(tmp_path.glob(f"wandb/offline-run-*-{first.run_id}*/files/pages/report.html"))) == 1
+    assert shlex.split(view_of(run, tracker))[:2] == VIEWS[tracker]
+
+
+@needs_trackio
+def test_settings_outlive_a_row_that_trackio_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "FIRST_PAUSE", 0.01)
+    [client] = open_trackers(["trackio"])
+    assert isinstance(client, TrackioClient)
+    write, calls = client.storage.bulk_log, list[str]()
+
+    def refuse_first(*words: Any, **settings: Any) -> None:
+        calls.append("row")
+        if len(calls) == 1:
+            raise sqlite3.OperationalError("database is locked")
+        write(*words, **settings)
+
+    client.storage = SimpleNamespace(bulk_log=refuse_first)
+    monkeypatch.setattr("raytriever.tracking.trackio_tracker.PROJECT", "refusing")
+    spool = Spool.open([client], tmp_path, "run", lambda line: None)
+    spool.describe({"loss": {"loss": "mw"}}, DATA, {"raytriever.stage": "train"})
+    spool.log(points(1, 2))
+    spool.finish("FINISHED")
+    values, settings = of_trackio(Path(client.address).parents[1], "refusing")
+    assert values == wanted(2)
+    assert (settings["loss.loss"], settings["raytriever.stage"]) == ("mw", "train")
 
 
 DRIVER = """
@@ -207,18 +236,24 @@ def test_a_tracker_that_fails_stops_neither_the_run_nor_the_others(
     assert of_tensorboard(tmp_path)[0] == wanted(2)
 
 
-def test_an_event_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
+def test_a_tensorboard_that_has_read_the_events_has_each_point_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     run = tmp_path / "run"
     run.mkdir()
-    Spool.open(open_trackers(["tensorboard"]), run, "run").drain(5.0)
+    reader = None
     for last in (2, 4, 6):
         spool = Spool.open(open_trackers(["tensorboard"]), run, "run")
+        spool.describe({"loss": {"loss": "mw"}}, DATA, {})
         spool.log(points(1, last))
         assert spool.drain(5.0)
-        (file,) = (tmp_path / "events").rglob("events.out.tfevents.*")
-        if last < 6:
-            os.truncate(file, file.stat().st_size - 7)
-    assert of_tensorboard(tmp_path)[0] == wanted(6)
+        reader = reader or EventAccumulator(str(tmp_path / "events" / str(spool.run_id)))
+        reader.Reload()
+        assert [(one.step, one.value) for one in reader.Scalars("loss")] == [
+            (step, pytest.approx(step / 7)) for step in range(1, last + 1)
+        ]
+        file = max((tmp_path / "events").rglob("events.out.tfevents.*"))
+        os.truncate(file, file.stat().st_size - 7)  # as a kill leaves it
 
 
 def test_no_tracker_keeps_the_curves(tmp_path: Path) -> None:

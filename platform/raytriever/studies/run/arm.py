@@ -83,7 +83,7 @@ class ArmRunner:
     """Runner of the arms of a study.
 
     Args:
-        run_name: name of the study; the runs of its arms begin with it.
+        run_name: name of the study, with which the names of the runs of its arms end.
         record: data of the study, for the tracker; used for an arm that opens no data set itself.
         gpus: GPUs of each worker of an arm, 0 on a cluster without GPUs; see `placement.gpus_of_trial`.
     """
@@ -140,12 +140,12 @@ class ArmRunner:
             if not (run.path / MODEL).is_dir():
                 with self._preparation:
                     stages.find_negatives(self._indexes.of, self._negatives)
-                stages.train(tracker, f"{self._run_name}/{name}")
+                stages.train(tracker, f"{name} of {self._run_name}")
             facts = _training_facts(run.path, stages.folders, curriculum)
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
 
     def _child(self, name: str, run: RunDirectory) -> Spool:
-        return self._tracker.child(f"{self._run_name}/{name}", run.path)
+        return self._tracker.child(f"{name} of {self._run_name}", run.path)
 
     def _measure(self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: Spool) -> Metrics:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
@@ -156,7 +156,7 @@ class ArmRunner:
         now = time.time_ns() // 1_000_000
         tracker.log(
             [
-                Point(f"{safe_name(dataset)}/{name}", value, int(facts.get("steps") or 0), now)
+                Point(f"{safe_name(dataset)}/{name}", value, 0, now)
                 for dataset, values in metrics.items()
                 for name, value in values.items()
                 if value == value

@@ -202,7 +202,7 @@ class TrialManager:
         run = RunDirectory.open(folder, to_dict(config), fresh=False)
         job = self._data.job(number, config, str(folder.resolve()))
         run.begin(dump_config(config), [config.loss])
-        tracker = self._tracker.child(f"{self._run_name}/{trial.name}", folder)
+        tracker = self._tracker.child(trial_run_name(trial, self._run_name), folder)
         tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
         tracker.describe(self._data.used_config(config), self._data.record(), tags)
         recorder = TrialRecorder(tracker, folder, trial.name, self._log)
@@ -288,6 +288,11 @@ class TrialManager:
 
     def _write(self) -> None:
         write_trials(self._folder, self.trials, self._plan.metric)
+
+
+def trial_run_name(trial: Trial, sweep: str) -> str:
+    """Return the name of a trial at a tracker, which begins with what differs from the other trials."""
+    return f"{settings_text(trial.settings)} ({trial.name} of {sweep})"
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

@@ -38,11 +38,11 @@ from raytriever.options import check_options, did_you_mean
 from raytriever.store.commit import MANIFEST, committed_directory, write_atomically
 from raytriever.terminal import markdown_table
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, Tracker, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.figures import save_response
-from raytriever.tuning.ray.manager import SweepPlan, TrialManager, settings_text
+from raytriever.tuning.ray.manager import SweepPlan, TrialManager, settings_text, trial_run_name
 from raytriever.tuning.ray.training_data import SweepData, trial_config
 from raytriever.tuning.ray.tuner import run_trials
 from raytriever.tuning.sampler import GRID, Sampler
@@ -53,6 +53,7 @@ COORDINATORS = 2  # logical CPUs that `ray_session` adds to those of the workers
 # Settings of the execution, which may differ when a sweep is resumed.
 _MAY_CHANGE = ("trials", "trials_at_once", "trial_gpus")
 SWEEP = "sweep"
+BEST_TRIAL = "raytriever.best_trial"  # tag of a sweep
 BEST, MODEL, TABLE, FIGURES = "best", "model", "table.md", "figures"
 LOSS = "loss.loss"
 Rows = dict[str, dict[str, float]]  # metrics by system
@@ -121,7 +122,12 @@ def run_sweep(
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
         tags = {STAGE: "tune", "run_directory": str(output.resolve())}
-        tracker.describe(settings, data.record(), tags)
+        searched = {one.key for one in space.dimensions}
+        constant = {
+            section: {name: value for name, value in values.items() if f"{section}.{name}" not in searched}
+            for section, values in settings.items()
+        }
+        tracker.describe(constant, data.record(), tags)
         workers = base.training.workers[1]
         requested = workers * (search.trials_at_once or max(1, usable_cores() // workers))
         with ray_session(requested - COORDINATORS):
@@ -229,7 +235,7 @@ def evaluate_best(
     """Evaluate the best trial on the test split, and write `best/` and `best.yaml`, unless they are its own already.
 
     Args:
-        tracker: Tracker of the sweep; the metrics are logged to the run of the trial and to this one.
+        tracker: Tracker of the sweep; the metrics are logged to the run of the trial, whose name is a tag of this one.
         started: `time.monotonic()` at the start of the command.
 
     Returns:
@@ -251,19 +257,11 @@ def evaluate_best(
     evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
     trained = ModelConfig(model=str(run.path / MODEL))
     evaluations["after"] = evaluate_model(dataset, split, trained, precision)
-    child = tracker.child(f"{run_name}/{best.name}", folder)
+    child = tracker.child(trial_run_name(best, run_name), folder)
     conclude(run, opened, [folder], evaluations, child, started)
     child.finish("FINISHED")
-    rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
-    now = time.time_ns() // 1_000_000
-    tracker.log(
-        [
-            Point(f"best/{system}/{name}", value, best.number, now)
-            for system, values in rows.items()
-            for name, value in values.items()
-        ]
-    )
-    return rows
+    tracker.describe({}, None, {BEST_TRIAL: trial_run_name(best, run_name)})
+    return {name: evaluation.metrics for name, evaluation in evaluations.items()}
 
 
 @activity("drawing the figures of the sweep")

@@ -111,7 +111,8 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
     read_manifest(run / "model")
     assert torch.equal(weights(run / "model"), weights(second / "model"))
 
-    # Measured once, for the whole.
+    # Measured once, for the whole, and calibrated as a run without stages is.
+    assert (run / "model" / "calibration.json").is_file(), err
     figures = json.loads((run / "metrics.json").read_text())
     earlier = ["dataset", "split", "bm25", "before", "after"]
     assert list(figures) == [*earlier, "pairs", "judged", "bm25_analyser"]

@@ -27,7 +27,7 @@ from raytriever.data.sampling.spread import shared
 from raytriever.data.statistics import check_overlap, overlaps
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import flag_of
+from raytriever.errors import DataError, flag_of
 from raytriever.experiment.directory import CONFIG, RunDirectory, recorded_settings, refuse_difference
 from raytriever.losses.loss import check_widths
 from raytriever.losses.registry import build_loss
@@ -171,7 +171,7 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     check_positives(measured.positives(base.data.test_split), measured, base.data.test_split)
     for stage in stages:
         with stage_errors(stage.stage):
-            _check_overlaps(stage, measured, base.data.test_split, log)
+            _check_overlaps(stage, measured, base.data, log)
     stages = _with_prompts(stages, measured.name, retriever, log)
     lines = [line for each in datasets if (line := lent_dev_line(each))]
     lines += [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
@@ -216,35 +216,44 @@ def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
     return f"{dataset.name}: {count:,} of {total:,} queries begin with the prompts of their rows"
 
 
-def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: str, log: Log) -> None:
+def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, run: DataConfig, log: Log) -> None:
     """Log the number of dev and test queries that a stage trains on.
 
-    Dev queries make training stop too late, which the dev curve shows. Test queries make the results too good, which
-    nothing shows.
+    Dev queries make training stop too late, which the dev curve shows, and the calibration too confident. Test queries
+    make the results too good, which nothing shows.
 
     Raises:
         DataError: too many test queries are among the training queries.
     """
     data, datasets = stage.stage.config.data, stage.training_data.datasets
     trained = [(dataset, data.train_split) for dataset in datasets]
-    for overlap in overlaps(trained, [(datasets[0], data.dev_split), (measured, test_split)]):
-        if overlap.split == test_split:
+    checked = [(datasets[0], data.dev_split), (measured, run.test_split)]
+    if run.dev_split in measured.judgements:
+        checked.insert(1, (measured, run.dev_split))
+    distinct = {(dataset.name, split): (dataset, split) for dataset, split in checked}
+    for overlap in overlaps(trained, list(distinct.values())):
+        if overlap.split == run.test_split:
             check_overlap(overlap, data.allow_split_overlap)
         if overlap.shared:
             log(f"{overlap.dataset}: {overlap}")
 
 
 def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalDataset:
-    """Open the data set of the evaluation, for a run whose stages have data sets of their own."""
-    return open_dataset(
-        config.data.dataset,
-        [config.data.test_split],
-        max_bad_rows=config.data.max_bad_rows,
-        bm25_language=config.data.bm25_language,
-        tokenisation=tokenisation_of(retriever),
-        run=choose_runner(config.training.workers[1]),
-        report=log,
-    )
+    """Open the data set of the evaluation, for a run whose stages have data sets of their own.
+
+    The dev split, if there is one, calibrates the trained model.
+    """
+    options: dict[str, Any] = {
+        "max_bad_rows": config.data.max_bad_rows,
+        "bm25_language": config.data.bm25_language,
+        "tokenisation": tokenisation_of(retriever),
+        "run": choose_runner(config.training.workers[1]),
+        "report": log,
+    }
+    try:
+        return open_dataset(config.data.dataset, [config.data.test_split, config.data.dev_split], **options)
+    except DataError:  # a data set with a test split alone can be measured
+        return open_dataset(config.data.dataset, [config.data.test_split], **options)
 
 
 def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: Log) -> OpenStage:

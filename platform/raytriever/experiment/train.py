@@ -156,7 +156,7 @@ def calibrate_trained(
     splits = config.data.dev_split, config.data.test_split
     try:
         if splits[0] not in dataset.judgements:
-            raise DataError(f"was opened without split {splits[0]!r}", dataset.name, "run `raytriever evaluate`")
+            raise DataError(f"has no split {splits[0]!r}", dataset.name, "add judgements of it, and run `evaluate`")
         check_apart(dataset, *splits)
         log(f"calibrating the scores on {splits[0]}")
         measured = evaluate_model(dataset, splits[0], trained, config.training.precision)

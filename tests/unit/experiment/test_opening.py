@@ -138,3 +138,29 @@ def test_a_few_overlapping_queries_are_logged(
     [line] = opened(tiny_encoder, with_repeated(tiny_dataset, tmp_path / "set", 1))
     assert line.startswith("set: 1 of 33 queries of split 'test' (3.0%) are training queries too")
     assert opened(tiny_encoder, tiny_dataset) == []
+
+
+def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    base = Config(data=DataConfig(str(tiny_dataset)), model=ModelConfig(str(tiny_encoder)))
+    lines: list[str] = []
+    whole, _ = open_run(Curriculum(base, (Stage("one", base),)), lines.append)
+    assert set(whole.dataset.judgements) == {"dev", "test"}
+
+    # Another data set that has a test split alone is measured, too, and gets no calibration.
+    measured = Path(shutil.copytree(tiny_dataset, tmp_path / "measured"))
+    for split in ("train", "dev"):
+        (measured / "qrels" / f"{split}.tsv").unlink()
+    data = replace(base.data, dataset=str(measured), allow_split_overlap=True)
+    whole, _ = open_run(Curriculum(replace(base, data=data), (Stage("one", base),)), lines.append)
+    assert set(whole.dataset.judgements) == {"test"}
+
+    # A stage that trains on the dev queries of the measured data says so.
+    assert not [line for line in lines if "training queries too" in line]
+    trained = Path(shutil.copytree(tiny_dataset, tmp_path / "trained"))
+    shutil.copy(trained / "qrels" / "dev.tsv", trained / "qrels" / "train.tsv")
+    stage = replace(base, data=replace(base.data, dataset=str(trained)))
+    open_run(Curriculum(base, (Stage("one", stage),)), lines.append)
+    assert [line for line in lines if line.startswith("letters: 32 of 32 queries of split 'dev'")]

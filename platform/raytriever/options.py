@@ -194,12 +194,11 @@ def _unmet(settings: Mapping[str, Any], need: str) -> tuple[str, str] | None:
     value = settings.get(name)
     flag = setting(name, True if isinstance(value, bool) else None)
     is_set = value not in (None, "", False, 0, [])
-    present = (
-        f"with {flag} {value}" if is_set and value is not True else f"with {flag}" if is_set else f"without {flag}"
-    )
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    present = f"with {flag} {text}" if is_set and value is not True else f"with {flag}" if is_set else f"without {flag}"
     if not sign:
         return None if is_set != bool(negated) else (present, "" if negated else flag)
-    parts = {part.strip() for part in re.split("[,+]", str(value))}
+    parts = {part.strip() for part in re.split("[,+]", text)}
     is_one = [any(fnmatchcase(part, each) for each in values.split("|")) for part in parts]
     if any(is_one) if sign == "=" else not all(is_one):
         return None

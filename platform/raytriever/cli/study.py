@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raytriever.cli.arguments import (
     ABOVE_0,
@@ -28,7 +29,7 @@ from raytriever.errors import ConfigError, setting
 from raytriever.index.approximate.config import INDEXES
 from raytriever.options import did_you_mean
 from raytriever.paths import DATA_ROOT, GAP_MODELS, check_paths
-from raytriever.studies.recipes import AT_FULL, OWN, STUDIES, study_recipe
+from raytriever.studies.recipes import AT_FULL, OWN, STUDIES, study_recipe, study_summary
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -43,6 +44,10 @@ OOD = "ood"
 
 def main(words: list[str]) -> None:
     """Parse, study, print."""
+    if not words:
+        raise ConfigError(
+            "no study is named", remedy=f"give {', '.join((*STUDIES, OOD))} or a FILE.yaml; --list describes them"
+        )
     if words[:1] == [OOD]:
         _ood(words[1:])
         return
@@ -100,6 +105,20 @@ def _load_own(arguments: argparse.Namespace) -> Study:
     return load_study(Path(arguments.study))
 
 
+class _List(argparse.Action):
+    """Flag that prints the studies, each with the first line of its description."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
+        lines = [[name, study_summary(name)] for name in STUDIES]
+        lines += [[OOD, f"The gap between queries and passages; see `study {OOD} --help`."]]
+        lines += [["FILE.yaml", "A study of your own: docs/how-to/run-a-study.md."]]
+        show("\n".join(f"{name:<15} {text}" for name, text in lines))
+        parser.exit()
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="study", description="Train and measure the arms of a table of a paper or of a file, and check its claims."
@@ -109,6 +128,7 @@ def _parser() -> Parser:
         metavar="NAME|FILE.yaml",
         help=f"a file of your own, or one of: {', '.join(STUDIES)}; or ood, see `study ood --help`",
     )
+    parser.add_argument("--list", action=_List, help="print what each study repeats and exit")
     parser.add_argument(
         "--scale",
         default="smoke",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
+from raytriever.studies.recipes import STUDIES
 from raytriever.studies.run import study as engine
 from raytriever.studies.run.study import SETTINGS
 
@@ -55,3 +56,22 @@ def test_missing_data_is_reported_before_the_first_arm(
     assert "msmarco: does not exist; give --data-root, the folder that holds it, or copy the data set there" in err
     assert len(err.splitlines()) == 1
     assert [path.name for path in work.iterdir()] == ["packs"]
+
+
+def test_the_studies_are_named(work: Path, capsys: pytest.CaptureFixture[str], error_line: ErrorLine) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("study", ["--list"])
+    assert end.value.code == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(lines) == {*STUDIES, "ood", "FILE.yaml"}
+    assert lines["mw-in-domain"].endswith("Table 1: each loss trained and measured on the same data set.")
+    assert all(len(line.split()) > 3 and line.endswith((".", "?")) for line in lines.values()), lines
+    line = error_line("study")
+    assert all(name in line for name in (*STUDIES, "ood", "FILE.yaml")), line
+
+
+@pytest.mark.slow
+def test_the_control_set_has_the_documents_that_are_asked_for(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["ood", "--model", "control", "--documents", "1000", "--queries", "50", "--indexes", "ivf", "--output", "s"]
+    assert run("study", words) == 0, capsys.readouterr().err
+    assert json.loads((work / "s" / "control" / "results.json").read_text())["documents"] == 1000

@@ -31,5 +31,15 @@ def study_recipe(name: str) -> Callable[[str, Path | None, Path], Study]:
     folder for subsets of data sets."""
     from raytriever.studies.recipes.scale import StudyScale
 
-    recipe = importlib.import_module(f"raytriever.studies.recipes.{_MODULES[name]}").STUDIES[name]
+    recipe = _recipe(name)
     return lambda scale, data_root, folder: recipe(StudyScale(scale, data_root, folder))
+
+
+def study_summary(name: str) -> str:
+    """Return the first line of a study's description."""
+    return (_recipe(name).__doc__ or "").partition("\n")[0]
+
+
+def _recipe(name: str) -> Callable[..., Study]:
+    recipe: Callable[..., Study] = importlib.import_module(f"{__name__}.{_MODULES[name]}").STUDIES[name]
+    return recipe

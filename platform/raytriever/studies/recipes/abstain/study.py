@@ -84,7 +84,7 @@ _FULL_QUERIES = 100_000  # training queries of all packs, nearly
 
 
 def abstain(scale: StudyScale) -> Study:
-    """Build the study, see above."""
+    """Selective retrieval: does training improve the decision to show the best document or nothing?"""
     questions, counts = _write_questions(scale)
     sources = list((_PARTS if scale.is_smoke else _PACKS).values())
     datasets = [

@@ -14,6 +14,8 @@ import yaml
 from mlflow import MlflowClient
 from processes import processes, wait_for
 
+from raytriever.operation.runs import read_run
+
 SPACE = {"loss": {"loss": ["infonce", "mw"], "temperature": [0.02, 0.05]}}
 
 
@@ -76,6 +78,9 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Call
         assert 0 < len(before) < 4
         marks = {n: (folder / "trials" / f"{n:03d}" / "metrics.json").stat().st_mtime_ns for n in before}
 
+        listed = read_run(folder)
+        assert listed is not None
+        assert (listed.state, listed.detail) == ("interrupted", f"{len(before)} of 4 trials")
         again = cli.start("tune", *words)
         out, err = again.communicate(timeout=280)
         assert again.returncode == 0, err
@@ -125,6 +130,10 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Call
         for kind in ("png", "svg"):
             assert (folder / "figures" / f"{name}.{kind}").stat().st_size > 500
     assert (folder / "table.md").read_text().count("\n") == 6
+
+    listed = read_run(folder)
+    assert listed is not None
+    assert (listed.state, listed.detail) == ("finished", "4 of 4 trials")
 
     # Trained once more by its settings, it comes out the same.
     remade = cli.start("train", "--config", "sweep/best.yaml", "--output", "remade")

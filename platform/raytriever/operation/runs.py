@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import Config, to_dict
+from raytriever.config import TRIALS, Config, to_dict
 from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
 from raytriever.operation.cache import size_of
@@ -24,9 +24,10 @@ from raytriever.store.lock import owner_of
 from raytriever.tracking.steps import stage_folders
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
-TRAINING = "training"
+TRAINING, SWEEP = "training", "sweep"
 CHECKPOINTS, STAGES, MODEL, STEPS, IDENTITY = "checkpoints", "stages", "model", "steps.jsonl", "run.json"
 _TRIALS, _RESULTS, _STUDY, _PLAN = "trials.json", "results.json", "study.json", "plan.json"
+_TABLE, _BEST = "table.md", "best"  # of a sweep; the table is written last
 _TAIL = 1 << 16  # bytes of `steps.jsonl` that are read from its end
 _METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")  # the main metric is the first of these that exists
 
@@ -108,14 +109,19 @@ def read_run(folder: Path) -> RunEntry | None:
 
 
 def cleanable_runs(runs: Iterable[RunEntry], states: Collection[str]) -> list[RunEntry]:
-    """Return the training runs that have checkpoints and one of the states; never one that is running or damaged."""
-    return [run for run in runs if run.kind == TRAINING and run.state in states and run.checkpoints]
+    """Return the runs and sweeps with checkpoints and one of the states; never one that is running or damaged."""
+    return [run for run in runs if run.state in states and run.checkpoints]
 
 
 def describe_loss(run: RunEntry) -> str:
     """Return a description of the loss if the checkpoints of a run are removed."""
     count, last = len(run.checkpoints), run.checkpoints[-1].step
     checkpoints = f"{count} checkpoint{'s' * (count > 1)}"
+    if run.kind == SWEEP:
+        lost = "" if run.state == FINISHED else "; trials that have not ended then start at step 1"
+        return (
+            f"{checkpoints} of the trials of {'a finished' if run.state == FINISHED else 'an interrupted'} sweep{lost}"
+        )
     if run.state == FINISHED:
         return f"{checkpoints} of a finished run; the model, the metrics and the report are kept"
     return f"{checkpoints} of an interrupted run: {last:,} steps of training; the same command then starts at step 1"
@@ -140,13 +146,11 @@ def _read(folder: Path) -> RunEntry | None:
         return None
     if kind == TRAINING:
         return _training(folder)
+    if kind == SWEEP:
+        return _sweep(folder)
     size, changed = size_of(folder), folder.stat().st_mtime
     state, detail = FINISHED, ""
-    if kind == "sweep":
-        trials = _json(folder / _TRIALS).get("trials", [])
-        done = sum(isinstance(trial, dict) and trial.get("status") != RUNNING for trial in trials)
-        state, detail = (FINISHED if done == len(trials) else INTERRUPTED), f"{done} of {len(trials)} trials"
-    elif kind == "study":
+    if kind == "study":
         state = FINISHED if (folder / _RESULTS).is_file() else INTERRUPTED
         detail = str(_json(folder / _STUDY).get("study", ""))
     elif kind == "evaluation":
@@ -160,11 +164,13 @@ def _read(folder: Path) -> RunEntry | None:
 def _kind(folder: Path) -> str | None:
     """Return the kind of a directory, by the files that a stage writes first; None if no stage wrote it."""
     if (folder / _TRIALS).is_file():
-        return "sweep"
+        return SWEEP
     if (folder / _STUDY).is_file():
         return "study"
-    if (folder / CONFIG).is_file() and ((folder / METRICS).is_file() or _has_sections(folder / CONFIG)):
-        return TRAINING
+    if (folder / CONFIG).is_file():
+        sections = [TRAINING] if (folder / METRICS).is_file() else _sections(folder / CONFIG)
+        if sections:
+            return SWEEP if SWEEP in sections else TRAINING
     if (folder / _RESULTS).is_file():
         return "evaluation"
     if (folder / MANIFEST).is_file():
@@ -174,13 +180,46 @@ def _kind(folder: Path) -> str | None:
     return "unfinished store" if (folder / _PLAN).is_file() else None
 
 
-def _has_sections(file: Path) -> bool:
-    """Return whether a `config.yaml` belongs to a run: other programs have files of this name, too."""
+def _sections(file: Path) -> Collection[str]:
+    """Return the sections of a run's `config.yaml`; none of a file of another program, which may have this name."""
     try:
         content = _yaml(file)
     except StorageError:
-        return (file.parent / STEPS).is_file() or (file.parent / IDENTITY).is_file()
-    return {"data", "model", "training"} <= content.keys()
+        is_run = (file.parent / STEPS).is_file() or (file.parent / IDENTITY).is_file()
+        return [TRAINING] if is_run else []
+    return content.keys() if {"data", "model", "training"} <= content.keys() else []
+
+
+def _sweep(folder: Path) -> RunEntry:
+    log = _json(folder / _TRIALS) if (folder / _TRIALS).is_file() else {}  # written with the first trial
+    trials = [trial for trial in log.get("trials", []) if isinstance(trial, dict)]
+    statuses = [trial.get("status") for trial in trials]
+    ended, failed, planned = len(trials) - statuses.count(RUNNING), statuses.count("failed"), log.get("planned")
+    state = FINISHED if (folder / _TABLE).is_file() else INTERRUPTED
+    figures = _figures(_json(folder / _BEST / METRICS)) if (folder / _BEST / METRICS).is_file() else {}
+    detail = f"{ended} of {planned} trials" if planned else "no trial has begun"
+    detail += f", {failed} failed" * bool(failed)
+    detail += "; the best is not measured" * (state == INTERRUPTED and ended == planned and not figures)
+    name, best = str(log.get("metric")), log.get("best")
+    metric = None
+    if state == FINISHED and name in figures.get("after", {}):
+        metric = (name, figures["after"][name])
+    elif isinstance(best, int) and best < len(trials):
+        measured = trials[best].get("metrics", {})
+        metric = (f"dev {name.removeprefix('dev_')}", float(measured[name])) if name in measured else None
+    starts = [start for one in folder.glob("trials/*") if (start := _first_time(one / STEPS)) is not None]
+    return RunEntry(
+        path=folder,
+        kind=SWEEP,
+        state=state,
+        detail=detail,
+        started=min(starts) / 1000 if starts else None,
+        ended=(folder / _TABLE).stat().st_mtime if state == FINISHED else None,
+        size=size_of(folder),
+        metric=metric,
+        checkpoints=_checkpoints(folder),
+        figures=figures,
+    )
 
 
 def _training(folder: Path) -> RunEntry:
@@ -189,12 +228,7 @@ def _training(folder: Path) -> RunEntry:
     starts = [start for one in folders if (start := _first_time(one / STEPS)) is not None]
     lines = [line for one in folders for line in _last_lines(one / STEPS) if "loss" in line["measured"]]
     step, loss = (int(lines[-1]["step"]), float(lines[-1]["measured"]["loss"])) if lines else (0, None)
-    checkpoints = tuple(
-        Checkpoint(path, int(path.name[5:]), size_of(path))
-        for one in _checkpoint_folders(folder)
-        for path in sorted(one.glob("step-*"), key=lambda path: path.name[5:].zfill(12))
-        if path.name[5:].isdigit() and (path / MANIFEST).is_file()
-    )
+    checkpoints = _checkpoints(folder)
     finished = (folder / METRICS).is_file()
     figures = _figures(_json(folder / METRICS)) if finished else {}
     after = figures.get("after", {})
@@ -249,9 +283,20 @@ def _figures(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
+def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of a run, of its stages and of its trials."""
+    return tuple(
+        Checkpoint(path, int(path.name[5:]), size_of(path))
+        for one in _checkpoint_folders(folder)
+        for path in sorted(one.glob("step-*"), key=lambda path: path.name[5:].zfill(12))
+        if path.name[5:].isdigit() and (path / MANIFEST).is_file()
+    )
+
+
 def _checkpoint_folders(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints of a run and of its stages, without links."""
-    paths = [folder / CHECKPOINTS, *sorted((folder / STAGES).glob(f"*/{CHECKPOINTS}"))]
+    """Return the folders of checkpoints of a run, of its stages and of its trials, without links."""
+    below = [path for name in (STAGES, TRIALS) for path in sorted((folder / name).glob(f"*/{CHECKPOINTS}"))]
+    paths = [folder / CHECKPOINTS, *below]
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
@@ -295,5 +340,5 @@ def _yaml(file: Path) -> dict[str, Any]:
 
 
 def _progress(entry: RunEntry) -> str:
-    """Return the progress of a running training, as the end of its line."""
-    return f", {entry.detail.removeprefix('at ')}" if entry.kind == TRAINING and entry.detail else ""
+    """Return the progress of a running training or sweep, as the end of its line."""
+    return f", {entry.detail.removeprefix('at ')}" if entry.kind in (TRAINING, SWEEP) and entry.detail else ""

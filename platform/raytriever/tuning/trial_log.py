@@ -93,11 +93,12 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
     return trials
 
 
-def write_trials(folder: Path, trials: Sequence[Trial], metric: str) -> None:
-    """Write all trials, and the number of the best one so far."""
+def write_trials(folder: Path, trials: Sequence[Trial], metric: str, planned: int) -> None:
+    """Write all trials, the number of the best one so far, and how many are planned."""
     best = find_best(trials, metric)
     content = {
         "metric": metric,
+        "planned": planned,
         "best": best.number if best else None,
         "trials": [asdict(trial) for trial in trials],
     }

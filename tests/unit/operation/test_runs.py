@@ -15,6 +15,7 @@ from raytriever.operation.runs import DAMAGED, FINISHED, INTERRUPTED, RUNNING, f
 from raytriever.store.commit import committed_directory, read_manifest
 from raytriever.store.lock import acquire
 from raytriever.training.config import TrainingConfig
+from raytriever.tuning.trial_log import Trial, write_trials
 
 
 def make_run(folder: Path, finished: bool, steps: int = 8, of: int = 10) -> Path:
@@ -112,6 +113,77 @@ def test_steps_of_epochs_come_from_the_checkpoint_and_of_stages_from_the_last(fo
     assert (entry := read_run(one)) is not None
     assert entry.detail == "at stage 2-human, step 5 of 10"
     assert len(entry.checkpoints) == 4
+
+
+SETTINGS = "data: {}\nmodel: {}\ntraining: {}\nsweep: {}\n"
+
+
+def make_sweep(folder: Path, statuses: list[str], planned: int, measured: bool, ended: bool) -> Path:
+    """Write the directory of a sweep as `tune` does; the first trial is the best and has the only checkpoint."""
+    make_run(folder / "trials" / "000", finished=statuses[0] == "finished", steps=10)
+    (folder / "config.yaml").write_text(SETTINGS)
+    trials = [
+        Trial(number, {"loss.temperature": number}, status, {"ndcg_at_10": 0.3} if status == "finished" else {})  # type: ignore[arg-type]
+        for number, status in enumerate(statuses)
+    ]
+    write_trials(folder, trials, "ndcg_at_10", planned)
+    if measured:
+        (folder / "best").mkdir()
+        (folder / "best" / "metrics.json").write_text(json.dumps({"after": {"ndcg_at_10": 0.25}}))
+    if ended:
+        (folder / "table.md").write_text("| trial |\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("statuses", "planned", "measured", "ended", "state", "detail", "metric"),
+    [
+        (["finished", "stopped"], 2, True, True, FINISHED, "2 of 2 trials", ("ndcg_at_10", 0.25)),
+        (["finished", "failed"], 2, True, True, FINISHED, "2 of 2 trials, 1 failed", ("ndcg_at_10", 0.25)),
+        (
+            ["finished", "finished"],
+            2,
+            False,
+            False,
+            INTERRUPTED,
+            "2 of 2 trials; the best is not measured",
+            ("dev ndcg_at_10", 0.3),
+        ),
+        (["finished", "finished"], 4, False, False, INTERRUPTED, "2 of 4 trials", ("dev ndcg_at_10", 0.3)),
+        # More trials were asked for after it had ended: `best/` is that of the first two.
+        (["finished", "finished"], 4, True, False, INTERRUPTED, "2 of 4 trials", ("dev ndcg_at_10", 0.3)),
+        (["running"], 4, False, False, INTERRUPTED, "0 of 4 trials", None),
+    ],
+)
+def test_a_sweep_is_finished_when_its_best_trial_is_measured(
+    tmp_path: Path,
+    statuses: list[str],
+    planned: int,
+    measured: bool,
+    ended: bool,
+    state: str,
+    detail: str,
+    metric: tuple[str, float] | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweep = make_sweep(tmp_path / "runs" / "sweep", statuses, planned, measured, ended)
+    [one] = find_runs([tmp_path / "runs"])
+    assert (one.kind, one.state, one.detail, one.metric) == ("sweep", state, detail, metric)
+    assert one.started == pytest.approx(1_795_000_000)
+    assert (one.ended is not None) == ended
+
+    # `runs clean` sees the checkpoints of the trials.
+    assert run("runs", ["clean", str(tmp_path / "runs"), "--finished", "--yes"]) == 0
+    assert (sweep / "trials" / "000" / "checkpoints").exists() == (state != FINISHED)
+    assert (sweep / "trials" / "000" / "model").is_dir()
+    assert ("2 checkpoints of the trials of a finished sweep" in capsys.readouterr().out) == (state == FINISHED)
+
+
+def test_a_sweep_that_was_killed_before_its_first_trial_is_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "config.yaml").write_text(SETTINGS)
+    [one] = find_runs([tmp_path])
+    assert (one.kind, one.state, one.detail) == ("sweep", INTERRUPTED, "no trial has begun")
 
 
 def test_list_and_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_the_best_trial_has_the_highest_metric_or_the_lowest_loss(trials: list[T
 
 def test_trials_are_read_as_written_and_a_damaged_file_is_reported(trials: list[Trial], tmp_path: Path) -> None:
     assert read_trials(tmp_path) == []
-    write_trials(tmp_path, trials, METRIC)
+    write_trials(tmp_path, trials, METRIC, planned=6)
     assert read_trials(tmp_path) == trials
     (tmp_path / "trials.json").write_text((tmp_path / "trials.json").read_text()[:99])
     with pytest.raises(StorageError, match="is damaged or changed"):

@@ -33,7 +33,7 @@ from raytriever.evaluation.names import safe_name
 from raytriever.interruption import check_interrupted
 from raytriever.models.files import quiet_transformers
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import write_atomically
+from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import check_writable, disk_errors
 from raytriever.store.objects import is_uri
 from raytriever.studies.definition import FULL, Arm, Study
@@ -204,6 +204,7 @@ def run_study(
     clients = open_trackers(trackers)
     with disk_errors(output):
         output.mkdir(parents=True, exist_ok=True)
+    remove(output / RESULTS)  # a study without its results has not ended
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):

@@ -287,7 +287,7 @@ class TrialManager:
             self._gauges.set("tune_best_metric", value, "the best trial's figure on the dev split")
 
     def _write(self) -> None:
-        write_trials(self._folder, self.trials, self._plan.metric)
+        write_trials(self._folder, self.trials, self._plan.metric, self._plan.trials)
 
 
 def trial_run_name(trial: Trial, sweep: str) -> str:

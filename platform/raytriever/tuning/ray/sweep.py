@@ -35,7 +35,7 @@ from raytriever.experiment.train import conclude
 from raytriever.machine import usable_cores
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_options, did_you_mean
-from raytriever.store.commit import MANIFEST, committed_directory, write_atomically
+from raytriever.store.commit import MANIFEST, committed_directory, remove, write_atomically
 from raytriever.terminal import markdown_table
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, Tracker, closing
@@ -109,6 +109,7 @@ def run_sweep(
     trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
     best = find_best(trials, plan.metric)
     has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
+    has_ended = has_ended and (output / TABLE).is_file()
     if has_ended and best is not None and (rows := read_best(output, trial_config(base, dict(best.settings)))):
         send_pending(output, trackers, log)
         return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=False)
@@ -118,6 +119,7 @@ def run_sweep(
     data = SweepData(log)
     data.prepare(base, space)
     clients = open_trackers(trackers)
+    remove(output / TABLE)  # a sweep without its table has not ended
     run.begin(yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True))
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
@@ -266,17 +268,17 @@ def evaluate_best(
 
 @activity("drawing the figures of the sweep")
 def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, tracker: Tracker) -> None:
-    """Write `table.md`, and `figures/response-NAME` of each number that was searched."""
+    """Write `figures/response-NAME` of each number that was searched, and last `table.md`: it marks the end."""
     if not trials:
         return
     figures, title = output / FIGURES, metric_label(metric)
-    write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
     keys = [one.key for one in space.dimensions]
     by = LOSS if LOSS in keys else None
     for one in space.dimensions:
         if one.key != LOSS and all(_is_number(trial.settings[one.key]) for trial in trials):
             path = figures / f"response-{short_name(one.key)}.png"
             save_response(path, trials, metric, title, one.key, by, one.log)
+    write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
     for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
         if (output / name).exists():
             tracker.log_file(output / name)

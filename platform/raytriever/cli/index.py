@@ -56,10 +56,9 @@ def main(words: list[str]) -> None:
     )
     opened = run_index(job, output, warn)
     index = opened.index
-    verb = "updated" if opened.is_update else "built"
-    action = "opened" if opened.seconds is None else f"{verb} in {opened.seconds:,.1f} s"
+    action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
     show(
-        f"{config.index} over {index.count:,} passages of width {index.embeddings.shape[1]}, {action}; "
+        f"{config.index} over {len(index.documents):,} passages of width {index.embeddings.shape[1]}, {action}; "
         f"{index.finder.bytes / 1e6:,.1f} MB, and {index.embeddings.nbytes / 1e6:,.1f} MB of embeddings"
     )
     if arguments.split:
@@ -75,7 +74,7 @@ def _parser() -> Parser:
         description="Build an approximate index over the passages of a data set, or open and search an existing one.",
         free_text="query",
     )
-    add_output(parser, "folder of the index; an existing index is opened, and follows a data set that has changed")
+    add_output(parser, "folder of the index; an existing index is opened, and built again if the passages have changed")
     add_embeddings(parser)
     parser.add_argument(
         "--split", metavar="NAME", help="compare the index with exact search on the queries of this split"

@@ -13,7 +13,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -120,48 +119,6 @@ class TextColumn(Column):
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]
-
-
-@dataclass(frozen=True)
-class EditedColumn(Column):
-    """Column from which texts were removed, and to which others were added at its end.
-
-    Args:
-        stored: column before all edits.
-        kept: positions in it that are left, ascending.
-        added: texts after these.
-    """
-
-    stored: Sequence[str]
-    kept: Int64[ndarray, " kept"]
-    added: tuple[str, ...]
-
-    @classmethod
-    def of(cls, column: Sequence[str], keep: Int64[ndarray, " positions"], added: Sequence[str]) -> EditedColumn:
-        """Return a column with the texts at some positions, ascending, and further ones at its end."""
-        if not isinstance(column, EditedColumn):
-            return cls(column, keep, tuple(added))
-        stored = int(np.searchsorted(keep, len(column.kept)))
-        later = [column.added[each - len(column.kept)] for each in keep[stored:].tolist()]
-        return cls(column.stored, column.kept[keep[:stored]], (*later, *added))
-
-    def __len__(self) -> int:
-        return len(self.kept) + len(self.added)
-
-    def take(self, positions: ndarray) -> list[str]:
-        """See `Column.take`."""
-        is_stored = positions < len(self.kept)
-        stored = iter(texts_at(self.stored, self.kept[positions[is_stored]]))
-        return [
-            next(stored) if there else self.added[at - len(self.kept)]
-            for there, at in zip(is_stored, positions, strict=True)
-        ]
-
-    def __iter__(self) -> Iterator[str]:
-        is_kept = np.zeros(len(self.stored), bool)
-        is_kept[self.kept] = True
-        yield from compress(self.stored, is_kept.tolist())
-        yield from self.added
 
 
 def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> list[str]:

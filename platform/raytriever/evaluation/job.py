@@ -56,7 +56,6 @@ from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, Ret
 from raytriever.evaluation.tables import metrics_table, systems_note
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.search.exact import search_store
 from raytriever.store.commit import committed_directory
 from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
@@ -107,7 +106,7 @@ def run_evaluation(
     values: Values = {model.name: {} for model in job.models}
     calibrations: list[Calibrated] = []
     store = MeasurementStore.of(output, log)
-    backend = backend or RetrievalBackend(search=partial(search_store, unfinished=store.folder))
+    backend = backend or RetrievalBackend()
     measure = partial(_measure, job=job, encoders=encoders, backend=backend, store=store)
     run = tracker()
     with closing(run):

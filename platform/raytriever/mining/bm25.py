@@ -60,17 +60,6 @@ class Bm25Index:
         index._postings, index._analyser = postings, analyser
         return index
 
-    def edited(self, keep: Int64[ndarray, " kept"], added: Sequence[str]) -> Bm25Index | None:
-        """Return the index of some of the texts, by ascending positions, and of others after them.
-
-        Only the others are analysed, in the language of this index. None for a large corpus, whose index is in the
-        cache, and for a corpus that becomes one.
-        """
-        if len(keep) + len(added) > IN_MEMORY:
-            return None
-        postings = self._postings.edited(keep, added, self._analyser)
-        return None if postings is None else self._from(postings, self._analyser)
-
     def __len__(self) -> int:
         return self._postings.size
 

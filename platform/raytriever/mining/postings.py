@@ -5,9 +5,6 @@
    term into a row, in the order of the documents. Those of a large corpus lie in the cache, memory-mapped. Processes
    analyse its blocks; each is committed when it is complete, so that a command that was killed continues there.
 
-Postings in memory keep the frequencies. An edited corpus analyses its new documents alone; analysis takes nearly all of
-the time.
-
 Weights are those of bm25s to the last bit (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): Lucene's formula in
 float64, with the inverse document frequency and the weight rounded to float32.
 """
@@ -18,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -109,8 +106,6 @@ class Postings:
         starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
         documents: positions, ascending within a term.
         weights: what the term adds to the score of the document; above 0.
-        frequencies: how often the document contains the term; None if the postings are memory-mapped.
-        lengths: number of terms of each document; None likewise.
     """
 
     size: int
@@ -118,37 +113,13 @@ class Postings:
     starts: Int64[ndarray, " terms+1"]
     documents: UInt32[ndarray, " postings"]
     weights: Float32[ndarray, " postings"]
-    frequencies: UInt32[ndarray, " postings"] | None = None
-    lengths: Int64[ndarray, " documents"] | None = None
 
     @classmethod
     def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Postings:
         """Index texts in memory."""
         starts = range(0, len(texts), BLOCK)
-        return merge_in_memory([PostingsBlock.of(texts[start : start + BLOCK], analyser) for start in starts])
-
-    def edited(self, keep: Int64[ndarray, " kept"], added: Sequence[str], analyser: Analyser) -> Postings | None:
-        """Return the postings of some of the documents, by ascending positions, and of others after them.
-
-        They are those of indexing all of these texts. None if these postings are memory-mapped.
-        """
-        if self.frequencies is None or self.lengths is None:
-            return None
-        new = PostingsBlock.of(added, analyser)
-        if len(keep) == self.size:
-            counts = np.diff(self.starts)
-            here = PostingsBlock(list(self.vocabulary), counts, self.documents, self.frequencies, self.lengths)
-            return merge_in_memory([here, new])
-        position = np.full(self.size, -1, np.int64)
-        position[keep] = np.arange(len(keep))
-        rows = position[self.documents]
-        is_kept = rows >= 0
-        counts = np.diff(np.concatenate([[0], np.cumsum(is_kept)])[self.starts])
-        terms = [term for term, count in zip(self.vocabulary, counts.tolist(), strict=True) if count]
-        kept = PostingsBlock(
-            terms, counts[counts > 0], rows[is_kept].astype(np.uint32), self.frequencies[is_kept], self.lengths[keep]
-        )
-        return merge_in_memory([kept, new])
+        blocks = [PostingsBlock.of(texts[start : start + BLOCK], analyser) for start in starts]
+        return merge(lambda: blocks, lambda name, length, kind: np.empty(length, kind))
 
     @classmethod
     def cached(cls, documents: Documents, analyser: Analyser) -> Postings:
@@ -166,18 +137,12 @@ class Postings:
         return postings
 
 
-def merge_in_memory(blocks: Sequence[PostingsBlock]) -> Postings:
-    """Compute the postings of blocks in a row, which can be edited."""
-    return merge(lambda: blocks, lambda name, length, kind: np.empty(length, kind), can_edit=True)
-
-
-def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocate, can_edit: bool = False) -> Postings:
+def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocate) -> Postings:
     """Compute the postings of blocks in a row.
 
     Args:
         read_blocks: returns the blocks; called twice.
         allocate: makes the arrays of the result.
-        can_edit: keep the frequencies.
     """
     vocabulary: dict[str, int] = {}
     numbers, counts, lengths = [], np.zeros(0, np.int64), []
@@ -198,7 +163,6 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
     starts[0], starts[1:] = 0, np.cumsum(counts)
     documents = allocate("documents", int(starts[-1]), np.uint32)
     weights = allocate("weights", int(starts[-1]), np.float32)
-    frequencies = np.empty(len(documents) if can_edit else 0, np.uint32)
     distinct, index = np.unique(counts, return_inverse=True)
     # By the logarithm that bm25s uses.
     logarithms = [math.log(1 + (size - count + 0.5) / (count + 0.5)) for count in distinct.tolist()]
@@ -218,14 +182,9 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
                 added = np.repeat(rarity[low:high], each_count) * (counted / (norms[rows] + counted))
                 places = np.arange(some.start, some.stop) + np.repeat(shifts[low:high], each_count)
                 documents[places], weights[places] = first + rows, added
-                if can_edit:
-                    frequencies[places] = counted
             ends[number] += block.counts
         first += len(each)
-    postings = Postings(size, vocabulary, starts, documents, weights)
-    if not can_edit:
-        return postings
-    return replace(postings, frequencies=frequencies, lengths=np.concatenate([np.zeros(0, np.int64), *lengths]))
+    return Postings(size, vocabulary, starts, documents, weights)
 
 
 def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:

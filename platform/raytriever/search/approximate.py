@@ -1,10 +1,9 @@
-"""Index job: build, update or open the approximate index of a data set's passages, search it, measure its recall."""
+"""Index job: build or open the approximate index of a data set's passages, search it, measure its recall."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -18,33 +17,27 @@ import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.dataset import Documents, RetrievalDataset
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.encoding.corpus import embed_corpus, open_matching_store
+from raytriever.encoding.corpus import embed_corpus, open_matching_store, plan_embeddings
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.build import DocumentVectors, build_index, edit_index, update_index
+from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
-from raytriever.index.exact.search import tie_order
+from raytriever.index.exact.search import tie_order, top_k
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.options import check_changed
 from raytriever.search.calibration import current_calibration
-from raytriever.search.exact import (
-    PassageIndex,
-    format_hits,
-    search_store,
-    searchable_blocks,
-)
-from raytriever.store.cache import cache_folder
+from raytriever.search.exact import PassageIndex, format_hits, searchable_blocks
 from raytriever.store.capacity import check_disk, check_memory
 from raytriever.store.commit import one_writer
 from raytriever.store.disk import check_writable
@@ -79,28 +72,10 @@ class IndexJob:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexResult(PassageIndex):
-    """Index in memory with its inputs.
-
-    `seconds` is the time of building or updating it, None if it was opened; `built` is the number of passages with
-    which it was built, before any update.
-    """
+    """Index in memory with its inputs; `seconds` is the time of building it, None if it was opened."""
 
     index: ApproximateIndex
-    store: EmbeddingStore
     seconds: float | None
-    is_update: bool = False
-    built: int = 0
-
-    def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> IndexResult:
-        """Return the index of some of its passages, by ascending positions, and of others, which are encoded.
-
-        Raises:
-            ConfigError: this kind of index cannot be changed, or too much of it has changed since it was built.
-        """
-        fields, new = self.edited_inputs(keep, added)
-        ties = tie_order(fields["dataset"].documents.ids)
-        index = edit_index(self.index, keep, new, ties, self.built, torch.get_num_threads())
-        return replace(self, index=index, **fields)
 
     def rank(
         self, queries: Float32[ndarray, "queries width"], k: int
@@ -114,7 +89,10 @@ class IndexResult(PassageIndex):
 
 
 def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> IndexResult:
-    """Build an index and commit it to `output`, or open the one that is there; it is updated if the data set changed.
+    """Build an index and commit it to `output`, or open the one that is there.
+
+    An index that exists is opened from its own files: no passage is encoded. If the passages of the data set have
+    changed since, it is built again.
 
     Raises:
         UserError: an error that the user can correct, such as another index at `output`; nothing is written.
@@ -135,46 +113,36 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     retriever = load_for_encoding(job.model, choose_precision(job.precision, device), device)
     report_prompts(retriever, dataset.name, report)
     store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
-    store = store or embed_corpus(job.model, retriever, dataset)
-    meta = _meta(job, dataset, store, training_split)
+    meta = _meta(job, dataset, retriever, store, training_split)
     calibration = current_calibration(job.model, dataset.name, dataset.documents, report, int8=retriever.is_int8)
-    result = partial(IndexResult, dataset=dataset, retriever=retriever, store=store, calibration=calibration)
-    built = int(existing.get("built", existing["rows"])) if existing else len(dataset.documents)
-    if existing and existing["key"] != meta["key"]:
-        _check_is_earlier(existing, meta, output)
-    elif existing:
-        return result(index=_opened(output, job), seconds=None, built=built)
+    result = partial(IndexResult, dataset=dataset, retriever=retriever, calibration=calibration)
+    if existing:
+        _check_same(existing, meta, output)
+        if existing["key"] == meta["key"]:
+            return result(index=_opened(output, job), seconds=None)
+        report(f"{output}: the passages of {dataset.name} have changed, so the index is built again")
+    store = store or embed_corpus(job.model, retriever, dataset)
     rows, width = store.meta["rows"], store.meta["width"]
     needed = bytes_of_finder(job.config, rows, width)
     remedy = (
         "use a machine with more memory" if job.config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
     )
     content = "the structures of the index, and the embeddings that it learns from,"
-    memory = memory_of_building(job.config, rows, width)
-    check_memory(memory, content, remedy)
+    check_memory(memory_of_building(job.config, rows, width), content, remedy)
     check_disk(output, needed + rows * (4 * width + 16), "the files of the index")
     training = _queries(retriever, dataset, training_split) if training_split else None
     report(f"{job.model.model}: {retriever.summary()}")
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
-        if existing:
-            existing = read_meta(output)
-            if existing["key"] == meta["key"]:  # another command has updated it meanwhile
-                return result(index=_opened(output, job), seconds=None, built=int(existing["built"]))
-        kept = cache_folder() / "indexes" / meta["key"][:16]
+        if existing and read_meta(output)["key"] == meta["key"]:  # another command has built it meanwhile
+            return result(index=_opened(output, job), seconds=None)
         with index_directory(output, replace=output.exists()) as unfinished:
-            documents, started, index = _documents(store, dataset, unfinished), perf_counter(), None
-            if existing:
-                index, built = _updated(output, documents, existing, unfinished, report), existing["built"]
-            is_update = index is not None
-            if index is None:
-                report(f"{dataset.name}: building a {job.config.index} index of {len(documents.embeddings):,} passages")
-                index = build_index(documents, job.config, training, job.seed, torch.get_num_threads(), kept)
-                built = len(documents.embeddings)
+            documents, started = _documents(store, dataset, unfinished), perf_counter()
+            report(f"{dataset.name}: building an index of {len(documents.embeddings):,} passages ({job.config.index})")
+            index = build_index(documents, job.config, training, job.seed, torch.get_num_threads())
             index = replace(index, effort=job.config.effort or index.effort)
             seconds = perf_counter() - started
-            unfinished.save(index, job.config.index, meta | {"built": built})
-        shutil.rmtree(kept, ignore_errors=True)
-    return result(index=index, seconds=seconds, is_update=is_update, built=built)
+            unfinished.save(index, job.config.index, meta)
+    return result(index=index, seconds=seconds)
 
 
 def _opened(output: Path, job: IndexJob) -> ApproximateIndex:
@@ -182,34 +150,21 @@ def _opened(output: Path, job: IndexJob) -> ApproximateIndex:
     return replace(index, effort=job.config.effort or index.effort)
 
 
-def _check_is_earlier(existing: dict[str, Any], meta: dict[str, Any], output: Path) -> None:
-    """Raise `StorageError` unless an index differs from the requested one by the documents alone."""
-    of_documents = ("key", "embeddings", "model")
-    same = all(existing.get(name) == value for name, value in meta.items() if name not in of_documents)
-    if not same or meta["encoder"] is None:  # of a store that was written by an earlier version
-        raise StorageError(
-            f"holds another index ({existing['index']} of {existing['dataset']} by {existing['model']})",
-            str(output),
-            f"give another {setting('output')}, or remove it",
-        )
-
-
-def _updated(
-    output: Path,
-    documents: DocumentVectors,
-    existing: dict[str, Any],
-    unfinished: UnfinishedIndex,
-    report: Callable[[str], None],
-) -> ApproximateIndex | None:
-    """Return the index at `output` with the documents of now; None if it must be built again."""
-    index = read_index(output, grows=True)
-    threads = torch.get_num_threads()
-    updated = update_index(index, documents, existing["built"], threads, unfinished.write_embeddings)
-    if updated is not None:
-        added, hidden = len(updated.documents) - len(index.documents), index.count + len(updated.documents)
-        hidden -= len(index.documents) + updated.count
-        report(f"{existing['dataset']}: {added:,} passages were added to the index, and {hidden:,} removed")
-    return updated
+def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) -> None:
+    """Raise `StorageError` unless an index differs from the requested one by its passages alone."""
+    different = [name for name, value in meta.items() if name not in ("key", "model") and existing.get(name) != value]
+    if not different:
+        return
+    name = next((name for name in different if name != "encoder"), "encoder")
+    there, here = (f"{one.get(name)}"[:40] for one in (existing, meta))
+    reason = f"its {name.replace('_', ' ')} is {there}, not {here}"
+    if name == "encoder":
+        reason = "the weights or settings of the model are others"
+    raise StorageError(
+        f"holds another index ({existing['index']} of {existing.get('dataset')} by {existing.get('model')}): {reason}",
+        str(output),
+        f"give another {setting('output')}, or remove it",
+    )
 
 
 def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
@@ -253,25 +208,34 @@ def _queries(retriever: Retriever, dataset: RetrievalDataset, split: str) -> Flo
 
 
 def _meta(
-    job: IndexJob, dataset: RetrievalDataset, store: EmbeddingStore, training_split: str | None
+    job: IndexJob,
+    dataset: RetrievalDataset,
+    retriever: Retriever,
+    store: EmbeddingStore | None,
+    training_split: str | None,
 ) -> dict[str, Any]:
-    """Return the entries of the manifest; `key` is the digest of everything that decides the index."""
+    """Return the entries of the manifest; `key` is the digest of everything that decides the index.
+
+    They are known before any passage is encoded. `store` is the one that the user names, if any.
+    """
     config = job.config
     settings = {name: value for name, value in asdict(config).items() if name != "effort"}
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
-    settings |= {"nearest": config.value("nearest"), "training_split": training_split}
-    decides = [settings, job.seed, store.meta["key"], dataset.documents.digest]
+    settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": job.seed}
+    plan = plan_embeddings(job.model, retriever, dataset, "passage", "fp32")
+    stored = store.meta if store else None
+    settings |= {
+        "dataset": dataset.name,
+        "passage_prompt": plan.prefix,
+        "precision": stored["precision"] if stored else plan.precision,
+        "dtype": stored["dtype"] if stored else plan.dtype,
+        "encoder": stored["encoder"] if stored else plan.encoder,
+    }
+    decides = [settings, dataset.documents.digest]
     if training_split:
         decides += [dataset.queries.digest, dataset.positives(training_split).queries.tolist()]
-    return {
-        **settings,
-        "seed": job.seed,
-        "model": job.model.model,
-        "dataset": dataset.name,
-        "embeddings": store.meta["key"],
-        "encoder": store.meta.get("encoder"),
-        "key": hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
-    }
+    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    return {**settings, "model": job.model.model, "key": key}
 
 
 def format_answers(result: IndexResult, query: str, top: int) -> str:
@@ -279,12 +243,18 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
     return format_hits(result.search([query], top)[0])
 
 
+def _exact(index: ApproximateIndex, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
+    """Return the exact k best documents of each query among those of an index."""
+    _, rows = top_k(queries, index.embeddings, k, index.ties[index.documents])
+    return np.where(rows < 0, -1, index.documents[rows])
+
+
 def format_measurements(result: IndexResult, split: str) -> str:
     """Measure recall against exact search, candidates and queries per second on one thread, and format a table."""
     queries, index = result.queries(split), result.index
     rows = []
     for k in CUTOFFS:
-        _, true = search_store(result.store, queries, k, index.ties)
+        true = _exact(index, queries, k)
         point = measure(index, queries, true, index.effort)
         rows.append([f"{k}", f"{point.recall:.4f}", format_count(point.candidates), format_count(point.qps)])
     head = ["k", "recall of the exact k", "candidates per query", "queries/s, 1 thread"]

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.data.dataset import Documents, Passages
+from raytriever.data.dataset import Documents
 from raytriever.data.digests import content_digest
 from raytriever.data.sources import SourceFile
 from raytriever.errors import ConfigError, StorageError, flag_of, setting
@@ -233,15 +233,6 @@ def changed_share(before: Sequence[int], count: int, documents: Documents) -> fl
     return max(added / max(shared + added, 1), removed / max(shared + removed, 1))
 
 
-def after_changes(calibration: Calibration | None, changed: int, count: int) -> Calibration | None:
-    """Return a calibration after `changed` passages of a running index were added, or removed; marked if they are too
-    many for the `count` that there are now."""
-    share = min(1.0, changed / max(1, count))
-    if calibration is None or share <= MOST_CHANGED:
-        return calibration
-    return replace(calibration, stale=_too_many(share))
-
-
 def _too_many(share: float) -> str:
     return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
 
@@ -310,12 +301,10 @@ class Decider:
     Args:
         calibration: says which confidence it is; None without one.
         documents: the corpus, which BM25 indexes if the confidence asks it.
-        built: index of the corpus for BM25, if there is one already.
     """
 
     calibration: Calibration | None
     documents: Documents
-    built: Bm25Index | None = None
 
     @property
     def depth(self) -> int:
@@ -327,12 +316,7 @@ class Decider:
         """Index of the passages; None if BM25 is not asked."""
         if self.calibration is None or not self.calibration.confidence.reads_bm25:
             return None
-        return Bm25Index.of(self.documents) if self.built is None else self.built
-
-    def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> Bm25Index | None:
-        """Return BM25's index of the edited corpus; None if that of the corpus does not exist or cannot be edited."""
-        index: Bm25Index | None = vars(self).get("bm25")
-        return index and index.edited(keep, Passages(added))
+        return Bm25Index.of(self.documents)
 
     def confidence(
         self,

@@ -1,32 +1,20 @@
-"""Exact search of an embedding store, in all or some of its shards, and of a data set.
-
-A search that was killed is continued from the best documents of each query so far, as keys of eight bytes. The name is
-a digest of all that decides the result; see `store.parts`:
-
-    FOLDER/search-0123456789abcdef/ranking.npy, manifest.json with the number of shards that were searched
-"""
+"""Exact search of an embedding store, in all or some of its shards, and of a data set."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from pathlib import Path
-from time import monotonic
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.data.columns import EditedColumn, texts_at
-from raytriever.data.dataset import Documents, RetrievalDataset, prompted
+from raytriever.data.columns import texts_at
+from raytriever.data.dataset import Documents, RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus
@@ -34,20 +22,15 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
-from raytriever.index.exact.search import FEWEST_ROWS, Corpus, best_keys, cut, tie_order
-from raytriever.index.ranking import NONE, TieOrder
+from raytriever.index.exact.search import Corpus, tie_order, top_k_of_blocks
+from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
-from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
-from raytriever.reading.arrays import read_array
-from raytriever.search.calibration import Calibration, Decider, after_changes, current_calibration
+from raytriever.search.calibration import Calibration, Decider, current_calibration
 from raytriever.store.disk import disk_errors
-from raytriever.store.parts import Parts, Savepoint
 from raytriever.terminal import one_line, warn
-
-_RANKING = "ranking.npy"
 
 
 @activity("searching the embeddings")
@@ -57,45 +40,10 @@ def search_store(
     k: int,
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
-    unfinished: Path | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """Search a store exactly, with one shard in memory at a time; see `index.exact.search.top_k_of_blocks`.
-
-    `unfinished` is the folder in which the ranking so far is kept from time to time. After a kill, the same search
-    continues with it. None keeps none.
-    """
+    """Search a store exactly, with one shard in memory at a time; see `index.exact.search.top_k_of_blocks`."""
     check_fits(store, queries, ties)
-    order, rows, count = TieOrder.of(ties), store.meta["shard_rows"], max(0, min(k, len(ties)))
-    name = "" if unfinished is None else _name_of(store, count, queries, ties, exclude)
-    savepoint = Savepoint(Parts(unfinished, optional="a search"), name)
-
-    def load(path: Path, meta: dict[str, Any]) -> tuple[int, ndarray]:
-        return int(meta["shards"]), read_array(path / _RANKING, ["uint64"], (len(queries), count), "search again")
-
-    def save(path: Path) -> None:
-        np.save(path / _RANKING, keys)
-
-    done, keys = savepoint.parts.read(name, load) or (0, np.full((len(queries), count), NONE))
-    shards = -(-len(store) // rows)
-    # A group takes about half of the time from one saving to the next, and is at most eight times the one before.
-    size = 1 if savepoint.parts.folder else shards
-    while done < shards:
-        group, began = range(done, min(done + size, shards)), monotonic()
-        most = min(len(store), len(group) * rows)
-        keys = best_keys(queries, searchable_blocks(store, group), k, order, exclude, documents=most, before=keys)
-        seconds, done = (monotonic() - began) / len(group), group.stop
-        if done < shards:
-            savepoint.offer(save, keys.nbytes, {"shards": done})
-        size = max(1, min(8 * size, int(savepoint.pause / 2 / max(seconds, 1e-9))))
-    savepoint.remove()
-    return order.read(keys)
-
-
-def _name_of(store: EmbeddingStore, k: int, *arrays: ndarray | None) -> str:
-    """Return the name of a search: a digest of all that decides its result."""
-    digests = [hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for one in arrays if one is not None]
-    decides = [store.meta["key"], store.meta["shard_rows"], k, *digests]
-    return f"search-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
+    return top_k_of_blocks(queries, searchable_blocks(store), k, ties, exclude)
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
@@ -268,15 +216,11 @@ class PassageIndex(ABC):
     Args:
         dataset: data set whose passages are searched.
         calibration: what the scores mean; None if it is unknown.
-        changed: number of passages that were added or removed since the data set was read.
-        bm25: index of the passages for BM25, if there is one already.
     """
 
     dataset: RetrievalDataset
     retriever: Retriever
     calibration: Calibration | None = None
-    changed: int = 0
-    bm25: Bm25Index | None = None
 
     @property
     def documents(self) -> Documents:
@@ -286,7 +230,7 @@ class PassageIndex(ABC):
     @cached_property
     def decider(self) -> Decider:
         """Confidence of queries, by the calibration."""
-        return Decider(self.calibration, self.dataset.documents, self.bm25)
+        return Decider(self.calibration, self.dataset.documents)
 
     @abstractmethod
     def rank(
@@ -306,31 +250,12 @@ class PassageIndex(ABC):
         confidence = self.decider.confidence(queries, scores, ranking)
         return hits_of(self.dataset, scores[:, :top], ranking[:, :top], threshold, self.calibration, confidence)
 
-    def edited_inputs(self, keep: Int64[ndarray, " kept"], added: Documents) -> tuple[dict[str, Any], ndarray]:
-        """Return the fields that change with the passages, and the embeddings of the added ones; see `edited`."""
-        before = self.documents
-        ids, titles, texts = (
-            EditedColumn.of(column, keep, more)
-            for column, more in ((before.ids, added.ids), (before.titles, added.titles), (before.texts, added.texts))
-        )
-        documents, dataset = Documents(ids, titles, texts), self.dataset
-        passages, prompt = prompted(added, range(len(added)), self.retriever.prompts_of(dataset.name).passage)
-        changed = self.changed + max(len(added), len(before) - len(keep))
-        fields = {
-            # Without judgements: their positions were others.
-            "dataset": RetrievalDataset(dataset.name, documents, dataset.queries, {}, prompts=dataset.prompts),
-            "calibration": after_changes(self.calibration, changed, len(documents)),
-            "changed": changed,
-            "bm25": self.decider.edited(keep, added),
-        }
-        return fields, encode_texts(self.retriever, passages, "passage", "passages", prompt)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExactIndex(PassageIndex):
-    """Passages in memory for any number of searches; `blocks` are their embeddings, in their order."""
+    """Passages in memory for any number of searches, and their embeddings, in their order."""
 
-    blocks: Sequence[Float32[ndarray, "rows width"]]
+    embeddings: Float32[ndarray, "passages width"]
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
@@ -338,30 +263,12 @@ class ExactIndex(PassageIndex):
         retriever.prompts.check([dataset.name])
         passages = embed_corpus(config, retriever, dataset).array()
         calibration = current_calibration(config, dataset.name, dataset.documents, warn, int8=retriever.is_int8)
-        return cls(dataset=dataset, retriever=retriever, blocks=cut(passages), calibration=calibration)
+        return cls(dataset=dataset, retriever=retriever, embeddings=passages, calibration=calibration)
 
     @cached_property
     def _corpus(self) -> Corpus:
-        firsts = accumulate(map(len, self.blocks), initial=0)
-        blocks = [*zip(firsts, self.blocks, strict=False)]
+        blocks = [(0, self.embeddings)]
         return Corpus(lambda: blocks, TieOrder.of(tie_order(self.documents.ids)))
-
-    def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> ExactIndex:
-        """Return the index of some of its passages, by ascending positions, and of others, which are encoded.
-
-        Blocks of which no passage is removed are shared with this index.
-        """
-        fields, new = self.edited_inputs(keep, added)
-        blocks, first = [], 0
-        for block in self.blocks:
-            rows = keep[slice(*np.searchsorted(keep, [first, first + len(block)]))] - first
-            blocks.append(block if len(rows) == len(block) else block[rows])
-            first += len(block)
-        if len(added) and blocks and len(blocks[-1]) + len(added) < FEWEST_ROWS:
-            blocks[-1] = np.concatenate([blocks[-1], new])
-        elif len(added):
-            blocks.append(new)
-        return replace(self, blocks=blocks, **fields)
 
     def rank(
         self, queries: Float32[ndarray, "queries width"], k: int

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any, TypeVar
 
 from raytriever.errors import StorageError
@@ -24,8 +23,6 @@ from raytriever.store.disk import disk_errors
 from raytriever.terminal import warn
 
 T = TypeVar("T")
-# A savepoint is written after so many seconds, or later: writing takes at most this share of the time.
-LEAST_SECONDS, MOST_SHARE = 20.0, 0.05
 
 
 @dataclass
@@ -99,43 +96,6 @@ class Parts:
         """Remove all parts, once the result is complete."""
         if self.folder is not None:
             remove(self.folder)
-
-
-@dataclass
-class Savepoint:
-    """State of a long computation, one part that is replaced now and then.
-
-    Attributes:
-        parts: parts of the computation.
-        name: name of the part.
-        began: when the work was begun or saved last.
-        seconds: duration of the last saving.
-    """
-
-    parts: Parts
-    name: str
-    began: float = field(default_factory=monotonic)
-    seconds: float = 0.0
-
-    @property
-    def pause(self) -> float:
-        """Seconds from one saving to the next."""
-        return max(LEAST_SECONDS, self.seconds / MOST_SHARE)
-
-    def offer(self, save: Callable[[Path], object], size: int, meta: dict[str, int]) -> bool:
-        """Save the state if it is time; return whether it was saved. The arguments are those of `Parts.write`."""
-        if self.parts.folder is None or monotonic() - self.began < self.pause:
-            return False
-        before = monotonic()
-        self.parts.write(self.name, save, meta, size)
-        self.began = monotonic()
-        self.seconds = self.began - before
-        return self.parts.folder is not None
-
-    def remove(self) -> None:
-        """Remove the saved state, once the computation is finished."""
-        if self.parts.folder is not None:
-            remove(self.parts.folder / self.name)
 
 
 def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], object] = check_names) -> Path:

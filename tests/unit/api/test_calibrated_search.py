@@ -21,7 +21,6 @@ from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import build_evaluation_job, read_models
 from raytriever.evaluation.results import Results
 from raytriever.metrics.confidence import Confidence
-from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.search.calibration import FILE, Calibration, Decider, read_calibration
 from raytriever.terminal import warn
@@ -181,36 +180,6 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
     assert "calibration.json: is of another format than 3" in capsys.readouterr().err
-
-
-def test_passages_that_a_program_adds_make_it_stale(calibrated: Calibrated) -> None:
-    index = rt.build_index(rt.load_model(str(calibrated.model), precision="fp32"), str(calibrated.letters))
-    for count, stale in ((10, False), (20, True)):
-        index.add({f"new{count}-{number}": f"passage {count} {number}" for number in range(10)})
-        [hits] = index.search(["what is abc"])
-        assert hits.answerable is not None
-        assert (bool(hits.stale), hits[0].probability is None) == (stale, stale)
-    index.refresh()
-    assert index.search(["what is abc"])[0].stale == ""
-
-
-@pytest.mark.slow
-def test_bm25_analyses_only_added_passages(calibrated: Calibrated, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Path(shutil.copytree(calibrated.model, "tuned"))
-    evaluate([model], [calibrated.letters], ["f1"], Path("results"), confidence="combined")
-    loaded, added = rt.load_model(str(model), precision="fp32"), {"new": "what is abc", "other": "abc xyz"}
-    index = rt.build_index(loaded, str(calibrated.letters))
-    [first] = index.search(["what is abc"])
-    assert first.confidence_name == "combined"
-    fresh = rt.build_index(loaded, str(calibrated.letters))
-    fresh.add(added)
-    fresh.remove(["d3"])
-    expected = fresh.search(["what is abc", "xyz"])
-    monkeypatch.setattr(Bm25Index, "of", None)
-    index.add(added)
-    index.remove(["d3"])
-    assert [hits.confidence for hits in index.search(["what is abc", "xyz"])] == [hits.confidence for hits in expected]
-    assert expected[0].confidence != first.confidence
 
 
 @pytest.mark.slow

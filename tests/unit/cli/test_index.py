@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raytriever.cli.main import run
+from raytriever.encoding import shards
 
 
 def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritten(
@@ -25,5 +29,51 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
     assert recalls == ["1.0000", "1.0000"]
     assert sum(" is " in line for line in out.splitlines() if line.startswith(" " * 10)) == 2
     assert {file: file.stat().st_mtime_ns for file in Path("made").rglob("*")} == before
-    assert "made: holds another index (roargraph of letters" in error_line("index", *words, "hnsw")
+    line = error_line("index", *words, "hnsw")
+    assert "made: holds another index (roargraph of letters" in line
+    assert ": its index is roargraph, not hnsw; give another --output, or remove it" in line
+    line = error_line("index", *words, "roargraph", "--passage-length", "9")
+    assert "): the weights or settings of the model are others; give" in line
     assert "'tset'" in error_line("index", *words, "roargraph", "--training-split", "tset")
+
+
+def test_an_existing_index_is_opened_from_its_own_files_and_built_again_for_other_passages(
+    letters: Path, tiny_encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(letters, work / "letters"))
+    words = ["--dataset", str(data), "--model", str(tiny_encoder), "--output", "made", "--index", "ivf"]
+    search = [*words, "--split", "test", "--query", "what is abcdef", "--top", "2"]
+    assert run("index", search) == 0
+    built = capsys.readouterr().out
+    encoded: list[int] = []
+    real = shards.start_encoding
+
+    def counted(retriever: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+        encoded.append(len(inputs))
+        return real(retriever, inputs, *more, **named)
+
+    monkeypatch.setattr(shards, "start_encoding", counted)
+    shutil.rmtree(Path(os.environ["RAYTRIEVER_CACHE"]) / "embeddings")  # as `cache prune` does
+    assert run("index", search) == 0
+    opened = capsys.readouterr().out
+    assert encoded == []
+    assert ", opened; " in opened
+    results = [out.split("queries of test")[1] for out in (built, opened)]
+    assert [recall_of(out) for out in results] == [recall_of(results[0])] * 2
+    assert results[0].partition("\n\n")[2] == results[1].partition("\n\n")[2]  # the passages and their scores
+
+    assert run("index", [*words, "--output", "other"]) == 0  # its embeddings are in the cache now
+    encoded.clear()
+    lines = (data / "corpus.jsonl").read_text().splitlines()
+    (data / "corpus.jsonl").write_text("\n".join([*lines[2:], '{"_id": "new", "title": "", "text": "new is newest"}']))
+    capsys.readouterr()
+    assert run("index", [*words, "--query", "new is newest", "--top", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert encoded == [1]
+    assert "ivf over 159 passages of width 32, built in" in out
+    assert "new is newest" in out
+    assert "made: the passages of letters have changed, so the index is built again" in err
+
+
+def recall_of(measured: str) -> list[str]:
+    return [line.split()[1] for line in measured.splitlines() if line.startswith(("10 ", "100 "))]

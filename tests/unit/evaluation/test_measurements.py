@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.encoding import writer
-from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.datasets import describe_datasets
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.job import run_evaluation
@@ -19,7 +17,6 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.systems import RetrievalBackend
 from raytriever.models.config import ModelConfig
-from raytriever.store import parts
 from raytriever.tracking.tracker import Tracker
 
 
@@ -85,31 +82,6 @@ def test_what_was_measured_before_an_interruption_is_used(
     ]
     assert content(output) == content(undisturbed)
     assert not unfinished.exists()
-
-
-@pytest.mark.slow
-def test_a_search_that_was_killed_is_gone_on_with(
-    undisturbed: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(writer, "_SMALLEST", 8)  # rows of a shard
-    monkeypatch.setattr(parts, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(parts, "MOST_SHARE", 1e9)
-    output, read, reads = tmp_path / "out", EmbeddingStore.shard, []
-
-    def shard(store: EmbeddingStore, number: int, *rows: slice) -> np.ndarray:
-        reads.append(number)
-        if len(reads) == 3:
-            raise InterruptedError("killed")
-        return read(store, number, *rows)
-
-    monkeypatch.setattr(EmbeddingStore, "shard", shard)
-    with pytest.raises(InterruptedError):
-        evaluate(tiny_encoder, tiny_dataset, output)
-    assert reads == [0, 1, 2]
-    evaluate(tiny_encoder, tiny_dataset, output)
-    assert reads[3:5] == [2, 3]
-    assert content(output) == content(undisturbed)
 
 
 def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:

@@ -9,11 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from indexes import write_index
 from raytriever.errors import StorageError
+from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.store import read_index
 from raytriever.store.commit import committed_directory, read_manifest
 
-FIXTURE = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "index"
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """An HNSW index of 60 documents of width 8."""
+    rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    write_index(
+        tmp_path / "made", build_index(DocumentVectors.of(rows), IndexConfig(index="hnsw"), None, 0, 1), "hnsw", {}
+    )
+    return tmp_path / "made"
+
+
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "rows": (
         lambda p: np.save(p / "embeddings.npy", np.zeros((59, 8), np.float32)),
@@ -42,24 +55,24 @@ def seal(folder: Path, to: Path, change: Callable[[Path], None], **meta: object)
     return to
 
 
-def test_an_index_is_read(tmp_path: Path) -> None:
-    assert read_index(seal(FIXTURE, tmp_path / "index", lambda folder: None)).embeddings.shape == (60, 8)
+def test_an_index_is_read(made: Path, tmp_path: Path) -> None:
+    assert read_index(seal(made, tmp_path / "index", lambda folder: None)).embeddings.shape == (60, 8)
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_arrays_that_do_not_fit_end_in_one_line(tmp_path: Path, name: str) -> None:
+def test_arrays_that_do_not_fit_end_in_one_line(made: Path, tmp_path: Path, name: str) -> None:
     change, message = CHANGES[name]
     with pytest.raises(StorageError, match=rf"{message}.*; build the index again$"):
-        read_index(seal(FIXTURE, tmp_path / "index", change))
+        read_index(seal(made, tmp_path / "index", change))
 
 
-def test_a_finder_of_other_embeddings_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_finder_of_other_embeddings_ends_in_one_line(made: Path, tmp_path: Path) -> None:
     def shorten(folder: Path) -> None:
         for name in ("embeddings", "documents", "ties"):
             np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy")[:40] % 40)
 
     with pytest.raises(StorageError, match=r"finder.*: holds 60 vectors of width 8, expected 40 of width 8; build the"):
-        read_index(seal(FIXTURE, tmp_path / "index", shorten, rows=40))
+        read_index(seal(made, tmp_path / "index", shorten, rows=40))
 
 
 @pytest.mark.parametrize(
@@ -69,11 +82,14 @@ def test_a_finder_of_other_embeddings_ends_in_one_line(tmp_path: Path) -> None:
         ({"effort": None}, "'effort' is null, expected a whole number"),
         ({"index": ["hnsw"]}, "is not an index"),
         ({"index": "vamana"}, "'degree'"),
+        ({"version": 1}, "has the format 1, expected 2; build the index again"),
     ],
 )
-def test_a_manifest_of_another_form_ends_in_one_line(tmp_path: Path, meta: dict[str, object], message: str) -> None:
-    content = {**read_manifest(FIXTURE)["meta"], **meta}
+def test_a_manifest_of_another_form_ends_in_one_line(
+    made: Path, tmp_path: Path, meta: dict[str, object], message: str
+) -> None:
+    content = {**read_manifest(made)["meta"], **meta}
     if meta.get("index") == "vamana":
         content["degree"] = "four"
     with pytest.raises(StorageError, match=message):
-        read_index(seal(FIXTURE, tmp_path / "index", lambda folder: None, **content))
+        read_index(seal(made, tmp_path / "index", lambda folder: None, **content))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -125,28 +124,6 @@ def test_weights_equal_those_of_bm25s_to_the_last_bit(monkeypatch: pytest.Monkey
         assert (np.diff(in_blocks.documents[start:end].astype(np.int64)) > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("kept", "added"),
-    [(range(90), 0), (range(90), 7), (range(0, 90, 3), 5), (range(88), 2), ([], 6), ([3], 0), (range(5, 5), 0)],
-)
-def test_an_edited_index_is_that_of_all_its_texts(kept: Sequence[int], added: int) -> None:
-    texts, new = draw_texts(90), [f"new{row} zebra word1 word1" for row in range(added)]
-    index = Bm25Index(texts)
-    queries = ["word1 zebra", texts[0]]
-    before = index.search(queries, 20)
-    edited = index.edited(np.array(kept, np.int64), new)
-    rebuilt = Bm25Index([texts[row] for row in kept] + new)
-    assert edited is not None
-    assert weights_of(edited._postings) == weights_of(rebuilt._postings)
-    twice = edited.edited(np.arange(len(edited)), ["zebra"])
-    again = Bm25Index([texts[row] for row in kept] + new + ["zebra"])
-    assert twice is not None
-    for one, other in ((edited, rebuilt), (twice, again)):
-        for ours, theirs in zip(one.search(queries, 20), other.search(queries, 20), strict=True):
-            assert np.array_equal(ours, theirs)
-    assert all(np.array_equal(one, other) for one, other in zip(before, index.search(queries, 20), strict=True))
-
-
 @pytest.fixture
 def corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Documents:
     """Corpus of five blocks that is too large for the memory."""
@@ -166,7 +143,6 @@ def test_a_large_corpus_is_indexed_in_the_cache_once(corpus: Documents, monkeypa
     assert (index.scores(queries[0]) == in_memory.scores(queries[0])).all()
     monkeypatch.setattr(postings, "_make", None)
     assert (Bm25Index.of(corpus).search(queries, 40)[1] == index.search(queries, 40)[1]).all()
-    assert index.edited(np.arange(10), ["new"]) is None
 
 
 def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(

@@ -18,7 +18,6 @@ TPAMI 42(4), 2020."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import sqrt
@@ -26,15 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.index import Proposal
-from raytriever.reading.arrays import read_array
 from raytriever.store.disk import disk_errors
 
-FILE, CENTRES = "index.faiss", "centres.npy"
+FILE = "index.faiss"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.
 PER_LIST, CODES = 39, 256
 # Most training vectors of a list, which FAISS draws and copies.
@@ -57,17 +55,14 @@ def write_faiss(index: Any, folder: Path) -> None:
             raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
 
 
-def read_faiss(folder: Path, shape: tuple[int, ...], mapped: bool = False) -> Any:
+def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
     """Read a FAISS index over embeddings of this shape; the caller has checked its digest.
-
-    Args:
-        mapped: whether the large arrays stay in the file, memory-mapped; then no row can be added.
 
     Raises:
         StorageError: this version of FAISS cannot read the index, or the index is of other embeddings.
     """
     try:
-        index = faiss.read_index(str(folder / FILE), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+        index = faiss.read_index(str(folder / FILE))
     except RuntimeError as error:
         raise StorageError("this version of FAISS cannot read the index", str(folder), "build it again") from error
     if (index.ntotal, index.d) != shape:
@@ -78,14 +73,8 @@ def read_faiss(folder: Path, shape: tuple[int, ...], mapped: bool = False) -> An
 
 def _added(index: Any, embeddings: ndarray, threads: int) -> Any:
     faiss.omp_set_num_threads(threads)
-    if len(embeddings):
-        index.add(embeddings)
+    index.add(embeddings)
     return index
-
-
-def _without(hidden: Int64[ndarray, " hidden"] | None) -> dict[str, Any]:
-    """Return the search parameter that leaves out rows."""
-    return {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(hidden))} if hidden is not None and len(hidden) else {}
 
 
 @dataclass(frozen=True)
@@ -110,41 +99,16 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Centres:
-    """Centres of the lists of an inverted file, after some iterations of k-means."""
-
-    values: Float32[ndarray, "lists width"]
-    iterations: int
-
-    def save(self, folder: Path) -> None:
-        """Write the centres into a folder."""
-        with disk_errors(folder):
-            np.save(folder / CENTRES, self.values)
-
-    @classmethod
-    def load(cls, folder: Path, width: int, iterations: int) -> Centres:
-        """Read the file of `save`; raises `StorageError` if it is missing or of another width."""
-        return cls(read_array(folder / CENTRES, ["float32"], (None, width), "build the index again"), iterations)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the centres."""
-        return self.values.nbytes
-
-
-@dataclass(frozen=True)
 class Ivf:
     """Finder by an inverted file; effort is the number of lists that are read.
 
     Args:
         index: a trained `faiss.IndexIVF`.
         proposed: number of proposed documents, as a multiple of k.
-        hidden: rows that are never proposed, if there are any.
     """
 
     index: Any
     proposed: int = 1
-    hidden: Int64[ndarray, " hidden"] | None = None
 
     @classmethod
     def trained(
@@ -154,8 +118,6 @@ class Ivf:
         code_bytes: int | None,
         seed: int,
         threads: int,
-        begun: Centres | None = None,
-        after_iteration: Callable[[Centres], None] = lambda centres: None,
     ) -> Ivf:
         """Train an inverted file; it has no rows yet.
 
@@ -163,8 +125,6 @@ class Ivf:
             embeddings: finite embeddings.
             lists: number of lists; by default `default_lists`.
             code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
-            begun: centres of an earlier training with the same arguments, which is continued.
-            after_iteration: called with the centres after each iteration of k-means but the last.
 
         Raises:
             ConfigError: there are more lists than rows, too few rows for codes, or the width is not divisible.
@@ -183,8 +143,7 @@ class Ivf:
             index.pq.cp.seed = seed
         index.cp.seed = seed
         index.cp.min_points_per_centroid = 1  # the number of lists is set by our rule or by the user
-        _learn_centres(index, embeddings, begun, after_iteration)
-        index.train(embeddings)  # of the codes alone, because there are centres
+        index.train(embeddings)
         return cls(index, 1 if code_bytes is None else REFINE)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
@@ -192,7 +151,7 @@ class Ivf:
         faiss.omp_set_num_threads(threads)
         faiss.cvar.indexIVF_stats.reset()
         wanted = min(self.proposed * k, self.index.ntotal)
-        settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist), **_without(self.hidden))
+        settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist))
         _, rows = self.index.search(queries, wanted, params=settings)
         # FAISS does not count the centres, which are scored too.
         candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
@@ -202,50 +161,21 @@ class Ivf:
         """Add rows after those that are there; the centres and the quantiser do not change."""
         return replace(self, index=_added(self.index, embeddings, threads))
 
-    def reserve(self, rows: int) -> Ivf:
-        """Return the finder as it is: the lists grow one by one."""
-        return self
-
-    def copied(self, rows: int) -> Ivf:
-        """Return a copy, to which rows can be added while others search this finder."""
-        return replace(self, index=faiss.clone_index(self.index))
-
     def save(self, folder: Path) -> None:
         """Write the index; see `Finder`."""
         write_faiss(self.index, folder)
 
     @classmethod
-    def load(cls, folder: Path, shape: tuple[int, ...], hidden: Int64[ndarray, " hidden"] | None = None) -> Ivf:
+    def load(cls, folder: Path, shape: tuple[int, ...]) -> Ivf:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
         index = read_faiss(folder, shape)
-        return cls(index, REFINE if isinstance(index, faiss.IndexIVFPQ) else 1, hidden)
+        return cls(index, REFINE if isinstance(index, faiss.IndexIVFPQ) else 1)
 
     @property
     def bytes(self) -> int:
         """Bytes of the centres, and of an 8-byte number and an embedding or a code for every row."""
         index = self.index
         return int(4 * index.nlist * index.d + index.ntotal * (8 + index.code_size))
-
-
-def _learn_centres(
-    index: Any, embeddings: ndarray, begun: Centres | None, after_iteration: Callable[[Centres], None]
-) -> None:
-    """Learn the centres of an inverted file with the bits of `index.train`, one iteration at a time."""
-    lists, width, settings = index.nlist, index.d, index.cp
-    total, settings.niter = settings.niter, 1
-    if len(embeddings) > lists * settings.max_points_per_centroid:  # drawn as FAISS does, once for all iterations
-        order = np.empty(len(embeddings), np.int32)
-        faiss.rand_perm(faiss.swig_ptr(order), len(order), settings.seed)
-        embeddings = embeddings[order[: lists * settings.max_points_per_centroid]]
-    centres = begun or Centres(np.empty((0, width), np.float32), 0)
-    for iteration in range(min(centres.iterations, total - 1), total):
-        clustering = faiss.Clustering(width, lists, settings)
-        faiss.copy_array_to_vector(centres.values.ravel(), clustering.centroids)
-        clustering.train(embeddings, index.quantizer)
-        centres = Centres(faiss.vector_to_array(clustering.centroids).reshape(lists, width), iteration + 1)
-        if iteration + 1 < total:  # the last one also fills the quantiser
-            after_iteration(centres)
-    settings.niter = total
 
 
 def default_lists(rows: int) -> int:
@@ -275,63 +205,47 @@ class Hnsw:
     """Finder by an HNSW graph; effort is the number of documents in the beam of a walk (`efSearch`).
 
     Args:
-        index: a `faiss.IndexHNSWSQ` of float16, or a `faiss.IndexHNSWFlat` that an earlier version has written.
-        hidden: rows that are never proposed, if there are any.
+        index: a `faiss.IndexHNSWSQ` of float16.
     """
 
     index: Any
-    hidden: Int64[ndarray, " hidden"] | None = None
-    seed: int = 0
 
     @classmethod
-    def empty(cls, width: int, degree: int, beam: int, seed: int) -> Hnsw:
+    def empty(cls, width: int, degree: int, beam: int, seed: int, rows: int = 0) -> Hnsw:
         """Make a graph without rows.
 
         Args:
             degree: number of neighbours of a document; twice as many in the lowest layer (`M`).
             beam: number of documents in the beam while a document is inserted (`efConstruction`).
+            rows: number of rows for which memory is reserved: an array that grew would be copied, and be there twice.
         """
-        index = _graph(width, degree)
-        index.hnsw.efConstruction = beam
-        return cls(index, seed=seed)
-
-    def reserve(self, rows: int) -> Hnsw:
-        """Return the graph with the memory of so many rows: an array that grew would be copied, and be there twice.
-
-        A graph that `load` has mapped can be extended afterwards.
-        """
-        source, links, degree = self.index, self.index.hnsw, self.index.hnsw.nb_neighbors(1)
-        is_earlier = isinstance(source, faiss.IndexHNSWFlat)
-        target = faiss.IndexHNSWFlat(source.d, degree, source.metric_type) if is_earlier else _graph(source.d, degree)
-        target.hnsw.efConstruction = links.efConstruction
+        index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
+        links, storage = index.hnsw, faiss.downcast_index(index.storage)
+        links.efConstruction, links.rng = beam, faiss.RandomGenerator(seed)
         # One row of `degree` is in the second layer, one of its square in the third. They are drawn: a little more.
         upper = degree * int(1.1 * rows / (degree - 1) + 100)
-        code_size = faiss.downcast_index(source.storage).code_size
-        sizes = (rows * code_size, rows * links.nb_neighbors(0) + upper, rows, rows + 1)
-        for array, earlier, size, item in zip(_arrays(target), _arrays(source), sizes, (1, 4, 4, 8), strict=True):
-            array.resize(max(size, earlier.size()))
-            array.resize(earlier.size())
-            faiss.memcpy(array.data(), earlier.data(), item * earlier.size())
-        target.ntotal = target.storage.ntotal = source.ntotal
-        target.hnsw.entry_point, target.hnsw.max_level = links.entry_point, links.max_level
-        return replace(self, index=target)
-
-    def copied(self, rows: int) -> Hnsw:
-        """Return a copy with the memory of so many rows, to which rows can be added while others search this finder."""
-        return self.reserve(rows)
+        neighbors = rows * links.nb_neighbors(0) + upper
+        for array, size in (
+            (storage.codes, rows * storage.code_size),
+            (links.neighbors, neighbors),
+            (links.levels, rows),
+            (links.offsets, rows + 1),
+        ):
+            before = array.size()
+            array.resize(max(size, before))
+            array.resize(before)
+        return cls(index)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Find rows; see `Finder`."""
         faiss.omp_set_num_threads(threads)
         faiss.cvar.hnsw_stats.reset()
-        settings = faiss.SearchParametersHNSW(efSearch=max(effort, k), **_without(self.hidden))
+        settings = faiss.SearchParametersHNSW(efSearch=max(effort, k))
         _, rows = self.index.search(queries, k, params=settings)
         return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
 
     def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Hnsw:
         """Insert rows after those that are there; with several threads, the graph differs from run to run."""
-        # FAISS keeps no state of the generator in a file, and a graph that is continued must be the same.
-        self.index.hnsw.rng = faiss.RandomGenerator(self.seed + self.index.ntotal)
         largest = np.finfo(np.float16).max  # what is beyond would be infinite, and the graph broken
         return replace(self, index=_added(self.index, np.clip(embeddings, -largest, largest), threads))
 
@@ -340,20 +254,9 @@ class Hnsw:
         write_faiss(self.index, folder)
 
     @classmethod
-    def load(
-        cls,
-        folder: Path,
-        shape: tuple[int, ...],
-        hidden: Int64[ndarray, " hidden"] | None = None,
-        seed: int = 0,
-        mapped: bool = False,
-    ) -> Hnsw:
-        """Read the files of `save`; the caller has checked the digests of the folder.
-
-        Args:
-            mapped: whether the graph stays in its file until `reserve`, before which no row can be added.
-        """
-        return cls(read_faiss(folder, shape, mapped), hidden, seed)
+    def load(cls, folder: Path, shape: tuple[int, ...]) -> Hnsw:
+        """Read the files of `save`; the caller has checked the digests of the folder."""
+        return cls(read_faiss(folder, shape))
 
     @property
     def bytes(self) -> int:
@@ -361,13 +264,3 @@ class Hnsw:
         links = self.index.hnsw
         graph = 4 * links.neighbors.size() + 8 * links.offsets.size() + 4 * links.levels.size()
         return int(graph + faiss.downcast_index(self.index.storage).codes.size())
-
-
-def _graph(width: int, degree: int) -> Any:
-    return faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
-
-
-def _arrays(graph: Any) -> tuple[Any, ...]:
-    """Return the embeddings, links, levels and offsets of a graph: arrays of 1, 4, 4 and 8 bytes."""
-    links = graph.hnsw
-    return faiss.downcast_index(graph.storage).codes, links.neighbors, links.levels, links.offsets

@@ -22,6 +22,8 @@ from raytriever.index.exact.search import check_count
 from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
 from raytriever.index.score import check_finite, pair_scores, refuse_forked
 
+_MORE_EFFORT = 4
+
 
 class Proposal(NamedTuple):
     """Rows that a finder proposes.
@@ -67,7 +69,7 @@ class ApproximateIndex:
     Args:
         finder: built from `embeddings`.
         embeddings: finite embeddings, in memory or memory-mapped.
-        documents: position of each row's document in the corpus; -1 for a row that is hidden (see `update`).
+        documents: position of each row's document in the corpus, ascending.
         ties: result of `exact.search.tie_order` for the whole corpus.
         effort: see `Finder.find`.
     """
@@ -84,7 +86,7 @@ class ApproximateIndex:
         k: int,
         exclude: Int64[ndarray, " queries"] | None = None,
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Return scores and documents, best first; -1 and -inf in unused columns.
+        """Return scores and documents, best first; -1 and -inf only where the corpus has fewer than k documents.
 
         Args:
             queries: one embedding per row.
@@ -102,7 +104,7 @@ class ApproximateIndex:
         scores = pair_scores(queries, self.embeddings, query_rows, np.maximum(rows, 0).ravel()).reshape(rows.shape)
         documents = np.where(rows < 0, -1, self.documents[rows])
         keys = keys_of(scores, self._order.ranks[documents])
-        keys[(documents < 0) | (documents == (-1 if exclude is None else exclude[:, None]))] = NONE
+        keys[(rows < 0) | (documents == (-1 if exclude is None else exclude[:, None]))] = NONE
         return self._order.read(merge_keys([keys], min(k, len(self.ties))))
 
     def propose(self, queries: Float32[ndarray, "queries width"], k: int, threads: int) -> Proposal:
@@ -117,12 +119,17 @@ class ApproximateIndex:
         if 2 * k >= count:
             rows = np.broadcast_to(np.arange(count), (len(queries), count))
             return Proposal(rows, float(count))
-        return self.finder.find(queries, k, self.effort, threads)
-
-    @property
-    def count(self) -> int:
-        """Number of documents that a search can return."""
-        return int((self.documents >= 0).sum())
+        effort = self.effort
+        rows, candidates = self.finder.find(queries, k, effort, threads)
+        # The lists or the beam of a query may have fewer than k documents: it is searched again with more effort.
+        while effort < count and len(short := np.flatnonzero(np.count_nonzero(rows >= 0, axis=1) < k)):
+            effort *= _MORE_EFFORT
+            more, further = self.finder.find(np.ascontiguousarray(queries[short]), k, effort, threads)
+            rows = np.pad(rows, ((0, 0), (0, max(0, more.shape[1] - rows.shape[1]))), constant_values=-1)
+            rows[short] = -1
+            rows[short, : more.shape[1]] = more
+            candidates += further * len(short) / len(queries)
+        return Proposal(rows, candidates)
 
     @cached_property
     def _order(self) -> TieOrder:

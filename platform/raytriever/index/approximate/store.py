@@ -2,7 +2,7 @@
 
     DIR/manifest.json      the digest of every file, and the inputs and settings of the index
     DIR/embeddings.npy     the embeddings, memory-mapped when read
-    DIR/documents.npy      the document of each row; -1 if it is no longer in the corpus
+    DIR/documents.npy      the document of each row
     DIR/ties.npy           the corpus's order of equal scores
     DIR/finder/            the files of the finder
 
@@ -11,7 +11,6 @@ A directory is opened only after every file was compared with its digest, becaus
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,21 +33,20 @@ from raytriever.reading.structured import conform
 from raytriever.store.commit import MANIFEST, committed_directory, read_manifest
 from raytriever.store.disk import disk_errors
 
-KIND, VERSION = "index", 1
+KIND, VERSION = "index", 2
 FINDER = "finder"
 _REMEDY = "build the index again"
 EMBEDDINGS = "embeddings.npy"
 _ARRAYS = ("documents", "ties")
 
-# Reader of each kind: called with the folder, the embeddings, the metadata of the index, the hidden rows, and whether
-# rows will be added.
-_READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any], ndarray, bool], Finder]] = {
-    "flat": lambda folder, embeddings, built, hidden, grows: Flat(embeddings),
-    "ivf": lambda folder, embeddings, built, hidden, grows: Ivf.load(folder, embeddings.shape, hidden),
-    "ivfpq": lambda folder, embeddings, built, hidden, grows: Ivf.load(folder, embeddings.shape, hidden),
-    "hnsw": lambda folder, embeddings, built, hidden, grows: Hnsw.load(folder, embeddings.shape, hidden, mapped=grows),
-    "vamana": lambda folder, embeddings, built, hidden, grows: Vamana.load(folder, built["degree"], embeddings.shape),
-    "roargraph": lambda folder, embeddings, built, hidden, grows: RoarGraph.load(folder, embeddings),
+# Reader of each kind: called with the folder, the embeddings, and the metadata of the index.
+_READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any]], Finder]] = {
+    "flat": lambda folder, embeddings, built: Flat(embeddings),
+    "ivf": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
+    "ivfpq": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
+    "hnsw": lambda folder, embeddings, built: Hnsw.load(folder, embeddings.shape),
+    "vamana": lambda folder, embeddings, built: Vamana.load(folder, built["degree"], embeddings.shape),
+    "roargraph": lambda folder, embeddings, built: RoarGraph.load(folder, embeddings),
 }
 KINDS = tuple(_READERS)
 
@@ -79,15 +77,13 @@ class UnfinishedIndex:
     content: dict[str, Any]
 
     def write_embeddings(self, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
-        """Write the embeddings, in place of those written before, and map them; `shape` is that of all blocks."""
-        file, aside = self.folder / EMBEDDINGS, self.folder / f"next-{EMBEDDINGS}"
-        with disk_errors(file):
-            with aside.open("xb") as stream:
-                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(stream, header)
-                for block in blocks:
-                    stream.write(np.ascontiguousarray(block, "<f4").data)
-            os.replace(aside, file)
+        """Write the embeddings and map them; `shape` is that of all blocks."""
+        file = self.folder / EMBEDDINGS
+        with disk_errors(file), file.open("xb") as stream:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(stream, header)
+            for block in blocks:
+                stream.write(np.ascontiguousarray(block, "<f4").data)
         # Copy-on-write: code that is compiled for arrays in memory takes no read-only array.
         return np.asarray(read_array(file, ["float32"], shape, _REMEDY, mapped="c"))
 
@@ -126,19 +122,18 @@ def read_meta(path: Path) -> dict[str, Any]:
         StorageError: the directory is not a finished index of this version.
     """
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
-    if meta.get("kind") != KIND or meta.get("version") != VERSION or str(meta.get("index")) not in _READERS:
+    if meta.get("kind") != KIND or str(meta.get("index")) not in _READERS:
         raise StorageError("is not an index", str(path), f"name the {setting('output')} of `raytriever index`")
+    if meta.get("version") != VERSION:
+        raise StorageError(f"has the format {meta.get('version')}, expected {VERSION}", str(path), _REMEDY)
     needed: type[_Meta] = _VamanaMeta if meta["index"] == "vamana" else _Meta
     conform(meta, str(path / MANIFEST), needed, _REMEDY)
     return meta
 
 
 @activity("opening the index")
-def read_index(path: Path, grows: bool = False) -> ApproximateIndex:
+def read_index(path: Path) -> ApproximateIndex:
     """Open an index. Every file is compared with its digest once, and again after it has changed.
-
-    Args:
-        grows: whether `update_index` will add rows: then a graph of HNSW is not read before it has the memory of all.
 
     Raises:
         StorageError: the directory is damaged, or is not a finished index of this version.
@@ -150,11 +145,11 @@ def read_index(path: Path, grows: bool = False) -> ApproximateIndex:
         embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, width), _REMEDY, mapped="r")
         documents = read_array(path / "documents.npy", ["int64"], (rows,), _REMEDY)
         ties = read_array(path / "ties.npy", ["int64"], (None,), _REMEDY)
-    for name, values, least in (("documents", documents, -1), ("ties", ties, 0)):
-        if len(values) and not least <= int(values.min()) <= int(values.max()) < len(ties):
+    for name, values in (("documents", documents), ("ties", ties)):
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(ties):
             reason = f"holds positions outside of a corpus of {len(ties):,} documents"
             raise StorageError(reason, str(path / f"{name}.npy"), _REMEDY)
-    finder = _READERS[meta["index"]](path / FINDER, embeddings, meta, np.flatnonzero(documents < 0), grows)
+    finder = _READERS[meta["index"]](path / FINDER, embeddings, meta)
     return ApproximateIndex(
         finder=finder, embeddings=embeddings, documents=documents, ties=ties, effort=int(meta["effort"])
     )

@@ -225,14 +225,13 @@ class TorchScan:
         device: torch.device,
         documents: int,
         corpus: ResidentDocuments | None = None,
-        before: UInt64[ndarray, "queries k"] | None = None,
     ) -> None:
         refuse_forked()
         self._queries, self._order = np.ascontiguousarray(queries, np.float32), order
         check_finite(self._queries, "query")
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
-        self._best = np.full((len(queries), k), NONE) if before is None else before
-        self._is_first = before is None
+        self._best = np.full((len(queries), k), NONE)
+        self._is_first = True
         free = free_bytes(device)
         self._tile_bytes = max(1, min(TILE_BYTES, int(TILE_SHARE * free)))
         self._stays = corpus is not None

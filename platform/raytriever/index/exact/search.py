@@ -47,7 +47,6 @@ class Scan:
     Args:
         queries: one embedding per row.
         exclude: for each query a document that is not returned, or -1.
-        before: rankings of the blocks of an earlier scan, changed in place; None for none.
     """
 
     def __init__(
@@ -56,12 +55,11 @@ class Scan:
         k: int,
         order: TieOrder,
         exclude: Int64[ndarray, " queries"] | None,
-        before: UInt64[ndarray, "queries k"] | None = None,
     ) -> None:
         refuse_forked()
         self._queries, self._order = np.ascontiguousarray(queries, np.float32), order
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
-        self._best = np.full((len(queries), k), NONE) if before is None else before
+        self._best = np.full((len(queries), k), NONE)
         norms = _norms(self._queries, "query", np.arange(len(queries)))
         self._slope, _, self._offset = error_terms(norms, np.zeros_like(norms), queries.shape[1])
         self._faiss: Any = import_module("faiss")
@@ -141,11 +139,6 @@ MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
 
 # Pairs of the position of the first row, and embeddings.
 Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
-
-
-def cut(vectors: Float32[ndarray, "rows width"]) -> list[Float32[ndarray, "rows width"]]:
-    """Return embeddings in blocks of `MOST_ROWS`, without a copy."""
-    return [vectors[start : start + MOST_ROWS] for start in range(0, len(vectors), MOST_ROWS)]
 
 
 def even_blocks(
@@ -314,14 +307,12 @@ def best_keys(
     exclude: Int64[ndarray, " queries"] | None = None,
     device: torch.device | None = None,
     documents: int | None = None,
-    before: UInt64[ndarray, "queries k"] | None = None,
     largest: dict[int, float] | None = None,
 ) -> UInt64[ndarray, "queries k"]:
     """Return the k best documents in some of the blocks, as keys for `ranking.merge_keys`; see `top_k_of_blocks`.
 
-    `documents` is the largest number of documents in the blocks, by default that of the corpus. `before` are the keys
-    of other blocks; these are added to them, in place. On a CPU `largest` keeps the largest norm of each block, for
-    further searches of the same blocks.
+    `documents` is the largest number of documents in the blocks, by default that of the corpus. On a CPU `largest`
+    keeps the largest norm of each block, for further searches of the same blocks.
     """
     check_count(k)
     device = device or default_device()
@@ -329,9 +320,9 @@ def best_keys(
     most = len(order.ranks) if documents is None else documents
     scan: Scan | TorchScan
     if device.type == "cpu":
-        scan = Scan(queries, size, order, exclude, before)
+        scan = Scan(queries, size, order, exclude)
     else:
-        scan = TorchScan(queries, size, order, exclude, device, most, before=before)
+        scan = TorchScan(queries, size, order, exclude, device, most)
     largest = {} if largest is None else largest
     for number, (positions, vectors) in enumerate(even_blocks(blocks, queries.shape[1], len(order.ranks))):
         if isinstance(scan, TorchScan):

@@ -50,8 +50,6 @@ STAGES = {
     "add": "",
     "prepare-added": "prepare --dataset {add}/generate --model {generate}/encoder",
     "encode-added": "encode --dataset {prepare-added} --model {model}",
-    "hnsw-added": "index --dataset {prepare-added} --model {model} --embeddings {encode-added} --index hnsw",
-    "ivfpq-added": "index --dataset {prepare-added} --model {model} --embeddings {encode-added} --index ivfpq",
 }
 ADDED = 10_000
 MAKERS = ("prepare", "bm25", "encode")  # of what later stages and later runs of the same command find
@@ -77,8 +75,6 @@ def run(stage: str, documents: int, folder: Path) -> None:
     shutil.rmtree(output, ignore_errors=True)
     if stage == "encode":  # and not copy what `train` has encoded
         shutil.rmtree(folder / "cache" / "embeddings", ignore_errors=True)
-    if stage.endswith("-added") and (updated := folder / stage.removesuffix("-added")).name in ("hnsw", "ivfpq"):
-        shutil.copytree(updated, output)
     before = size_of(folder)
     code, usage = measure(command(stage, documents, folder, output), environment(folder), log)
     if code:

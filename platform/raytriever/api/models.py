@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raytriever.api.calls import public, working
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, UserError
 from raytriever.models.config import ModelConfig
 from raytriever.mteb.encoder import MtebEncoder
 from raytriever.options import check_options
-from raytriever.paths import MODEL
+from raytriever.paths import MODEL, expanded
 from raytriever.prompts import read_prompts
 from raytriever.store.objects import copy_of
+from raytriever.terminal import warn
 from raytriever.training.config import PRECISIONS
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ class Model(MtebEncoder):
     Attributes:
         name: `minilm`, a directory or a hub name.
         config: how it reads texts.
-        precision: of encoding as `load_model` got it, `fp32`, `bf16` or `int8`; None for the faster of the first two.
+        precision: of encoding, `fp32`, `bf16` or `int8`: that of `load_model`, or `fp32` for a run with this setting;
+            None for the faster of the first two.
 
     Examples:
         >>> model = rt.load_model(encoder)
@@ -42,7 +45,8 @@ class Model(MtebEncoder):
     """
 
     def __init__(self, config: ModelConfig, precision: str | None = None) -> None:
-        self.config, self.name, self.precision = config, config.model, precision
+        self.config, self.name = config, config.model
+        self.precision = precision or run_precision(config.model)
 
     @property
     def width(self) -> int:
@@ -90,7 +94,10 @@ class Model(MtebEncoder):
         from raytriever.models.precision import choose_precision, default_device
 
         device = default_device()
-        return load_for_encoding(self.config, choose_precision(self.precision, device), device)
+        precision = choose_precision(self.precision, device)
+        if self.precision is None and precision == "bf16":
+            warn(f"{self.name}: encodes in bf16, the faster precision here; precision='fp32' is more exact")
+        return load_for_encoding(self.config, precision, device)
 
     def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts width"]:
         from raytriever.encoding.encode import encode_texts
@@ -159,8 +166,9 @@ def load_model(
         name: `minilm` (all-MiniLM-L6-v2, which needs no download), the directory of a transformers or
             sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit or tag of a hub model.
-        precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default the faster of the first two.
-        pooling: `mean`, `cls` or `last`.
+        precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default `fp32` for a run that was
+            trained with this setting, else the faster of the first two. A line says if that is bf16.
+        pooling: `mean`, `cls`, `last`, `max`, `mean_sqrt_len` or `weightedmean`; or several joined by `+`.
         similarity: `cosine` normalises embeddings, `dot` leaves them as they are.
         towers: `shared`, or `separate` for an encoder each (as DPR).
         query_prompt: text put before every query.
@@ -237,15 +245,34 @@ def loaded(model: ModelLike) -> Model:
     return model.model if isinstance(model, Run) else Model(settings_of(model))
 
 
+def run_precision(name: str) -> str | None:
+    """Return `fp32` for the model of a run whose settings ask for it, else None: the hardware decides."""
+    from raytriever.config import read_settings
+    from raytriever.experiment.directory import CONFIG
+
+    folder = expanded(name)
+    for run in (folder, folder.parent) if folder.is_dir() else ():
+        if (run / CONFIG).is_file() and (run / "model").is_dir():
+            with suppress(UserError):
+                training = read_settings(run / CONFIG).get("training")
+                return "fp32" if isinstance(training, dict) and training.get("precision") == "fp32" else None
+    return None
+
+
 def precision_of(explicit: str | None, models: Iterable[ModelLike | None]) -> str | None:
-    """Return the precision of a call: the explicit one, or the one with which its models were loaded.
+    """Return the precision of a call: the explicit one, or the one of its models.
 
     Raises:
         ConfigError: it is unknown, or the models were loaded with different ones.
     """
     if explicit not in (None, *PRECISIONS):
         raise ConfigError(f"unknown value {explicit!r}", "precision", "give 'fp32', 'bf16' or 'int8'")
-    precisions = {model.precision for model in models if isinstance(model, Model) and model.precision}
+    given = [model.model if isinstance(model, Run) else model for model in models if model is not None]
+    precisions = {
+        model.precision if isinstance(model, Model) else run_precision(os.fspath(model))
+        for model in given
+        if isinstance(model, Model | str | os.PathLike)
+    } - {None}
     if explicit is None and len(precisions) > 1:
         raise ConfigError("the models were loaded with different ones", "precision", "give 'fp32', 'bf16' or 'int8'")
     return explicit or next(iter(precisions), None)

@@ -122,8 +122,6 @@ def _describe(path: Path, collection: str) -> str:
         return f"{meta.get('side') or 'text'} embeddings of {dataset} by {model}" + ("" if meta else ", unfinished")
     if collection == "bm25":
         return f"BM25 index of {meta['documents']:,} documents" if "documents" in meta else "BM25 index, unfinished"
-    if collection == "indexes":
-        return f"unfinished index of {meta['rows']:,} passages" if "rows" in meta else "unfinished index"
     if collection == "sources":
         return f"data set that Python code made in memory, {', '.join(one.name for one in _children(path))}"
     if collection == "negatives" and path.name.endswith("-blocks"):

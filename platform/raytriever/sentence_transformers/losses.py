@@ -23,6 +23,7 @@ from raytriever.sentence_transformers.retrieval_loss import (
     TRIPLET,
     CachedRetrievalLoss,
     RetrievalLoss,
+    logger,
 )
 
 _VARIANTS = ("maxp", "maxn", "minp", "minp-maxn")
@@ -186,7 +187,10 @@ _WITHOUT_TEACHER = (MannWhitneyLoss, InfoNCELoss, SymmetricInfoNCELoss, TripletM
 
 @dataclass(eq=False, repr=False)
 class _TeacherLoss(RetrievalLoss):
-    """Loss whose label column has a teacher's scores of the documents, one for each column of documents."""
+    """Loss whose label column has a teacher's scores of the documents, one for each column of documents.
+
+    A document whose score is NaN is left out, and a line says so once.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -194,18 +198,34 @@ class _TeacherLoss(RetrievalLoss):
             raise ConfigError("the labels are the teacher's scores", self._where("ids_in_labels"), "leave it out")
 
     def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor:
+        name = type(self).__name__
+        if documents < 2:
+            raise DataError(
+                f"the data set has one column of documents, and {name} compares the documents of a row, so it would "
+                "train nothing",
+                remedy="give columns in this order: anchor, positive, negatives; and a score for each document",
+            )
         if labels is None or labels.ndim != 2 or labels.shape[1] != documents:
             shape = "no label column" if labels is None else f"labels of shape {tuple(labels.shape)}"
             raise DataError(
-                f"{shape}, and {type(self).__name__} reads a teacher's scores",
+                f"{shape}, and {name} reads a teacher's scores",
                 remedy=f"give a label column with {documents} scores a row, one for each column of documents",
             )
+        if not (is_finite := labels.isfinite()).all():
+            if not is_finite.any():
+                remedy = "correct the label column; a document without a score has NaN"
+                raise DataError(f"all labels are NaN or infinite, so {name} would train nothing", remedy=remedy)
+            if labels.isinf().any():
+                raise DataError(f"a label of {name} is infinite", remedy="give finite scores")
+            logger.warning_once(f"{name}: labels have NaN. Documents without a score are left out of the loss.")
         return labels.to(torch.promote_types(labels.dtype, torch.float32))
 
 
 @dataclass(eq=False, repr=False)
 class KLLoss(_TeacherLoss):
     """KL divergence from the teacher's distribution over an anchor's own documents. The labels are its scores.
+
+    With dot products, the library's `DistillKLDivLoss(temperature=t)` is t² times this loss with both temperatures t.
 
     Args:
         temperature: tau, by which scores are divided.
@@ -236,6 +256,11 @@ class MarginMSELoss(_TeacherLoss):
     teacher_temperature: float = 1.0
 
     def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor:
+        if documents == self.num_positives > 1:
+            raise DataError(
+                f"all {documents} columns of documents are positives, and MarginMSELoss learns margins above negatives",
+                remedy="add columns of negatives, or change num_positives",
+            )
         if labels is not None and self.num_positives == 1:
             margins = labels[:, None] if labels.ndim == 1 else labels
             if margins.ndim == 2 and margins.shape[1] == documents - 1:

@@ -169,7 +169,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         if self.uses_gradient_cache and has_static_embedding_input(self.model):
             remedy = f"use {type(self).__name__.removeprefix('Cached')} without mini_batch_size"
             raise ConfigError("a StaticEmbedding cannot be cut into mini-batches", self._where("model"), remedy)
-        self._build()
+        self._built = self._settings(), [self._build()]
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch. With gradient caching, its backward pass embeds the batch again.
@@ -270,7 +270,10 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             if self.similarity_fct is cos_sim:
                 queries, passages = (functional.normalize(each, dim=-1) for each in (queries, passages))
             workers = current_workers() if self.gather_across_devices else ALONE
-            value: Tensor = self._build()(queries, passages, ids, workers).value
+            if self._built[0] != (settings := self._settings()):  # such as those of `DistributionRegularizer`
+                self._built = settings, [self._build()]
+            [loss] = self._built[1]  # in a list, so that it is no part of this module
+            value: Tensor = loss(queries, passages, ids, workers).value
         return value
 
 

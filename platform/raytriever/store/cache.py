@@ -34,7 +34,6 @@ BOUNDS = {
     "bm25": 20 * 10**9,
     "datasets": 50 * 10**9,
     "embeddings": 4 * 2**30,
-    "indexes": 20 * 10**9,
     "merged": 20 * 10**9,
     "negatives": 10 * 10**9,
     "pydocs": 10**9,

@@ -10,7 +10,7 @@ sending it between processes. It calls numpy rather than torch, which would give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Thread
@@ -18,7 +18,6 @@ from time import perf_counter
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-import numpy as np
 import torch
 from numpy import ndarray
 
@@ -27,7 +26,7 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order, worker_slice
 from raytriever.data.sampling.teacher import TeacherTable
-from raytriever.losses.batch import PAD, BatchIds, TeacherScores
+from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.relevance import GlobalIds, find_relevance, teacher_arrays
 from raytriever.models.retriever import Retriever
@@ -89,7 +88,6 @@ class BatchSource:
             queries=torch.from_numpy(query_ids[own]),
             positives=torch.from_numpy(positive_ids[own]),
             passages=torch.from_numpy(group_ids[own].reshape(-1)),
-            known=torch.from_numpy(_padded([known[known_rows == row] for row in range(own.start, own.stop)])),
             seed=self.order.seed,
             step=step,
             teacher=teacher,
@@ -110,14 +108,6 @@ class BatchSource:
         if retriever.description.pool_prompt:
             return None
         return (self.tokens.query_prompts if side == "query" else self.tokens.document_prompts).of(positions)
-
-
-def _padded(rows: Sequence[ndarray]) -> ndarray:
-    """Return rows of unequal length as one array, the short ones filled with `PAD`."""
-    padded = np.full((len(rows), max(len(row) for row in rows)), PAD, np.int64)
-    for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = row
-    return padded
 
 
 class SourceVersions:

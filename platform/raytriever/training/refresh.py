@@ -53,7 +53,7 @@ class Round:
         due: the number of steps after which it was due, a multiple of `--refresh-every`.
         snapshot: the number of steps that its encoder was trained for; more than `due` where it was started again.
         ended: the number of steps done when it ended; None while it is running.
-        used_from: the first step, counted from 0, whose batch uses its table; None where it failed.
+        used_from: the first step that uses its table, from 1 as in `steps.jsonl`; None where it failed.
     """
 
     number: int
@@ -90,7 +90,7 @@ class Ledger:
     def version(self, step: int) -> int:
         """Return the round whose table the batch of `step`, counted from 0, uses; 0 for the first table."""
         return max(
-            (one.number for one in self.adopted_rounds if one.used_from is not None and one.used_from <= step),
+            (one.number for one in self.adopted_rounds if one.used_from is not None and one.used_from <= step + 1),
             default=0,
         )
 
@@ -262,7 +262,7 @@ class RefreshJob(BackgroundJob):
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the round of `step`, the age of its negatives, failed rounds, seconds of waiting since the last call,
         and the metrics of a round whose table `step` is the first to use."""
-        new = [one.measured for one in self._ledger.adopted_rounds if one.used_from == step]
+        new = [one.measured for one in self._ledger.adopted_rounds if one.used_from == step + 1]
         return {
             **{name: value for metrics in new for name, value in metrics.items()},
             "negatives_round": float(self._ledger.version(step)),
@@ -344,9 +344,9 @@ class RefreshJob(BackgroundJob):
         if not plan.waits:
             # All workers know after the next step that it is recorded; their loaders may be `PREFETCH_DEPTH` ahead.
             ended = step + 1
-            last = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=0)
-            first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, last + 1)
-        self._end = {"ended": ended, "used_from": first, "digest": table.digest}
+            after = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=1)
+            first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, after)
+        self._end = {"ended": ended, "used_from": first + 1, "digest": table.digest}
         if self.is_first:
             self._end["measured"] = self._metrics | {
                 "refresh_overlap": common,
@@ -365,7 +365,7 @@ class RefreshJob(BackgroundJob):
 
     def _add_version(self, table: NegativesTable, one: Round) -> None:
         assert one.used_from is not None
-        self._sources.add(one.used_from, self._sources.newest.with_negatives(table, one.number))
+        self._sources.add(one.used_from - 1, self._sources.newest.with_negatives(table, one.number))
 
 
 def read_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from datasets import Dataset as HubTable
 
 import raytriever as rt
 from raytriever.api.calls import public
+from raytriever.api.models import precision_of
 from raytriever.errors import setting
 from raytriever.evaluation.results import read_results
 from raytriever.store.commit import one_writer
@@ -237,3 +239,21 @@ def test_a_program_keeps_its_own_handlers_of_signals(tmp_path: Path) -> None:
         [sys.executable, "-c", SIGNALLED], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.split()) == (0, ["mine", "ended"]), done.stderr
+
+
+def test_a_run_in_fp32_encodes_in_fp32_and_bf16_is_said(
+    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("raytriever.models.precision.choose_precision", lambda precision, device: precision or "bf16")
+    run = tmp_path / "run"
+    shutil.copytree(tiny_encoder, run / "model")
+    for content, expected in (("{precision: fp32}", "fp32"), ("{precision: null}", "bf16"), ("", "bf16")):
+        (run / "config.yaml").write_text(f"training: {content}\n")
+        for name in (run / "model", Path(os.path.relpath(run / "model"))):
+            model = rt.load_model(name)
+            assert model.retriever.precision == expected
+            line = f"{name}: encodes in bf16, the faster precision here; precision='fp32' is more exact\n"
+            assert (line in capsys.readouterr().err) == (expected == "bf16")
+            assert precision_of(None, [None, "bm25", str(name)]) == (None if expected == "bf16" else "fp32")
+    assert rt.load_model(run / "model", precision="bf16").retriever.precision == "bf16"
+    assert "encodes in" not in capsys.readouterr().err

@@ -30,7 +30,11 @@ from library_losses import (
     write_model,
 )
 from sentence_transformers import SentenceTransformer, util
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    DistillKLDivLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
 from tiny_models import text_of
 
 import raytriever as rt
@@ -41,6 +45,7 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.sentence_transformers import losses, retrieval_loss
 from raytriever.sentence_transformers.batch import find_ids, text_ids
 from raytriever.training.parallel.objective import Objective
 
@@ -325,6 +330,55 @@ def test_margins_are_labels_as_in_the_library(negatives: int, model: SentenceTra
     assert loss(features, margins).item() == pytest.approx(expected, rel=1e-9)
     if negatives == 1:
         assert loss(features, margins[:, 0]).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", [library.KLLoss, library.MarginMSELoss])
+def test_labels_that_would_train_nothing_are_refused(
+    loss: type[library.KLLoss | library.MarginMSELoss], model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, lines = columns(model), []
+    monkeypatch.setattr(losses.logger, "warning_once", lines.append)
+    with pytest.raises(rt.DataError, match=r"one column of documents, .* train nothing; give columns in this order"):
+        loss(model)(features[:2], torch.zeros(ROWS, 1))
+    scores = torch.randn(ROWS, 4)
+    with pytest.raises(rt.DataError, match="all labels are NaN or infinite, so"):
+        loss(model)(features, torch.full_like(scores, torch.nan))
+    with pytest.raises(rt.DataError, match=r"a label of \w+ is infinite"):
+        loss(model)(features, scores.index_fill(0, torch.tensor([1]), torch.inf))
+    assert lines == []
+    # A row without scores is left out: the others have the loss that they have alone.
+    without = scores.index_fill(0, torch.tensor([ROWS - 1]), torch.nan)
+    alone = columns(model, slice(0, ROWS - 1))
+    assert loss(model)(features, without).item() == pytest.approx(loss(model)(alone, scores[:-1]).item(), rel=1e-5)
+    assert lines == [f"{loss.__name__}: labels have NaN. Documents without a score are left out of the loss."]
+
+
+def test_margins_need_negatives(model: SentenceTransformer) -> None:
+    with pytest.raises(rt.DataError, match="all 4 columns of documents are positives"):
+        library.MarginMSELoss(model, num_positives=4)(columns(model), torch.zeros(ROWS, 4))
+
+
+def test_the_librarys_kl_has_the_square_of_the_temperature_more(model: SentenceTransformer) -> None:
+    texts = [[text_of(5 + row, 10 * column + row) for row in range(ROWS)] for column in range(4)]
+    features, scores = [dict(model.preprocess(column)) for column in texts], torch.randn(ROWS, 3)
+    theirs = DistillKLDivLoss(model, similarity_fct=util.pairwise_dot_score, temperature=0.5)(features, scores)
+    ours = library.KLLoss(model, similarity_fct=util.dot_score, temperature=0.5, teacher_temperature=0.5)
+    assert theirs.item() == pytest.approx(0.25 * ours(features, scores).item(), rel=1e-5)
+
+
+def test_a_loss_is_built_once_and_again_for_other_settings(
+    model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, build = [], retrieval_loss.build_loss
+    monkeypatch.setattr(retrieval_loss, "build_loss", lambda *args: built.append(args) or build(*args))
+    loss, features = library.MannWhitneyLoss(model), columns(model)
+    first = loss(features, None).item()
+    assert loss(features, None).item() == first
+    assert len(built) == 1
+    assert all(name.startswith("model.") for name in loss.state_dict())
+    library.DistributionRegularizer(loss, 0.5)
+    assert loss(features, None).item() != first
+    assert len(built) == 2
 
 
 WITHOUT_THE_LIBRARY = """

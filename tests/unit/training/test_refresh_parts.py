@@ -17,12 +17,12 @@ from raytriever.training.config import RefreshConfig, check_refresh, rank_range
 from raytriever.training.loader import SourceVersions
 from raytriever.training.refresh import Ledger, Round, overlap, read_ledger
 
-# Taken at 10, failed, taken at 34, under way.
+# Used from step 11 (from 1), failed, used from step 35, running.
 LEDGER = Ledger(
     (
-        Round(1, 5, 5, ended=8, used_from=10, digest="a"),
+        Round(1, 5, 5, ended=8, used_from=11, digest="a"),
         Round(2, 10, 11, ended=21, reason="gone"),
-        Round(3, 25, 25, ended=32, used_from=34, digest="b"),
+        Round(3, 25, 25, ended=32, used_from=35, digest="b"),
         Round(4, 35, 36),
     )
 )

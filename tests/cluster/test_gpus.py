@@ -26,7 +26,7 @@ from raytriever.cluster.placement import count_gpus, spare_gpus
 from raytriever.cluster.train import refresh
 from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.mining_round import SnapshotLoader
-from raytriever.cluster.train.refresh import EncoderPool
+from raytriever.cluster.train.refresh import EncoderPool, PoolCorpus
 from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.config import Config, Curriculum
 from raytriever.data.config import DataConfig
@@ -41,9 +41,11 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
 from raytriever.evaluation.systems import evaluate_retriever
-from raytriever.index.exact.search import tie_order
+from raytriever.index.exact.search import Corpus, tie_order
+from raytriever.index.ranking import TieOrder
 from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index
+from raytriever.mining.finders import ArrayEmbeddings, open_here
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
@@ -220,6 +222,29 @@ def test_encoders_that_wait_for_a_gpu_hold_no_shard(seen: Seen, case: Case, tmp_
     wait_until(gpus_are_free)
     Round(case, tmp_path, spare=4).run()
     assert seen("ray::Encoder") <= {"0", "1"}
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_a_round_searches_on_the_gpus_that_encoded(seen: Seen, case: Case, tmp_path: Path, gpus: int) -> None:
+    wait_until(gpus_are_free)
+    one = Round(case, tmp_path, spare=gpus)
+    try:
+        one.encode(one.writer.missing())
+        store = one.writer.finish("letters", case.dataset.passages())
+        order = TieOrder.of(tie_order(case.dataset.documents.ids))
+        queries = store.read(np.arange(0, len(store), 3))
+        array = ArrayEmbeddings(queries)
+        of_queries = TieOrder.of(np.arange(len(queries)))
+        for documents, ties in ((store, order), (array, of_queries)):
+            corpus = one.pool.open_corpus(documents, ties)
+            assert isinstance(corpus, PoolCorpus if gpus else Corpus)
+            assert len(getattr(corpus, "searches", ())) == gpus
+            for k in (1, 20, 1_000):
+                assert np.array_equal(corpus.keys(queries, k), open_here(documents, ties).keys(queries, k))
+    finally:
+        one.pool.shrink()
+    visible = seen("ray::Encoder")
+    assert visible <= {"0", "1"} and len(visible) == gpus if gpus else visible == {""}
 
 
 def test_encoders_use_cpus_where_no_gpu_is_spare(seen: Seen, case: Case, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def search_in_actors(
         for number in range(min(pool.most, shards))
     ]
     try:
-        for rows, keys in _results(actors, queries, k, order, exclude):
+        for rows, keys in ranked_batches([actor.search.remote for actor in actors], queries, k, order, exclude):
             best[rows] = merge_keys([best[rows], keys], k)
     except RayTaskError as error:
         if isinstance(error.cause, UserError):
@@ -112,18 +112,21 @@ def search_in_actors(
     return order.read(best)
 
 
-def _results(
-    actors: list[Any], queries: ndarray, k: int, order: TieOrder, exclude: ndarray | None
-) -> Iterator[tuple[slice, UInt64[ndarray, "batch k"]]]:
-    """Yield a slice of the queries and one actor's best documents for them, in order of arrival."""
+def ranked_batches(
+    searches: Sequence[Callable[..., Any]], queries: ndarray, k: int, order: TieOrder, exclude: ndarray | None = None
+) -> Iterator[tuple[slice, Any]]:
+    """Yield a slice of the queries and the result of one actor for them, in order of arrival.
+
+    Each of `searches` calls one actor with references to a batch (queries, exclude), to k and to the tie order.
+    """
     shared_order = ray.put(order)
     size = max(1, RESULT_BYTES // (8 * max(1, k)))
     waiting: dict[Any, slice] = {}
     for start in range(0, len(queries), size):
         rows = slice(start, start + size)
         batch = ray.put((queries[rows], None if exclude is None else exclude[rows]))
-        waiting |= {actor.search.remote(batch, k, shared_order): rows for actor in actors}
-        while len(waiting) > (BATCHES_AHEAD - 1) * len(actors):
+        waiting |= {search(batch, k, shared_order): rows for search in searches}
+        while len(waiting) > (BATCHES_AHEAD - 1) * len(searches):
             yield _next(waiting)
     while waiting:
         yield _next(waiting)

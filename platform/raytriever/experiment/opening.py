@@ -286,6 +286,12 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
             "batch"
         )
     total_steps = training.max_steps or order.steps(training.epochs or 1.0)
+    if training.warmup_steps >= total_steps:
+        reached = training.learning_rate * total_steps / (training.warmup_steps + 1)
+        log(
+            f"{flag_of('warmup_steps', str(training.warmup_steps))} is not below the {total_steps:,} steps of this "
+            f"training: the learning rate reaches {reached:.2g} of {training.learning_rate:.2g}"
+        )
     check_refresh(config.refresh, data, total_steps)
     dev_sets = open_dev_sets(config, training_data.datasets[0], choose_runner(training.workers[1]), log)
     return OpenStage(

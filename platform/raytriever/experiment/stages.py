@@ -14,9 +14,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from raytriever.cluster.session import ray_session
 from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.config import STAGES, Config, dump_config, stage_errors
+from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.experiment.directory import CONFIG, RunDirectory
@@ -61,8 +64,20 @@ def find_negatives(
     ]
     for dataset, table in zip(datasets, tables, strict=True):
         log(f"{dataset.name}: hard negatives: {', '.join(f'{k} {n:,}' for k, n in table.counts().items())}")
+        if line := lacking_negatives(dataset, data, table):
+            log(line)
     starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in datasets[:-1])]
     return tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
+
+
+def lacking_negatives(dataset: RetrievalDataset, data: DataConfig, table: NegativesTable) -> str:
+    """Return a line about the training queries that have fewer hard negatives than a group; empty if none has."""
+    counts = np.diff(table.offsets)[dataset.positives(data.train_split).queries]
+    fewer, none = int((counts < data.negatives_per_query).sum()), int((counts == 0).sum())
+    if not fewer:
+        return ""
+    line = f"{dataset.name}: {fewer:,} of {len(counts):,} training queries have fewer than {data.negatives_per_query}"
+    return f"{line} and repeat theirs; {none:,} of these have none and get random passages"
 
 
 def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
@@ -61,6 +62,27 @@ class ArrayEmbeddings:
 
 
 DocumentEmbeddings = EmbeddingStore | ArrayEmbeddings
+
+
+class SearchedCorpus(Protocol):
+    """Corpus for several searches; see `index.exact.search.Corpus`."""
+
+    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> UInt64[ndarray, "queries k"]:
+        """Return the k best documents of each query as keys."""
+        ...
+
+    def is_copied_again(self, width: int) -> bool:
+        """Return whether many queries at once cost much less than few."""
+        ...
+
+
+# Makes a corpus that can be searched, from embeddings and the order of equal scores.
+OpenCorpus = Callable[[DocumentEmbeddings, TieOrder], SearchedCorpus]
+
+
+def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
+    """Return the corpus to search in this process; see `OpenCorpus`."""
+    return Corpus(documents.blocks, order)
 
 
 @dataclass(frozen=True)
@@ -157,6 +179,7 @@ class DenseFinder:
     embeddings: Embeddings
     order: TieOrder
     excluded: ExcludedDocuments
+    open_corpus: OpenCorpus = open_here
     # Queries that were searched last, and their rankings; empty before the first search.
     _ahead: list[tuple[Int64[ndarray, " queries"], UInt64[ndarray, "queries k"]]] = field(default_factory=list)
 
@@ -191,8 +214,8 @@ class DenseFinder:
         return later[: max(len(rows), int(np.searchsorted(cells, _RANKED, side="right")))]
 
     @cached_property
-    def _corpus(self) -> Corpus:
-        return Corpus(self.embeddings.documents.blocks, self.order)
+    def _corpus(self) -> SearchedCorpus:
+        return self.open_corpus(self.embeddings.documents, self.order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +239,7 @@ class MiningInputs:
     judge: Judge | None
     seed: int
     round: int
+    open_corpus: OpenCorpus = open_here
 
     def __post_init__(self) -> None:
         if self.config.needs_embeddings:
@@ -293,7 +317,7 @@ class MiningInputs:
     @cached_property
     def _dense(self) -> DenseFinder:
         order = TieOrder.of(tie_order(self.dataset.documents.ids))
-        return DenseFinder(self._required_embeddings, order, self.excluded)
+        return DenseFinder(self._required_embeddings, order, self.excluded, self.open_corpus)
 
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
         """Find the positives of similar queries, with the scores of these.
@@ -302,7 +326,7 @@ class MiningInputs:
         queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
         k = 2 * wanted
         while True:
-            scores, similar = self._similar_queries.top_k(queries[rows], k)
+            scores, similar = self._query_order.read(self._similar_queries.keys(queries[rows], k))
             counts = np.diff(self.positives.offsets)[similar]
             row, column = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(similar.shape))
             starts = self.positives.offsets[similar].ravel()
@@ -314,9 +338,12 @@ class MiningInputs:
             k *= 2
 
     @cached_property
-    def _similar_queries(self) -> Corpus:
-        order = TieOrder.of(tie_order(entries(self.dataset.queries.ids, self.positives.queries)))
-        return Corpus(lambda: [(0, self._required_embeddings.queries)], order)
+    def _query_order(self) -> TieOrder:
+        return TieOrder.of(tie_order(entries(self.dataset.queries.ids, self.positives.queries)))
+
+    @cached_property
+    def _similar_queries(self) -> SearchedCorpus:
+        return self.open_corpus(ArrayEmbeddings(self._required_embeddings.queries), self._query_order)
 
     def _find_gold(self, rows: ndarray, _: int) -> Candidates:
         """Find the hard negatives that the data set contains as `gold`, such as pairs judged as irrelevant."""

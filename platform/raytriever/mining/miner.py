@@ -44,7 +44,7 @@ from raytriever.mining.filters import (
     count_verdicts,
     initial_verdicts,
 )
-from raytriever.mining.finders import CHOICE, Embeddings, Judge, MiningInputs
+from raytriever.mining.finders import CHOICE, Embeddings, Judge, MiningInputs, OpenCorpus, open_here
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.parts import Parts
@@ -235,6 +235,7 @@ def mine(
     round: int = 0,
     excluded: ExcludedDocuments | None = None,
     finished: Path | None = None,
+    open_corpus: OpenCorpus = open_here,
 ) -> MiningResult:
     """Mine the negatives of the queries of a split.
 
@@ -249,6 +250,7 @@ def mine(
             default it is computed.
         finished: folder of the blocks that an earlier call with the same arguments finished before it was killed. They
             are not mined again, and new ones are added.
+        open_corpus: makes the corpora that are searched; by default they are searched in this process.
 
     Raises:
         ConfigError: settings contradict each other, the range lies beyond the corpus, or gold negatives or answers are
@@ -268,6 +270,7 @@ def mine(
         judge=judge,
         seed=seed,
         round=round,
+        open_corpus=open_corpus,
     )
     candidate_filter = CandidateFilter(inputs, Parts(finished, f"{BLOCK} {BM25_QUERIES}", optional="a mining"))
     kept, verdict_counts = [], {}

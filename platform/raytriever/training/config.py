@@ -70,13 +70,22 @@ class TrainingConfig:
     """Settings of a training run: its length, optimizer, workers, validation and checkpoints."""
 
     batch_size: int = option(64, "queries of one step, over all workers", minimum=1)
-    max_steps: int | None = option(None, f"optimiser steps; overrides {flag_of('epochs')}", minimum=1)
+    max_steps: int | None = option(
+        None, f"optimizer steps, instead of {flag_of('epochs')}; a file may have both", minimum=1
+    )
     epochs: float | None = option(None, "passes over the training examples", above=0, needs="!max_steps")
-    learning_rate: float = option(5e-5, "peak learning rate of AdamW", above=0)
-    warmup_steps: int = option(10, "steps over which the learning rate rises from 0", minimum=0)
-    weight_decay: float = option(0.01, "weight decay of AdamW", minimum=0)
+    learning_rate: float = option(5e-5, "peak learning rate of AdamW; it falls linearly to 0 at the last step", above=0)
+    warmup_steps: int = option(
+        10, "first steps, over which the learning rate rises linearly from 0 to its peak", minimum=0
+    )
+    weight_decay: float = option(0.01, "weight decay of AdamW; biases and norms have none", minimum=0)
     max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", above=0)
-    dropout: float = option(0.0, "dropout of the encoder during training", minimum=0, maximum=0.9)
+    dropout: float = option(
+        0.0,
+        "dropout of the encoder during training; that of the model's config.json is not used",
+        minimum=0,
+        maximum=0.9,
+    )
     precision: str | None = option(
         None,
         "number format; int8 only encodes; default: bf16 where it is supported",

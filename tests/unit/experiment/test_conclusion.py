@@ -7,11 +7,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from raytriever.config import Config
+from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.systems import evaluate_retriever
+from raytriever.experiment.stages import lacking_negatives
 from raytriever.experiment.train import calibrate_trained, end_to_end, masking_lines
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
@@ -94,3 +97,22 @@ def test_a_trained_model_is_calibrated_where_its_splits_are_large_enough(
         f"the model gets no {FILE}: letters: 60 of 60 queries of split 'test' are queries of 'dev' too"
     )
     assert not file.exists()
+
+
+def test_queries_with_fewer_hard_negatives_are_counted(tiny_dataset: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(str(tiny_dataset), ["train"])
+    data = replace(Config().data, negatives_per_query=2)
+    queries = dataset.positives("train").queries  # 96, of the 160 of the data set
+    counts = np.full(len(queries), 2)
+    counts[:5], counts[5:7] = 1, 0
+
+    def line(counts: np.ndarray) -> str:
+        documents = np.concatenate([np.arange(100, 100 + count) for count in counts])
+        table = NegativesTable.of(dataset, np.repeat(queries, counts), documents, "bm25")
+        return lacking_negatives(dataset, data, table)
+
+    assert line(counts) == (
+        "letters: 7 of 96 training queries have fewer than 2 and repeat theirs; "
+        "2 of these have none and get random passages"
+    )
+    assert line(np.full(len(queries), 2)) == ""

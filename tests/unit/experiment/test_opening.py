@@ -19,6 +19,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
+from raytriever.training.loop import learning_rate_scale
 from raytriever.training.training_data import TrainingData
 
 
@@ -164,3 +165,21 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     stage = replace(base, data=replace(base.data, dataset=str(trained)))
     open_run(Curriculum(base, (Stage("one", stage),)), lines.append)
     assert [line for line in lines if line.startswith("letters: 32 of 32 queries of split 'dev'")]
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_said(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    config = Config(data=DataConfig(str(tiny_dataset)), model=ModelConfig(str(tiny_encoder)))
+
+    def lines(steps: int) -> list[str]:
+        logged: list[str] = []
+        training = replace(config.training, max_steps=steps, batch_size=16, warmup_steps=10, learning_rate=5e-5)
+        open_run(Curriculum(replace(config, training=training)), logged.append)
+        return [line for line in logged if "warmup" in line]
+
+    line = "--warmup-steps 10 is not below the 4 steps of this training: the learning rate reaches 1.8e-05 of 5e-05"
+    assert lines(4) == [line]
+    assert learning_rate_scale(3, 10, 4) * 5e-5 == pytest.approx(1.8e-5, rel=0.02)
+    assert lines(11) == []

@@ -16,7 +16,7 @@ def main(words: list[str]) -> None:
     for finding in findings:
         show(str(finding))
     errors, warnings = (sum(finding.level == level for finding in findings) for level in (ERROR, WARNING))
-    show(f"\n{errors} errors, {warnings} warnings")
+    show(f"\n{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}")
     if errors:
         sys.exit(1)
 

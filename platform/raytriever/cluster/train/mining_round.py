@@ -29,7 +29,7 @@ from raytriever.encoding.shards import ShardEncoder, encode_in_process
 from raytriever.encoding.store import EmbeddingStore, shard_folder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, with_shard_rows_of
 from raytriever.mining.filters import ExcludedDocuments
-from raytriever.mining.finders import Embeddings
+from raytriever.mining.finders import Embeddings, OpenCorpus, open_here
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.models.config import ModelConfig
 from raytriever.models.memory import move_to
@@ -101,10 +101,16 @@ class MiningRounds:
         self._excluded = [ExcludedDocuments.of_split(_with_split_alone(one, split), split) for one in self._datasets]
         self._first = first
 
-    def run(self, number: int, snapshot: Snapshot, encode: Encode) -> dict[str, float]:
+    def run(
+        self, number: int, snapshot: Snapshot, encode: Encode, open_corpus: OpenCorpus = open_here
+    ) -> dict[str, float]:
         """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
 
-        Returns metrics for the tracker.
+        Args:
+            open_corpus: makes the corpora that are searched; by default in this process.
+
+        Returns:
+            Metrics for the tracker.
 
         Raises:
             UserError: something that the user can correct.
@@ -125,14 +131,14 @@ class MiningRounds:
             embeddings.append(Embeddings(queries.read(trained_queries), documents))
             encoded += count + more
         then = time.monotonic()
-        table, metrics = self._table(number, embeddings, finished)
+        table, metrics = self._table(number, embeddings, finished, open_corpus)
         write_negatives(round_path(self._folder, number), table, self._combined, replace=True)
         self._remove_but(ROLLING if rolling else "")
         metrics |= {"refresh_encoded": float(encoded), "refresh_encode_seconds": then - began}
         return metrics | {"refresh_mine_seconds": time.monotonic() - then}
 
     def _table(
-        self, number: int, embeddings: Sequence[Embeddings], finished: Path
+        self, number: int, embeddings: Sequence[Embeddings], finished: Path, open_corpus: OpenCorpus
     ) -> tuple[NegativesTable, dict[str, float]]:
         """Return the table of a round, of all data sets in one, and its metrics for the tracker.
 
@@ -151,6 +157,7 @@ class MiningRounds:
                 round=number,
                 excluded=excluded,
                 finished=finished / str(index),
+                open_corpus=open_corpus,
             )
             rows = mined.table
             table = NegativesTable.of(

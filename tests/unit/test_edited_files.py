@@ -10,15 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from evaluations import write_evaluation
 
+from indexes import write_index
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.results import read_results
 from raytriever.experiment.directory import RunDirectory
+from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.store import read_meta
 from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
@@ -222,7 +226,9 @@ def test_records_of_validation_and_refreshes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_manifests_of_stores_indexes_and_prepared_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    passages, index, prepared = (copy(name, tmp_path) for name in ("passages", "index", "prepared"))
+    passages, prepared, index = copy("passages", tmp_path), copy("prepared", tmp_path), tmp_path / "index"
+    rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    write_index(index, build_index(DocumentVectors.of(rows), IndexConfig(index="flat"), None, 0, 1), "flat", {})
     check(passages / "manifest.json", lambda: EmbeddingStore.open(passages).array())
     check(index / "manifest.json", lambda: read_meta(index))
     check(prepared / "manifest.json", lambda: open_dataset(prepared, ["train"]))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -80,8 +79,8 @@ MOST_ROW_BYTES = 1 << 28
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of whole rows, each with the number of its first row, counted from 1.
 
-    A piece has `size` bytes, of which up to half may be missing, or more with a longer row. The first row must name the
-    columns of `header`, if given; it is then no part of the pieces.
+    A piece has at most `size` bytes, or one longer row, and ends with the last row that fits. The first row must name
+    the columns of `header`, if given; it is then no part of the pieces.
 
     Raises:
         DataError: there is no row, one is far too long, the header is another, or the gzip is broken.
@@ -115,7 +114,7 @@ def _whole_rows(where: str, size: int) -> Iterator[bytes]:
     rest = b""
     with reading(where, rows), closing(open_stream(where)) as stream:
         while len(rest := rest + _read(stream, size - len(rest))) == size:
-            cut = _cut(rest)
+            cut = rest.rfind(b"\n") + 1
             begun.append(rest[:cut] if cut else rest)
             rest = rest[cut:] if cut else b""
             if cut:
@@ -140,22 +139,6 @@ def _read(stream: Any, size: int) -> bytes:
         blocks.append(block)
         size -= len(block)
     return b"".join(blocks)
-
-
-def _cut(block: bytes) -> int:
-    """Return the end of the row after which a block is cut, 0 if no row ends in it.
-
-    Of the rows that end in the second half it is the one with the smallest checksum: after rows that were added or
-    removed, blocks are soon cut at the same rows as before.
-    """
-    end = block.rfind(b"\n") + 1
-    half = len(block) // 2
-    start = block.rfind(b"\n", 0, half) + 1
-    if end <= half:
-        return end
-    rows = block[start : end - 1].split(b"\n")
-    sums = [zlib.crc32(row) for row in rows]
-    return start + sum(len(row) + 1 for row in rows[: sums.index(min(sums)) + 1])
 
 
 def wrong_header(where: str, actual: str, header: Sequence[str], separator: str = "<TAB>") -> DataError:

@@ -2,7 +2,7 @@
 
 1. The files are listed and the format is recognised; the key is the digest of their bytes and of the settings.
 2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process, in a
-   pool of processes, or by a `Runner` that uses Ray; shards that an earlier preparation has are copied (`reuse`).
+   pool of processes, or by a `Runner` that uses Ray.
    Positions are computed (`assemble`). A preparation that was killed is continued (`shards`).
 3. Bad rows are listed in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is kept.
 """
@@ -24,12 +24,10 @@ from raytriever.data.config import SplitConfig
 from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.division import test_file
-from raytriever.data.formats.plan import ANSWERABLE, Part, Plan
+from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
-from raytriever.data.formats.row_formats import SENTENCE_TRANSFORMERS
 from raytriever.data.prepare.assemble import BadRows, assemble
 from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, VERSION, DatasetMeta, prepared_meta
-from raytriever.data.prepare.reuse import find_earlier, settings_digest
 from raytriever.data.prepare.shards import (
     WORK,
     ShardReport,
@@ -45,7 +43,7 @@ from raytriever.data.records import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError, setting
 from raytriever.processes import ProcessDeath, map_in_processes
-from raytriever.store.cache import cache_folder, keep_within_bound, record_location
+from raytriever.store.cache import cache_folder, keep_within_bound
 from raytriever.store.capacity import check_disk, format_size
 from raytriever.store.commit import committed_directory, one_writer
 from raytriever.store.disk import files_below
@@ -112,13 +110,8 @@ def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Se
             check_share(file["where"], file["rows"], file["bad"], file["first"], max_share)
 
 
-def _reads(plan: Plan) -> str | list[str]:
-    """Return what changes when more is read from the same files: the cache is made again, and older prepared data sets
-    stay readable."""
-    more = {"flagembedding": "prompts", SENTENCE_TRANSFORMERS: ANSWERABLE}
-    return ["absent, forms", more[plan.format]] if plan.format in more else "absent, forms"
-
-
+# Raise it when the same files give other rows: the cache is then made again. Prepared directories stay readable.
+_READING = 1
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
 _REPORT_SECONDS = 10
 
@@ -139,9 +132,8 @@ def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRepo
 
 
 def chunk_bytes(total_bytes: int) -> int:
-    """Return the size of chunks, for a few hundred within limits: a power of two, which a growing corpus keeps."""
-    size = min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
-    return 1 << size.bit_length() - 1
+    """Return the size of chunks, for a few hundred within limits."""
+    return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
 
 
 @dataclass(frozen=True)
@@ -169,7 +161,7 @@ class Request:
         tokens = self.tokenisation.digest if self.tokenisation else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
-        decides: list[Any] = [VERSION, _reads(plan), plan.format, tokens, source.where, files, sorted(read)]
+        decides: list[Any] = [VERSION, _READING, plan.format, tokens, source.where, files, sorted(read)]
         decides += [part.header for part in plan.parts if part.kind == "table"]
         decides += [plan.division] if plan.division else []
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
@@ -216,7 +208,6 @@ def prepare(
             f"holds {meta['source']}, prepared", str(folder), f"give another {setting('output')}, or remove it"
         )
     _make(folder, request, source, plan, key, run, report, replace=meta is not None)
-    record_location(folder)
     return folder
 
 
@@ -233,12 +224,10 @@ def _make(
     check_disk(folder, max(0, needed), "the shards of the data set")
     report(f"{name}: preparing {format_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
-    settings = settings_digest([VERSION, _reads(plan)], plan.format, request.tokenisation)
-    earlier = find_earlier(folder)
     with activity(f"{name}: preparing"), committed_directory(folder, meta, replace=replace, begun=begun) as aside:
         if shards := begin(aside, unfinished_key):
             report(f"{name}: a preparation was killed; continuing after {shards:,} shards")
-        writer = ShardWriter(plan.parts, aside, request.tokenisation, settings, earlier)
+        writer = ShardWriter(plan.parts, aside, request.tokenisation)
         _fill(writer, request, name, plan, total, run, meta, report)
 
 
@@ -264,8 +253,6 @@ def _fill(
             report(f"{name}: {rows:,} rows")
             last_report = time.monotonic()
     first_chunks.finish()
-    if copied := sum(shard.is_copied for shard in reports):
-        report(f"{name}: {copied:,} of {len(reports):,} shards are those of an earlier preparation")
     reports.sort(key=lambda shard: shard.stem)
     gather(aside, reports)
     sides, late = assemble(aside, reports)
@@ -278,7 +265,6 @@ def _fill(
         "format": plan.format,
         "tokenisation": request.tokenisation.digest if request.tokenisation else None,
         "files": files,
-        "chunks": {shard.stem: shard.digest for shard in reports if shard.digest},
         "sides": {name: side.meta for name, side in sides.items()},
     }
     check_files(files, request.max_bad_rows, request.splits)

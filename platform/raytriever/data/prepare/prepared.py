@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 from numpy import ndarray
@@ -95,11 +95,7 @@ class SidesMeta(TypedDict):
 
 
 class DatasetMeta(TypedDict):
-    """Metadata in the manifest of a prepared data set.
-
-    `chunks` has the digests of chunks by the stem of their shards, by which later preparations find these; data sets of
-    earlier versions have none.
-    """
+    """Metadata in the manifest of a prepared data set."""
 
     kind: Literal["dataset"]
     version: int
@@ -110,7 +106,6 @@ class DatasetMeta(TypedDict):
     tokenisation: str | None
     files: list[FileMeta]
     sides: SidesMeta
-    chunks: NotRequired[dict[str, str]]
 
 
 def prepared_meta(folder: Path) -> DatasetMeta | None:

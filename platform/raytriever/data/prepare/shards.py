@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,19 +25,17 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_some, write_table
+from raytriever.data.columns import FILE, PROMPTS, write_some, write_table
 from raytriever.data.dataset import joined
 from raytriever.data.formats.chunks import FileChunk, Parsed, last_row, parse_chunk
 from raytriever.data.formats.plan import Part
 from raytriever.data.keys import Forms, forms_of, key_of, keys_of
-from raytriever.data.prepare.prepared import DOCUMENT_COLUMNS, DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
-from raytriever.data.prepare.reuse import NO_SHARDS, EarlierShards, chunk_digest
+from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
 from raytriever.data.prepare.tokenisation import Tokenisation, flat
-from raytriever.data.records import ORIGINS, SOURCES, Document, Records, bad_entry
+from raytriever.data.records import ORIGINS, SOURCES, bad_entry
 from raytriever.errors import DataError
 from raytriever.processes import TRIES
 from raytriever.prompts import TITLE, fill_title
-from raytriever.reading.arrays import read_arrow
 from raytriever.reading.structured import conform
 from raytriever.store.commit import leftovers, write_atomically
 from raytriever.store.disk import disk_errors
@@ -201,19 +199,12 @@ class ShardReport:
         number: number of the chunk of the part, from 0.
         rows: number of rows read, bad ones included.
         bad: bad rows, from `records.bad_entry`.
-        is_repeatable: whether it has one document from each row, and nothing else: its files depend on the bytes of the
-            chunk alone, not on the number of its first row.
-        digest: digest of a repeatable chunk, see `reuse`.
-        is_copied: whether it was copied from an earlier preparation.
     """
 
     part: int
     number: int
     rows: int
     bad: tuple[dict[str, Any], ...] = ()
-    is_repeatable: bool = False
-    digest: str = ""
-    is_copied: bool = False
 
     @property
     def stem(self) -> str:
@@ -228,18 +219,14 @@ class ShardWriter:
     Args:
         folder: directory of the data set, which every process can write.
         tokenisation: tokenizer and prompts; None for texts without tokens.
-        settings: `reuse.settings_digest` of the data set.
-        earlier: shards of earlier preparations, which are copied.
     """
 
     parts: tuple[Part, ...]
     folder: Path
     tokenisation: Tokenisation | None
-    settings: str = ""
-    earlier: EarlierShards = NO_SHARDS
 
     def __call__(self, chunk: FileChunk) -> ShardReport:
-        """Copy or write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
+        """Write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
         report, shards = ShardReport(chunk.part, chunk.number, rows=0), Parts(self.folder / PARTS, durable=False)
         if there := shards.read(report.stem, _read_report):
             return there
@@ -264,38 +251,17 @@ class ShardWriter:
         )
 
     def write(self, chunk: FileChunk, folder: Path) -> ShardReport:
-        """Copy or write the shard of a chunk to a folder; raises `DataError` if its part is broken as a whole."""
-        part, report = self.parts[chunk.part], ShardReport(chunk.part, chunk.number, rows=0)
-        digest = chunk_digest(self.settings, part, chunk)
-        if self.earlier.copy(digest, folder / DOCUMENTS, report.stem):
-            rows = self._write_keys(folder, report.stem, chunk.first_row)
-            return replace(report, rows=rows, digest=digest, is_copied=True)
+        """Write the shard of a chunk to a folder; raises `DataError` if its part is broken as a whole."""
+        part, stem = self.parts[chunk.part], ShardReport(chunk.part, chunk.number, rows=0).stem
         parsed = parse_chunk(part, chunk)
         with disk_errors(self.folder):
             sides = self._sides_of(parsed)
             reasons: dict[int, str] = {}
             for name, side in sides.items():
-                reasons |= side.write(folder / name, report.stem, self.tokenisation)
-            self._write_work(folder / WORK, report.stem, parsed, sides)
+                reasons |= side.write(folder / name, stem, self.tokenisation)
+            self._write_work(folder / WORK, stem, parsed, sides)
         bad = tuple(bad_entry(part.where, row, reason, b"") for row, reason in reasons.items())
-        is_repeatable = _is_repeatable(chunk, parsed, sides[DOCUMENTS])
-        return replace(
-            report,
-            rows=parsed.rows,
-            bad=(*parsed.bad, *bad),
-            is_repeatable=is_repeatable,
-            digest=digest if is_repeatable else "",
-        )
-
-    def _write_keys(self, folder: Path, stem: str, first_row: int) -> int:
-        """Write what `assemble` needs of a copied shard; return the number of its rows."""
-        table = read_arrow(folder / DOCUMENTS / f"{stem}.arrow", DOCUMENT_COLUMNS, PREPARE_AGAIN)
-        columns = [table[name].to_pylist() for name in DOCUMENT_COLUMNS]
-        documents = [Document(*row) for row in zip(*columns, strict=True)]
-        marks = [(row, count, 0, 0, 0) for count, row in enumerate(range(first_row, first_row + len(documents)), 1)]
-        parsed = Parsed(Records(documents), [], len(documents), marks)
-        self._write_work(folder / WORK, stem, parsed, self._sides_of(parsed))
-        return parsed.rows
+        return ShardReport(chunk.part, chunk.number, parsed.rows, (*parsed.bad, *bad))
 
     def _sides_of(self, parsed: Parsed) -> dict[str, Side]:
         """Return documents and queries of a chunk by the names of their folders."""
@@ -312,13 +278,6 @@ class ShardWriter:
         write_some(folder, stem, FILE, parsed.records.answers)
         prompts = [(query.id, query.prompt) for query in parsed.records.queries if query.prompt]
         write_some(folder, stem, PROMPTS, prompts)
-
-
-def _is_repeatable(chunk: FileChunk, parsed: Parsed, documents: Side) -> bool:
-    rows = np.arange(chunk.first_row, chunk.first_row + parsed.rows)
-    kept = documents.rows[documents.kept]
-    has_others = any(getattr(parsed.records, name) for name in ("queries", "judgements", "negatives", "answers"))
-    return len(rows) > 0 and np.array_equal(kept, rows) and not has_others
 
 
 class _Meta(TypedDict):

@@ -44,14 +44,16 @@ OOD = "ood"
 
 def main(words: list[str]) -> None:
     """Parse, study, print."""
-    if not words:
-        raise ConfigError(
-            "no study is named", remedy=f"give {', '.join((*STUDIES, OOD))} or a FILE.yaml; --list describes them"
-        )
     if words[:1] == [OOD]:
         _ood(words[1:])
         return
-    arguments = _parser().parse(words)
+    try:
+        arguments = _parser().parse(words)
+    except ConfigError as error:
+        if words:
+            raise
+        remedy = f"give {', '.join((*STUDIES, OOD))} or a FILE.yaml; --list describes them"
+        raise ConfigError("no study is named", remedy=remedy) from error
     name, scale, output = arguments.study, arguments.scale, Path(arguments.output)
     own = _load_own(arguments) if name.endswith(_FILES) else None
     if own is not None:

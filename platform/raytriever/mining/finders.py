@@ -32,10 +32,8 @@ from raytriever.mining.filters import ExcludedDocuments, entries
 
 # A judge scores pairs of texts; higher scores are more relevant.
 Judge = Callable[[Sequence[str], Sequence[str]], Float32[ndarray, " pairs"]]
-# Components of embeddings that are gathered for scoring at a time.
-_GATHERED = 1 << 25
-# Pairs of texts in one call of a judge.
-_JUDGED = 4_096
+_GATHERED = 1 << 25  # components of embeddings that are gathered for scoring at a time
+_JUDGED = 4_096  # pairs of texts in one call of a judge
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,9 @@ class SearchedCorpus(Protocol):
 
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> UInt64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys."""
-        ...
 
     def is_copied_again(self, width: int) -> bool:
         """Return whether many queries at once cost much less than few."""
-        ...
 
 
 # Makes a corpus that can be searched, from embeddings and the order of equal scores.
@@ -81,7 +77,7 @@ OpenCorpus = Callable[[DocumentEmbeddings, TieOrder], SearchedCorpus]
 
 
 def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
-    """Return the corpus to search in this process; see `OpenCorpus`."""
+    """Return a corpus that this process searches."""
     return Corpus(documents.blocks, order)
 
 
@@ -324,9 +320,10 @@ class MiningInputs:
 
         A document has the rank of the most similar query it is a positive of."""
         queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
+        corpus, order = self._similar_queries
         k = 2 * wanted
         while True:
-            scores, similar = self._query_order.read(self._similar_queries.keys(queries[rows], k))
+            scores, similar = order.read(corpus.keys(queries[rows], k))
             counts = np.diff(self.positives.offsets)[similar]
             row, column = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(similar.shape))
             starts = self.positives.offsets[similar].ravel()
@@ -338,12 +335,9 @@ class MiningInputs:
             k *= 2
 
     @cached_property
-    def _query_order(self) -> TieOrder:
-        return TieOrder.of(tie_order(entries(self.dataset.queries.ids, self.positives.queries)))
-
-    @cached_property
-    def _similar_queries(self) -> SearchedCorpus:
-        return self.open_corpus(ArrayEmbeddings(self._required_embeddings.queries), self._query_order)
+    def _similar_queries(self) -> tuple[SearchedCorpus, TieOrder]:
+        order = TieOrder.of(tie_order(entries(self.dataset.queries.ids, self.positives.queries)))
+        return self.open_corpus(ArrayEmbeddings(self._required_embeddings.queries), order), order
 
     def _find_gold(self, rows: ndarray, _: int) -> Candidates:
         """Find the hard negatives that the data set contains as `gold`, such as pairs judged as irrelevant."""

@@ -158,12 +158,15 @@ def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) ->
     name = next((name for name in different if name != "encoder"), "encoder")
     there, here = (f"{one.get(name)}"[:40] for one in (existing, meta))
     reason = f"its {name.replace('_', ' ')} is {there}, not {here}"
+    remedy = f"give another {setting('output')}, or remove it"
     if name == "encoder":
         reason = "the weights or settings of the model are others"
+    elif name == "precision":
+        remedy = f"give {setting('precision', there)}, or another {setting('output')}"
     raise StorageError(
         f"holds another index ({existing['index']} of {existing.get('dataset')} by {existing.get('model')}): {reason}",
         str(output),
-        f"give another {setting('output')}, or remove it",
+        remedy,
     )
 
 

@@ -115,7 +115,6 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/buckets.py
 	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/tracking.py
 	$(BIN)/python benchmarks/quickstart.py
 

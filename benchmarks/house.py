@@ -34,9 +34,7 @@ NOT_SEARCHED = ("benchmarks/house.py", "tests/unit/test_house.py", "tests/fixtur
 RELATIVE_CLAUSES = re.compile(r"(What|Whether|Who|Which|Where|How|Why|When)\b")
 # Modules whose texts hold flags of other programs; the texts of all others name settings by `errors.setting`.
 FLAGS_OF_OTHERS = {
-    "raytriever.cluster.launch": "it starts Ray and MLflow",
     "raytriever.cluster.session": "`ray start`, and the memory of a container",
-    "raytriever.cluster.submission": "`ray job submit`",
     "raytriever.losses.mw.cuda": "the compiler of CUDA",
     "raytriever.models.source": "pip",
     "raytriever.operation.doctor": "`ray start`, nvidia-smi and Docker",

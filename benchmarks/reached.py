@@ -12,7 +12,7 @@ from house import PLATFORM, modules, nodes, tree
 # Definitions that Python, Ray, numba or PyTorch call by name.
 CALLED_BY_LIBRARIES = re.compile(r"__\w+__|visit_\w+|forward|emit|format|default|main|study")
 # Loaded by name: numba loads the cache locator while it compiles, Ray loads the hook of `ray job submit`.
-LOADED_BY_NAME = ("raytriever.cluster.numba_cache", "raytriever.cluster.submission")
+LOADED_BY_NAME = ("raytriever.cluster.numba_cache",)
 # Their `__all__` lists the public API.
 PUBLIC = (
     "raytriever",

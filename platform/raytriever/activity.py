@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from raytriever.terminal import end_of_silence, seconds_of_silence, warn
@@ -44,11 +44,6 @@ def activity(doing: str | Callable[[float], str | None]) -> Iterator[None]:
         yield
     finally:
         _reporter.close(opened)
-
-
-def quiet() -> AbstractContextManager[None]:
-    """Report nothing in a block that waits for the user, or passes on the lines of another program."""
-    return activity(lambda seconds: None)
 
 
 class _Reporter:

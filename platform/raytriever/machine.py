@@ -73,14 +73,6 @@ def start_of_process(pid: int) -> int | None:
     return int(time.mktime(time.strptime(started, "%a %b %d %H:%M:%S %Y"))) if started else None
 
 
-def process_ids() -> list[int]:
-    """Return the ids of all processes of this machine."""
-    try:
-        return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-    except OSError:
-        return [int(word) for word in _ps("-A", "-o", "pid=").split()]
-
-
 def clean_processes() -> BaseContext:
     """Return a context of `multiprocessing` whose processes inherit no threads and no open files.
 
@@ -147,7 +139,7 @@ def shorten_temporary_folder() -> None:
     """Name a long `TMPDIR`, as of Slurm and CI, by a short link: Ray's and Python's sockets lie below it.
 
     A socket's path has at most 107 bytes, and Ray adds 64 to `TMPDIR`. Files stay in the user's folder. The link is
-    never removed, because `raytriever launch` starts programs that stay.
+    never removed, because `ray start` starts programs that stay.
     """
     folder = os.environ.get("TMPDIR", "")
     if len(os.fsencode(folder)) <= LONGEST_TEMPORARY or not os.path.isdir(folder):

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from raytriever.cluster.launch import free_port
+from processes import free_port
 
 INSTALL = "PostgreSQL is not installed: apt-get install postgresql, or leave these tests out with -m 'not postgresql'"
 

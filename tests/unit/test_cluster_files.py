@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from ray._private.ray_constants import get_runtime_env_default_excludes
+from ray._private.runtime_env.packaging import create_package
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
 from ray.autoscaler.v2.utils import ResourceRequestUtil
 
 import raytriever
-from raytriever.cluster.ray_private import package_folder
 
 REPOSITORY = Path(__file__).parent.parent.parent
 LAUNCHED = ["cluster.yaml", "cluster/gcp.yaml"]
@@ -228,7 +229,9 @@ def test_an_upload_is_the_code_and_nothing_else(tmp_path: Path) -> None:
         ours = path not in map(Path, PLANTED) and (REPOSITORY / path).is_file()
         (folder / path).write_bytes((REPOSITORY / path).read_bytes() if ours else b"canary")
     package = tmp_path / "upload.zip"
-    package_folder(folder, package)
+    # What `ray job submit --working-dir` uploads.
+    excludes = list(get_runtime_env_default_excludes())
+    create_package(str(folder), package, include_gitignore=True, excludes=excludes)
     uploaded = set(zipfile.ZipFile(package).namelist())
     assert set(map(str, code)) <= uploaded
     assert not uploaded & set(PLANTED)

@@ -20,8 +20,7 @@ import reached
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 LONGEST = 400
-# `submission` passes on the lines of a job, which its own stage has made printable.
-PRINTING = {"raytriever.terminal", "raytriever.cluster.submission"}
+PRINTING = {"raytriever.terminal"}
 # Names and paths of Linux alone, and the modules that may use them: those with a fallback.
 LINUX_ONLY = {
     "sched_getaffinity": {"machine.py"},

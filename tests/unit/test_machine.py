@@ -34,7 +34,6 @@ def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_linux_reports_what_this_process_may_use() -> None:
     assert machine.usable_cores() == len(os.sched_getaffinity(0))
     assert 0 < machine.free_system_memory() < machine.total_memory()
-    assert os.getpid() in machine.process_ids()
     assert machine.clean_processes().get_start_method() == "forkserver"
 
 
@@ -55,7 +54,6 @@ def test_other_systems_report_cores_and_memory() -> None:
 @pytest.mark.usefixtures("hidden")
 def test_other_systems_report_processes() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert {process.pid, os.getpid()} <= set(machine.process_ids())
         started = machine.start_of_process(process.pid)
         assert started is not None
         assert started == machine.start_of_process(process.pid)

@@ -87,7 +87,6 @@ def test_masking_twice_is_masking_once(text: str) -> None:
         ["train", f"--dataset={SECRET[4]}"],
         ["evaluate", "--datasets", "a", SECRET[5]],
         ["annotate", "--endpoint", SECRET[8]],
-        ["submit", "train", "--dataset", SECRET[1]],
         ["search", "x", "--datset", SECRET[1]],
     ],
 )

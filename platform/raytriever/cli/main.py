@@ -54,8 +54,6 @@ TASKS = {
         "export": "write a model for other runtimes, with a model card",
     },
     "Operate": {
-        "launch": "start a Ray head and an MLflow server on this machine",
-        "submit": "upload this folder to a Ray cluster and run a stage there",
         "runs": "list, show and clean run directories",
         "cache": "list and prune cached data sets, models and embeddings",
         "doctor": "check this machine: versions, devices, servers, disks, locks",

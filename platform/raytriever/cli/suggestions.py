@@ -50,6 +50,8 @@ _STAGES = {
 # A stage or a flag of an earlier version, and what to do instead.
 _REMOVED = {
     "plan": "see docs/explanation/scale.md; `raytriever train --dry-run` computes the memory of a training",
+    "launch": "give `ray start --head` and `mlflow server`; see docs/tutorials/cluster.md",
+    "submit": "give `ray job submit --working-dir . -- python jobs/STAGE.py ...`; see docs/how-to/submit-a-job.md",
     "--soft-labels": "use --guide, or --loss kl or margin-mse with the teacher",
     "--gather-precision": "embeddings are sent in fp32; --loss-precision chooses the products",
 }

@@ -5,9 +5,6 @@ Each function imports what it needs when it is called, because every worker load
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
 
 def head_address() -> str:
     """Return `HOST:PORT` of the Ray cluster that runs on this machine, as `RAY_ADDRESS=auto` finds it."""
@@ -58,24 +55,3 @@ def forbid_auto_connect() -> None:
     from ray._private import auto_init_hook
 
     auto_init_hook.enable_auto_connect = False
-
-
-def default_excludes() -> list[str]:
-    """Return the patterns that Ray never uploads, such as `.git` and `.venv`."""
-    from ray._private.ray_constants import get_runtime_env_default_excludes
-
-    return list(get_runtime_env_default_excludes())
-
-
-def package_folder(folder: Path, package: Path) -> None:
-    """Write the zip file that Ray would upload for a working directory.
-
-    Args:
-        folder: files that `.gitignore`, `.rayignore` or `default_excludes` name are left out.
-        package: path of the zip file.
-    """
-    from ray._private.runtime_env.packaging import create_package
-
-    quiet = logging.getLogger("raytriever.upload")
-    quiet.setLevel(logging.ERROR)  # Ray logs every ignore file that it finds
-    create_package(str(folder), package, include_gitignore=True, excludes=default_excludes(), logger=quiet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -19,13 +20,13 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from raytriever.activity import activity
-from raytriever.cluster.access import restrict_token_file
 from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
 from raytriever.cluster.ray_private import head_address, kill_at_shutdown
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import check_interrupted, signals_blocked
 from raytriever.machine import LONGEST_TEMPORARY, empty_folder, safe_imports, usable_cores
+from raytriever.paths import expanded
 from raytriever.reading.structured import parse_json
 from raytriever.store.lock import LockClaim, claims, join
 from raytriever.store.objects import COPIES, copies_folder, trust_stores
@@ -64,7 +65,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
             with activity(f"joining the Ray cluster at {address}"), _in_empty_folder():
                 ray.init(address=address, runtime_env=_runtime_env(), **quiet)
         else:
-            restrict_token_file()
+            _restrict_token_file()
             _warn_of_small_shared_memory()
             cpus = max(usable_cores(), num_workers + 2)
             # Ray gives its workers the lowest priority: on a busy machine a step took 154 s instead of 6.
@@ -164,6 +165,19 @@ def result_or_error(function: Callable[[], T]) -> T | UserError:
         return function()
     except UserError as error:
         return error
+
+
+def _restrict_token_file() -> None:
+    """Let only this user read the token of a session; Ray creates the file with the permissions of the umask."""
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    file = expanded(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+            new.write(secrets.token_hex(32))
+        if file.stat().st_mode & 0o077 and file.stat().st_uid == os.geteuid():
+            file.chmod(0o600)
 
 
 def check_cluster() -> None:

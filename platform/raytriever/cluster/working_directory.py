@@ -80,25 +80,8 @@ def _upload_lines(upload: Path) -> list[str]:
 
 
 def describe_largest(sizes: Mapping[PurePath, int]) -> str:
-    """Name the three files and folders that hold most bytes; a folder of small files is named as one."""
-    folders: Counter[PurePath] = Counter()
-    counts: Counter[PurePath] = Counter()
+    """Name the three files or folders at the top of an upload that have most bytes."""
+    totals: Counter[str] = Counter()
     for file, size in sizes.items():
-        for folder in file.parents[:-1]:
-            folders[folder] += size
-            counts[folder] += 1
-    # A folder most of whose bytes are in one of its files or folders is described by that one.
-    inner: dict[PurePath, int] = {}
-    for path, size in (*sizes.items(), *folders.items()):
-        inner[path.parent] = max(inner.get(path.parent, 0), size)
-    described = {folder: size for folder, size in folders.items() if inner[folder] <= size / 2} | dict(sizes)
-    chosen: list[PurePath] = []
-    for path in sorted(described, key=lambda one: (-described[one], len(one.parts))):
-        if len(chosen) < 3 and not any(one in path.parents or path in one.parents for one in chosen):
-            chosen.append(path)
-    return ", ".join(
-        f"{path}/ {described[path] / 1e6:.1f} MB in {counts[path]:,} files"
-        if path in counts
-        else f"{path} {described[path] / 1e6:.1f} MB"
-        for path in chosen
-    )
+        totals[file.parts[0] + ("/" if len(file.parts) > 1 else "")] += size
+    return ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in totals.most_common(3))

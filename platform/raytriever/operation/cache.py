@@ -34,9 +34,7 @@ _CONTENTS = {
     "digests": "digests of files that were read",
     "compiled": "compiled functions",
     "chunks": f"chunk sizes that fit into memory ({flag_of('grad_cache_chunk')})",
-    "launch": "logs of raytriever launch",
     "locations": "paths of embeddings that encode wrote elsewhere",
-    "submissions": "uploads of raytriever submit",
 }
 
 

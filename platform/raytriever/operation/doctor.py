@@ -199,7 +199,7 @@ def _ray() -> Finding:
         )
     if address == "auto":
         return Finding(OK, "Ray", f"{about}: the cluster that runs on this machine is used")
-    remedy = "start it with `raytriever launch` or `ray start --head`, or unset RAY_ADDRESS"
+    remedy = "start it with `ray start --head`, or unset RAY_ADDRESS"
     try:
         parts = urlsplit(address if "://" in address else f"ray://{address}")
         host, port = parts.hostname, parts.port
@@ -233,7 +233,7 @@ def _mlflow() -> Finding:
         return Finding(ERROR, "MLflow", f"{masked_uri}: {error.what}", error.remedy or "")
     if not uri.startswith(("http://", "https://")):
         return Finding(OK, "MLflow", f"{masked_uri} can be used")
-    remedy = "start it with `raytriever launch`, or correct MLFLOW_TRACKING_URI"
+    remedy = "start it with `mlflow server`, or correct MLFLOW_TRACKING_URI"
     parts = urlsplit(uri)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl().rstrip("/")
     try:

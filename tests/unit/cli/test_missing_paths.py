@@ -38,7 +38,6 @@ CASES = [
     *(("index", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
     ("study", ["mw-in-domain", *_OUT, "--data-root", MISSING]),
     *(("study", ["ood", *_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
-    ("submit", ["--working-dir", MISSING, "train"]),
     *(("runs", [action, MISSING]) for action in ("list", "show", "clean")),
     *(("export", [*_OUT, flag, MISSING]) for flag in ("--model", "--evaluation")),
     *(("annotate", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--candidates", "--prompts")),
@@ -84,7 +83,6 @@ def test_other_settings_of_a_run_are_refused_before_anything_heavy_is_imported(t
 
 def test_every_stage_that_reads_a_path_is_among_them() -> None:
     assert set(STAGES) - {stage for stage, _ in CASES} == {
-        "launch",
         "cache",
         "doctor",
         "quickstart",
@@ -94,7 +92,6 @@ def test_every_stage_that_reads_a_path_is_among_them() -> None:
 EMPTY = [
     *((stage, words) for stage, words in CASES if len(words) > 1 and words[-1] == MISSING and stage != "runs"),
     *((stage, ["--output", MISSING]) for stage in ("train", "tune", "quickstart", "import", "prepare", "compare")),
-    ("launch", ["--database", MISSING]),
     ("annotate", [*_OUT, "--answers", MISSING]),
 ]
 

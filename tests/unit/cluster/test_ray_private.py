@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from raytriever.cluster import ray_private
-
 
 def test_private_modules_are_imported_when_a_function_is_called() -> None:
     program = "import sys, raytriever.cluster.ray_private; print([name for name in sys.modules if name == 'ray'])"
@@ -20,4 +18,3 @@ def test_the_private_names_exist_in_the_installed_ray() -> None:
     assert callable(services.canonicalize_bootstrap_address)
     assert callable(state.state.get_max_resources_from_cluster_config)
     assert isinstance(auto_init_hook.enable_auto_connect, bool)
-    assert ".git" in " ".join(ray_private.default_excludes())

@@ -75,10 +75,5 @@ CASES = of_area(
     flag(f"{ANNOTATE} --timeout 0 --output out", "--timeout"),
     flag(f"{ANNOTATE} --split ../x --output out", "--split"),
     flag(f"{ANNOTATE} --budget -1 --output out", "--budget"),
-    flag("launch --ray-port 0", "--ray-port: 0 is out of range"),
-    flag("launch --host 0.0.0.0", "--auth"),
-    flag("launch --host 'not a host'", "--host: 'not a host' is no address of this machine"),
-    flag("submit", "STAGE", name="no stage to submit"),
-    flag("submit train", "holds no jobs/", name="a folder without jobs"),
     flag("trian", "did you mean 'train'?", name="an unknown stage"),
 )

@@ -25,7 +25,6 @@ WRITES = {
     "compare": "compare results --output PATH",
     "study": "study mw-in-domain --output PATH --data-root letters",
     "annotate": "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --output PATH",
-    "launch": "launch --ray-port 46379 --dashboard-port 48265 --mlflow-port 45000 --database PATH",
 }
 DATA = {
     "prepare": "prepare --dataset PATH --model model --output out",
@@ -49,7 +48,6 @@ MODEL = {
     "export": "export --model PATH --output out",
 }
 OTHERS = {
-    "the working folder": "submit --working-dir PATH train",
     "the settings": "train --config PATH",
     "the negatives": f"train {LETTERS} --negatives-table PATH --negatives-per-query 1 --output out",
     "the embeddings": "index --dataset letters --model model --embeddings PATH --output out",

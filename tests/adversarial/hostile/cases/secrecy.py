@@ -32,8 +32,6 @@ FLAGS = {
     "compare": "compare 'X' --output page.html",
     "study": "study mw-in-domain --data-root 'X' --output out",
     "annotate": "annotate --dataset letters --llm x --endpoint 'X' --output out",
-    "launch": "launch --artifacts 'X'",
-    "submit": "submit --address 'X' train",
 }
 REFUSED = "leave it out, and set it in the environment"
 
@@ -76,12 +74,6 @@ CASES = of_area(
     ),
     Case("a secret in a flag that is not known", f"train --datset https://k:{CANARY}@host/x", "unknown flag"),
     Case("a secret joined to its flag", f"train --dataset=https://k:{CANARY}@host/x", REFUSED),
-    Case(
-        "a secret among a job's flags",
-        f"submit train --dataset https://k:{CANARY}@host/x",
-        REFUSED,
-        (write("jobs/train.py", ""),),
-    ),
     Case("a secret in a traceback", f"train --dataset https://k:{CANARY}@host/x --debug", REFUSED),
     Case(
         "a secret in the address of tracking",

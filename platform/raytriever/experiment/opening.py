@@ -252,8 +252,10 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
     }
     try:
         return open_dataset(config.data.dataset, [config.data.test_split, config.data.dev_split], **options)
-    except DataError:  # a data set with a test split alone can be measured
-        return open_dataset(config.data.dataset, [config.data.test_split], **options)
+    except DataError as error:  # a data set with a test split alone can be measured
+        dataset = open_dataset(config.data.dataset, [config.data.test_split], **options)
+        log(f"the trained model gets no calibration.json: {error}")
+        return dataset
 
 
 def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: Log) -> OpenStage:

@@ -120,7 +120,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
         _check_same(existing, meta, output)
         if existing["key"] == meta["key"]:
             return result(index=_opened(output, job), seconds=None)
-        report(f"{output}: the passages of {dataset.name} have changed, so the index is built again")
+        report(f"{output}: {dataset.name} has changed, so the index is built again")
     store = store or embed_corpus(job.model, retriever, dataset)
     rows, width = store.meta["rows"], store.meta["width"]
     needed = bytes_of_finder(job.config, rows, width)

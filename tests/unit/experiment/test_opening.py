@@ -157,6 +157,8 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     data = replace(base.data, dataset=str(measured), allow_split_overlap=True)
     whole, _ = open_run(Curriculum(replace(base, data=data), (Stage("one", base),)), lines.append)
     assert set(whole.dataset.judgements) == {"test"}
+    [line] = [line for line in lines if line.startswith("the trained model gets no calibration.json: ")]
+    assert "'dev'" in line
 
     # A stage that trains on the dev queries of the measured data says so.
     assert not [line for line in lines if "training queries too" in line]

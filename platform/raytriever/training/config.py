@@ -74,9 +74,9 @@ class TrainingConfig:
         None, f"optimizer steps, instead of {flag_of('epochs')}; a file may have both", minimum=1
     )
     epochs: float | None = option(None, "passes over the training examples", above=0, needs="!max_steps")
-    learning_rate: float = option(5e-5, "peak learning rate of AdamW; it falls linearly to 0 at the last step", above=0)
+    learning_rate: float = option(5e-5, "peak learning rate of AdamW", above=0)
     warmup_steps: int = option(
-        10, "first steps, over which the learning rate rises linearly from 0 to its peak", minimum=0
+        10, "steps over which the learning rate rises linearly to its peak; it then falls linearly to 0", minimum=0
     )
     weight_decay: float = option(0.01, "weight decay of AdamW; biases and norms have none", minimum=0)
     max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", above=0)

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from raytriever.interruption import end_with_parent
 from raytriever.machine import clean_processes, safe_imports, usable_cores
@@ -134,7 +134,7 @@ class ChildProcess:
         self._process: Any = None
         self._connection: Any = None
 
-    def __enter__(self) -> ChildProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

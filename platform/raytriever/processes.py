@@ -126,7 +126,7 @@ class ChildProcess:
 
     Args:
         preload: module that such processes share; the first one decides.
-        memory: bytes that the process may allocate after its start; None for no limit.
+        memory: bytes of data that the process may have; None for no limit.
     """
 
     def __init__(self, preload: str, memory: int | None = None) -> None:
@@ -196,7 +196,7 @@ def _serve(connection: Any, memory: int | None) -> None:
     _begin(None, ())
     _limit(resource.RLIMIT_CORE, 0)  # the signal of the processor time would write a core file
     if memory is not None:
-        _limit(resource.RLIMIT_DATA, _allocated() + memory)
+        _limit(resource.RLIMIT_DATA, memory)
     while True:
         try:
             seconds, function, arguments = connection.recv()
@@ -222,15 +222,6 @@ def _limit(kind: int, value: int) -> None:
 
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
-
-
-def _allocated() -> int:
-    """Return the bytes of data of this process that count for its limit; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), 0)
-    except OSError:
-        return 0
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from raytriever.reading.documents.read import PDF, kind_of_document, most_bytes,
 from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.store.capacity import format_size
 
-_MEMORY = 800_000_000  # bytes, next to the 100 MB of the process
+_MEMORY = 1_000_000_000  # bytes of the process
 # Seconds of processor time for a file, and for each MB of it. A page of text takes 0.1 s for 20 kB of PDF, and HTML and
 # Markdown 0.7 s for each MB. Hostile files can contain work for days.
 _SECONDS = {PDF: (30.0, 20.0)}

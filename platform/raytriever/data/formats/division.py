@@ -41,7 +41,7 @@ class Shares:
 
     @property
     def has_train(self) -> bool:
-        """Whether questions are left to train."""
+        """Return whether questions are left to train."""
         return (self.test or 0.0) + (self.dev or 0.0) < 1 - _ROUNDING
 
     def of(self, count: int) -> tuple[float, float]:

@@ -151,9 +151,9 @@ def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
     Bm25Index.of(corpus)
     [english] = (tmp_path / "bm25").iterdir()
     terms = "two or more letters, digits or underscores, in lower case"
-    analyser = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English"}  # as in version 0.2
+    analyser = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English"}
     versions = [version(package) for package in ("bm25s", "PyStemmer")]
-    content = json.dumps([1, corpus.digest, analyser, 0.9, 0.4, versions])
+    content = json.dumps([2, corpus.digest, analyser, 0.9, 0.4, versions])
     assert english.name == hashlib.sha256(content.encode()).hexdigest()[:16]
     Bm25Index.of(replace(corpus, bm25_language="it"))
     assert len(list((tmp_path / "bm25").iterdir())) == 2

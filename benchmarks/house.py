@@ -37,6 +37,7 @@ FLAGS_OF_OTHERS = {
     "raytriever.cluster.session": "`ray start`, and the memory of a container",
     "raytriever.losses.mw.cuda": "the compiler of CUDA",
     "raytriever.models.source": "pip",
+    "raytriever.tracking.tensorboard_tracker": "tensorboard",
     "raytriever.operation.doctor": "`ray start`, nvidia-smi and Docker",
     "raytriever.reading.documents.markup": "qpdf",
     "raytriever.tracking.mlflow_tracker": "the server of MLflow",

@@ -29,7 +29,7 @@ from ends import End, parser, report
 from raytriever.cluster.events import CheckpointEvent, StepEvent
 from raytriever.experiment.recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
-from raytriever.tracking.outbox import IDENTITY
+from raytriever.tracking.run_state import IDENTITY
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.trackers import open_trackers
 

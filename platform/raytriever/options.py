@@ -86,8 +86,13 @@ def completed(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
 def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
     """Return `did you mean 'mw'?` if a known name is similar, else the known names."""
     names = sorted(choices)
-    close = get_close_matches(wrong, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
+    close = nearest(wrong, names)
+    return f"did you mean {close!r}?" if close is not None else f"choose from {', '.join(names)}"
+
+
+def nearest(wrong: str, names: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to a wrong one; None if none is similar."""
+    return next(iter(get_close_matches(wrong, list(names), n=1, cutoff=0.5)), None)
 
 
 def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:

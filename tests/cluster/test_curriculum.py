@@ -131,17 +131,17 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
     client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
     [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
     tracked = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert sorted(tracked) == ["whole", "whole/1-llm", "whole/2-human"]
+    assert sorted(tracked) == ["1-llm of whole", "2-human of whole", "whole"]
     assert {each.info.status for each in tracked.values()} == {"FINISHED"}
     parent = tracked.pop("whole")
     assert "mlflow.parentRunId" not in parent.data.tags
     assert {child.data.tags["mlflow.parentRunId"] for child in tracked.values()} == {parent.info.run_id}
-    for name, count in (("whole/1-llm", LLM_STEPS), ("whole/2-human", HUMAN_STEPS)):
+    for name, count in (("1-llm of whole", LLM_STEPS), ("2-human of whole", HUMAN_STEPS)):
         history = client.get_metric_history(tracked[name].info.run_id, "loss")
         assert sorted(point.step for point in history) == list(range(1, count + 1)), name
     assert client.get_metric_history(parent.info.run_id, "loss") == []
     assert parent.data.metrics["after/auc"] == pytest.approx(figures["after"]["auc"])
-    assert parent.data.params["stages.1.loss.loss"] == tracked["whole/1-llm"].data.params["loss.loss"] == "lsepair"
+    assert parent.data.params["stages.1.loss.loss"] == tracked["1-llm of whole"].data.params["loss.loss"] == "lsepair"
     assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"config.yaml", "model", "report.html"}
 
     # The same again has nothing to do; another setting of a stage is another run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -30,7 +31,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     table = [line.split() for line in done.stdout.splitlines() if line.startswith(("BM25", "encoder"))]
     assert [float(row[-1]) for row in table] == [round(figures[name]["auc"], 4) for name in ("bm25", "before", "after")]
     assert all(metric_title(name) in done.stdout for name in figures["after"])
-    assert "mlflow ui" in done.stdout
+    assert re.search(r"mlflow ui --backend-store-uri \S+  \(then open http://\S+/#/experiments/1/runs\)", done.stdout)
     assert "raytriever search" in done.stdout
     assert yaml.safe_load((run / "config.yaml").read_text())["training"]["num_workers"] == 2
     for name in ("runs/bm25.trec", "runs/before.trec", "runs/after.trec", "figures/roc.png", "report.html"):
@@ -50,6 +51,9 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     assert tracked.data.metrics["after/auc"] == pytest.approx(figures["after"]["auc"])
     history = client.get_metric_history(tracked.info.run_id, "loss")
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
+    # MLflow draws what has step 0 alone as bars.
+    for name in ("bm25/ndcg_at_10", "before/auc", "after/auc", "significance/after-before/auc_p"):
+        assert [point.step for point in client.get_metric_history(tracked.info.run_id, name)] == [0]
     [fed] = tracked.inputs.dataset_inputs
     assert json.loads(fed.dataset.profile)["train_queries"] == 96
     assert {file.path for file in client.list_artifacts(tracked.info.run_id)} >= {"model", "figures", "report.html"}

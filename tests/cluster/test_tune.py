@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -106,7 +107,13 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Call
     # MLflow: one parent, a child a trial, each step logged once.
     parents, children, client = tracked(cli.environment["MLFLOW_TRACKING_URI"])
     assert len(parents) == 1
-    assert sorted(run.info.run_name for run in children) == [f"sweep/{n:03d}" for n in range(4)]
+    assert {run.info.run_name for run in children} == {
+        f"loss {loss}, temperature {tau} ({n:03d} of sweep)"
+        for n, (loss, tau) in enumerate(itertools.product(("infonce", "mw"), (0.02, 0.05)))
+    }
+    # The sweep itself has no value of what it searched.
+    assert not {"loss.loss", "loss.temperature"} & parents[0].data.params.keys()
+    assert "loss.margin" in parents[0].data.params
     for run in children:
         assert run.data.tags["mlflow.parentRunId"] == parents[0].info.run_id
         assert run.info.status == "FINISHED"
@@ -123,6 +130,9 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Call
     figures = json.loads((folder / "best" / "metrics.json").read_text())
     assert figures["split"] == "test"
     assert f"{figures['after']['ndcg_at_10']:.4f}" in out
+    [measured] = [run for run in children if "after/ndcg_at_10" in run.data.metrics]
+    assert parents[0].data.tags["raytriever.best_trial"] == measured.info.run_name
+    assert "#/compare-runs?runs=%5B%22" in out
     for trial in after:
         has_checkpoints = (folder / "trials" / f"{trial['number']:03d}" / "checkpoints").exists()
         assert has_checkpoints == (trial["number"] == best["number"])

@@ -29,7 +29,7 @@ from raytriever.report.finished_runs import read_directory
 from raytriever.report.page import choose_queries
 from raytriever.report.tables import result_tables, threshold_table
 from raytriever.store.commit import read_manifest
-from raytriever.tracking.outbox import has_unsent_data
+from raytriever.tracking.run_state import has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
 from raytriever.training.checkpoint import read_state
 from raytriever.training.refresh import Ledger, Round, read_ledger

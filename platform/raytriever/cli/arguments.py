@@ -284,7 +284,7 @@ def program_path(name: str) -> str:
 
 def show_views(folder: Path, trackers: Sequence[str]) -> None:
     """Print for each tracker the address or command that shows a run."""
-    from raytriever.tracking.outbox import view_of
+    from raytriever.tracking.run_state import view_of
 
     for view in filter(None, (view_of(folder, tracker) for tracker in trackers)):
         program, _, words = view.partition(" ")

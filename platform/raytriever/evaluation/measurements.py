@@ -45,9 +45,11 @@ def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluat
     count = 0
     for row in np.flatnonzero(is_copy.any(1)).tolist():
         own = documents[rows == row]
-        best = int(np.flatnonzero(is_copy[row])[0])
-        same = own[copies.first(own) == copies.first(ranking[row, best])]
-        count += not np.isin(same, ranking[row, :best]).all()
+        firsts = copies.first(own)
+        count += any(
+            not np.isin(own[firsts == copies.first(ranking[row, place])], ranking[row, :place]).all()
+            for place in np.flatnonzero(is_copy[row])
+        )
     return count
 
 

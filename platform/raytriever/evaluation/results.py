@@ -248,12 +248,22 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
         old = old | {"models": completed_models}
     new = json.loads(json.dumps(request))
     for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
+        if not _is_same(old.get(name), new.get(name)):
             raise ConfigError(
                 f"holds another evaluation ({name}: {old.get(name)} there and {new.get(name)} here)",
                 setting("output", output),
                 f"give another {setting('output')}, or {setting('fresh', True)} to replace it",
             )
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Return whether two values of a request are equal, or name the same files: by another path, or moved."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before.keys() == now.keys() and all(_is_same(before[name], now[name]) for name in now)
+    if isinstance(before, str) and isinstance(now, str) and before != now and Path(now).exists():
+        old, new = Path(before).resolve(), Path(now).resolve()
+        return old == new or (old.name == new.name and not old.exists())
+    return bool(before == now)
 
 
 def without_nan(value: Any) -> Any:

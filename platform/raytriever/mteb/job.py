@@ -30,7 +30,7 @@ from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.mteb.encoder import require_mteb
 from raytriever.mteb.search import Measures, TaskSearch
-from raytriever.options import did_you_mean
+from raytriever.options import nearest
 from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.terminal import markdown_table
@@ -118,10 +118,8 @@ def _look_up(find: Callable[[str], Any], name: str, kind: str, names: Callable[[
 def _suggest(name: str, names: list[str]) -> str:
     """Return the nearest name without regard to case; a list of a thousand names would help nobody."""
     folded = {each.casefold(): each for each in names}
-    remedy = did_you_mean(name.casefold(), folded)
-    if not remedy.startswith("did"):
-        return "see https://docs.mteb.org for the names"
-    return f"did you mean {folded[remedy.split(chr(39))[1]]!r}?"
+    close = nearest(name.casefold(), folded)
+    return "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
 
 
 def _task_names() -> list[str]:

@@ -48,7 +48,7 @@ def datasets_of(models: Values) -> list[str]:
 
 @dataclass(frozen=True)
 class _Tests:
-    """What the tests of all pairs say of each figure: its mark, the tests against the baselines, and the best."""
+    """Results of the tests of all pairs: mark and tooltip of each figure, the best ones, and the note on them."""
 
     marks: Mapping[tuple[str | None, str, str], str]
     hints: Mapping[tuple[str | None, str, str], str]

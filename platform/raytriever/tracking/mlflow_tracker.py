@@ -242,7 +242,8 @@ class MlflowServer:
         """
         page = f"#/experiments/{experiment}/runs"
         if self._uri.startswith("http"):
-            return f"{urlsplit(self.address)._replace(query='', fragment='').geturl().rstrip('/')}/{page}"
+            address = urlsplit(self._uri)
+            return f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path.rstrip('/')}/{page}"
         return f"mlflow ui --backend-store-uri {shlex.quote(self.address)}  (then open http://127.0.0.1:5000/{page})"
 
     def connect(

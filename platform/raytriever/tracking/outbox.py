@@ -6,8 +6,8 @@
    nothing: MLflow, Trackio and W&B keep a point once, and a run is created under a key that is looked up first.
 3. A file that the tracker does not take waits until all else is sent, and is tried once more at the end.
 4. A run says how many points it has when it is connected. The points after them are sent again: all of them if a server
-   has no such run any more, or is another server, or if the tracker writes its files anew, as TensorBoard does. Such a
-   run gets the files again too. Descriptions are sent again with each connection.
+   has no such run any more, or if the tracker writes its files again, as TensorBoard does. Such a run gets its files
+   again too. Descriptions are sent again with each connection.
 5. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
    caller waits for a server. A lost server is reported once, and once when it is back."""
 
@@ -20,36 +20,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from raytriever.errors import StorageError, setting
 from raytriever.masking import masked
-from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import write_atomically
-from raytriever.store.disk import disk_errors
-from raytriever.tracking.mlflow_tracker import comparison_view
+from raytriever.tracking.run_state import EMPTY, read_state, state_file
 from raytriever.tracking.steps import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 
-IDENTITY = "run.json"
 POINTS_PER_MESSAGE = 1000
 # A message costs a server more than the points in it, so a few points wait for the ones that follow.
 GATHER_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before a message is sent again; doubled each time
 END_PAUSE = 2.0  # longest pause after the end of the run
 REPORTED_FAILURES = 2  # in a row, before a line is logged: a database may be locked for a moment
-_EMPTY: dict[str, Any] = {"name": "", "view": "", "sent": 0, "descriptions": [], "sent_descriptions": []}
-_EMPTY |= {"files": [], "sent_files": [], "status": None, "children": []}
 
 
 def one_line(error: Exception) -> str:
     """Return an error's text in one line, without passwords."""
     return " ".join(masked(str(error) or type(error).__name__).split())
-
-
-def state_file(tracker: str) -> str:
-    """Return the name of the file in the run directory that has what a tracker does not have yet."""
-    return IDENTITY if tracker == "mlflow" else f"run-{tracker}.json"
 
 
 class Outbox:
@@ -66,7 +55,7 @@ class Outbox:
         self._file = self.folder / state_file(client.name)
         self._lock = threading.RLock()
         self._run: RemoteRun | None = None
-        self._state = {"tracking_id": None, "key": secrets.token_hex(16), **_EMPTY, **_read(self._file)}
+        self._state = {"tracking_id": None, "key": secrets.token_hex(16), **EMPTY, **read_state(self._file)}
         self._state["sent"] = min(int(self._state["sent"]), steps.size)
         self._sent_points = steps.points - steps.count(self._state["sent"])
         self._refused: dict[tuple[str, ...], str] = {}  # files that the tracker did not take, with the reason
@@ -173,12 +162,12 @@ class Outbox:
             state = self._state
             run = self.client.connect(state["name"], self.run_id, parent, state["key"], self._sent_points)
             with self._lock:
-                if run.run_id != self.run_id or not run.points:
-                    files = [*state["sent_files"], *(one for one in state["files"] if one not in state["sent_files"])]
-                    self._change(files=files, sent_files=[])
-                self._sent_points, offset = self._steps.locate(run.points)
-                descriptions = [*state["sent_descriptions"], *state["descriptions"]]
-                self._change(descriptions=descriptions, sent_descriptions=[])
+                has_nothing, offset = run.run_id != self.run_id or not run.points, state["sent"]
+                if has_nothing or run.points != self._sent_points:
+                    self._sent_points, offset = self._steps.locate(run.points)
+                for name in ["descriptions", *(["files"] * has_nothing)]:
+                    sent = [entry for entry in state[f"sent_{name}"] if entry not in state[name]]
+                    self._change(**{name: [*sent, *state[name]], f"sent_{name}": []})
                 self._change(tracking_id=run.run_id, view=run.view, sent=offset)
                 self._run = run
         return self._run
@@ -198,12 +187,7 @@ class Outbox:
             description = state["descriptions"][0]
             dataset = description["dataset"] and DatasetRecord(**description["dataset"])
             run.describe(description["params"], dataset, description["tags"])
-            with self._lock:
-                waiting = [other for other in self._state["descriptions"] if other is not description]
-                if len(waiting) < len(self._state["descriptions"]):  # it was not replaced meanwhile
-                    self._change(
-                        descriptions=waiting, sent_descriptions=[*self._state["sent_descriptions"], description]
-                    )
+            self._confirm("descriptions", description)
         elif self._unsent:
             batch = self._steps.read_from(state["sent"], POINTS_PER_MESSAGE)
             run.log(batch.points)
@@ -220,77 +204,24 @@ class Outbox:
                 except Exception as error:  # any error: the metrics and the status do not wait for a file
                     self._refused[tuple(entry)] = one_line(error)
                     return
-            with self._lock:
-                files = [other for other in self._state["files"] if other != entry]
-                self._change(files=files, sent_files=[*self._state["sent_files"], entry])
+            self._confirm("files", entry)
         elif status := state["status"]:
             run.finish(status)
             with self._lock:
                 if self._state["status"] == status:  # and no other one was stored since
                     self._change(status=None)
 
+    def _confirm(self, name: str, entry: Any) -> None:
+        """Move a description or a file to those that were sent, unless it was replaced meanwhile."""
+        with self._lock:
+            waiting = [other for other in self._state[name] if other is not entry]
+            if len(waiting) < len(self._state[name]):
+                self._change(**{name: waiting, f"sent_{name}": [*self._state[f"sent_{name}"], entry]})
+
     def _change(self, **values: Any) -> None:
         with self._lock:
             self._state |= values
             write_atomically(self._file, json.dumps(self._state) + "\n")
-
-
-class _Description(TypedDict):
-    params: dict[str, str]
-    dataset: DatasetRecord | None
-    tags: dict[str, str]
-
-
-class _State(TypedDict, total=False):
-    tracking_id: str | None
-    key: str
-    name: str
-    view: str
-    sent: int
-    descriptions: list[_Description]
-    sent_descriptions: list[_Description]
-    files: list[list[str]]
-    sent_files: list[list[str]]
-    status: str | None
-    children: list[str]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    remedy = f"give another {setting('output')}"
-    with disk_errors(path, reading=True):
-        content = read_json(path, dict[str, Any], remedy)
-    state = conform(content, str(path), _State, remedy)
-    files = [*state.get("files", []), *state.get("sent_files", [])]
-    if state.get("sent", 0) < 0 or any(len(entry) != 2 for entry in files):
-        raise StorageError("is damaged or changed: 'sent' is negative, or 'files' are not pairs", str(path), remedy)
-    for child in state.get("children", []):
-        if Path(child).is_absolute() or ".." in Path(child).parts:
-            raise StorageError(
-                f"is damaged or changed: the folder of the child run {child!r} is not in this one", str(path), remedy
-            )
-    return content
-
-
-def has_unsent_data(folder: Path, tracker: str) -> bool:
-    """Return whether a tracker of a run, or of a child run, does not have all data."""
-    file = folder / state_file(tracker)
-    if not file.is_file():
-        return False
-    state = {**_EMPTY, **_read(file)}
-    own = StepLog(folder).count(state["sent"]) or state["descriptions"] or state["files"] or state["status"]
-    return bool(own) or any(has_unsent_data(folder / child, tracker) for child in state["children"])
-
-
-def view_of(folder: Path, tracker: str) -> str:
-    """Return the command or address that shows a run at a tracker, or the comparison of its child runs.
-
-    It is empty if the tracker has not created the run.
-    """
-    state = {**_EMPTY, **_read(folder / state_file(tracker))}
-    children = [_read(folder / child / state_file(tracker)).get("tracking_id") for child in state["children"]]
-    return comparison_view(state["view"], [run_id for run_id in children if run_id]) if state["view"] else ""
 
 
 class OutboxSender:

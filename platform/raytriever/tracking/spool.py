@@ -22,7 +22,8 @@ from raytriever.errors import StorageError, UserError
 from raytriever.progress import say as log_above_progress
 from raytriever.store.disk import disk_errors, files_below
 from raytriever.tracking.mlflow_tracker import flatten
-from raytriever.tracking.outbox import Outbox, OutboxSender, has_unsent_data, state_file
+from raytriever.tracking.outbox import Outbox, OutboxSender
+from raytriever.tracking.run_state import has_unsent_data, state_file
 from raytriever.tracking.steps import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker, TrackerClient
 from raytriever.tracking.trackers import TITLES, open_trackers

@@ -33,7 +33,7 @@ class TrackioClient(TrackerClient):
 class TrackioRun(RemoteRun):
     """One run in the database, which has some of its points."""
 
-    view = f"trackio show --project {PROJECT}"
+    view = "trackio show"
 
     def __init__(self, storage: Any, name: str, run_id: str, points: int) -> None:
         self._storage, self._name, self.run_id, self.points, self._next = storage, name, run_id, points, points

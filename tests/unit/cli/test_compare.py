@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from evaluations import write_evaluation
 
 from raytriever.cli.main import run
+from raytriever.report.finished_runs import MlflowRuns, read_directory
+from raytriever.report.request import check_comparison
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
-from raytriever.tracking.tracker import DatasetRecord, Point
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point
 
 ErrorLine = Callable[..., str]
 ID = "0123456789abcdef" * 2
@@ -29,12 +32,12 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
     ids = []
     for number, loss in enumerate(("mw", "infonce", "older")):
         tracker = MlflowServer(tracking_uri()).connect(f"run of {loss}")
-        tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {})
+        tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {STAGE: "train"})
         points = [Point("loss", 1 / step + number, step, step) for step in range(1, 9)]
-        points += [Point(f"{system}/ndcg_at_10", 0.3 + number / 10, 8, 9) for system in ("before", "after")]
+        points += [Point(f"{system}/ndcg_at_10", 0.3 + number / 10, 0, 9) for system in ("before", "after")]
         tracker.log(points)
         actual = {name: {"metrics": {"ndcg_at_10": values(name, number)}, "top": [[]] * 40} for name in SYSTEMS}
-        whole = {"queries": QUERIES, "texts": QUERIES, "relevant": [[]] * 40, "models": actual}
+        whole = {"dataset": "letters", "queries": QUERIES, "texts": QUERIES, "relevant": [[]] * 40, "models": actual}
         (work / "per_query").mkdir(exist_ok=True)
         (work / "per_query" / "letters.json").write_text(json.dumps(whole))
         if number < 2:  # an older version kept none
@@ -61,12 +64,66 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     for word, expected in (
         (ID, f"does not know the run '{ID}'"),
-        (empty.run_id, "has no metrics; give a finished run"),
+        (empty.run_id, "is no finished training or evaluation; give another run"),
         ("metrics.nothing = ", "does not understand"),
-        ("metrics.nothing > 3", "no finished run matches"),
+        ("metrics.nothing > 3", "no finished training or evaluation matches"),
     ):
         assert run("compare", [word, "--output", "two.html"]) == 2
         err = capsys.readouterr().err
         assert expected in err
         assert err.count("\n") == 1
     assert not Path("two.html").exists()
+
+
+def test_an_evaluation_in_mlflow_is_read_as_its_directory_and_a_sweep_is_refused(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_evaluation(work / "results", datasets=["letters"], queries=8)
+    tracker = MlflowServer(tracking_uri()).connect("results")
+    tracker.describe({"split": "test"}, None, {STAGE: "evaluate"})
+    # Metrics of this form are bounds and tests, no metrics of a model on a data set.
+    names = ("bm25/letters/auc", "bm25/letters/auc_low", "bm25/letters/auc_high", "significance/mini-bm25/letters_p")
+    tracker.log([Point(name, 0.5, 0, 9) for name in names])
+    for name in ("results.json", "per_query"):
+        tracker.log_file(folder / name)
+    tracker.finish("FINISHED")
+    sweep = MlflowServer(tracking_uri()).connect("sweep")
+    sweep.describe({}, None, {STAGE: "tune"})
+    sweep.log([Point("trial/ndcg_at_10", 0.5, 0, 9)])
+    sweep.finish("FINISHED")
+    own, stored = MlflowRuns().by_id(tracker.run_id), read_directory(folder, "results")
+    assert own == stored
+    assert set(own.figures["bm25"]["letters"]) == {"ndcg_at_10", "mrr_at_10", "auc"}
+    assert [run.name for run in MlflowRuns().by_filter("metrics.`bm25/letters/auc` > 0")] == ["results"]
+    capsys.readouterr()
+    for word, expected in (
+        (sweep.run_id, f"run {sweep.run_id} is a sweep; give its best trial by \"tags.mlflow.parentRunId = '"),
+        ("tags.`raytriever.stage` = 'tune'", "no finished training or evaluation matches"),
+    ):
+        assert run("compare", [word, "--output", "two.html"]) == 2
+        assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "word", ["studies/mw-in-domain/arms/mw/sed-0", "my runs in may/one", "runs/lr=2e-5", "runs/is it", "a like b"]
+)
+def test_a_mistyped_path_is_no_filter(error_line: ErrorLine, word: str) -> None:
+    line = error_line("compare", word, "--output", "page.html")
+    assert f"{word!r} is neither a directory nor an MLflow run" in line
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "params.loss.loss = 'mw'",
+        "tags.`mlflow.parentRunId`='0'",
+        "status IN ('FINISHED')",
+        "params.x IS NULL",
+        "metrics.`after/ndcg_at_10` > 0.5",
+        "attributes.run_name LIKE '%mw%'",
+        "run_name ilike '%a%'",
+        "param.a != 'b'",
+    ],
+)
+def test_a_filter_is_known(word: str, tmp_path: Path) -> None:
+    check_comparison([word], tmp_path / "page.html")

@@ -137,12 +137,25 @@ def test_prepare_stores_the_forms_and_counts_the_copies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranking", "count"), [([1, 0, 2], 1), ([0, 1, 2], 0), ([2, 1, 5], 1), ([2, 5, 4], 0), ([0, 2, 1], 0)]
+    ("relevant", "ranking", "count"),
+    [
+        ([0, 4], [1, 0, 2], 1),
+        ([0, 4], [0, 1, 2], 0),
+        ([0, 4], [2, 1, 5], 1),
+        ([0, 4], [2, 5, 4], 0),
+        ([0, 4], [0, 2, 1], 0),
+        # Each copy counts, in any order.
+        ([0, 2], [0, 1, 3, 2], 1),
+        ([0, 2], [3, 2, 0, 1], 1),
+        ([0, 2], [0, 1, 2, 3], 0),
+    ],
 )
-def test_an_evaluation_counts_queries_with_a_copy_above_the_relevant_passage(ranking: list[int], count: int) -> None:
-    dataset = _dataset([[0, 4]], TEXTS, ["where is the kettle"], ("test",))
+def test_an_evaluation_counts_queries_with_a_copy_above_the_relevant_passage(
+    relevant: list[int], ranking: list[int], count: int
+) -> None:
+    dataset = _dataset([relevant], TEXTS, ["where is the kettle"], ("test",))
     system = SimpleNamespace(
-        search=lambda queries, depth: (np.zeros((1, 3)), np.array([ranking])),
+        search=lambda queries, depth: (np.zeros((1, len(ranking))), np.array([ranking])),
         score=lambda queries, documents: np.zeros(len(queries), np.float32),
     )
     evaluation = evaluate(dataset, "test", system)

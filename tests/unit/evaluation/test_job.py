@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,16 @@ def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"holds another evaluation \(metrics: .* there and .* here\)"):
         check_output(done.output, {**asked, "metrics": ["map"]}, fresh=False)
     check_output(done.output, {**asked, "metrics": ["map"]}, fresh=True)
+    # The same files by another path are the same evaluation, other files are not.
+    [name, *_] = asked["data sets"]
+    about = asked["data sets"][name]
+    for same in (True, False):
+        parts = {
+            part: f"{path}/../{Path(path).name}" if same else f"{path}/qrels" for part, path in about["parts"].items()
+        }
+        other = {**asked, "data sets": {**asked["data sets"], name: {**about, "parts": parts}}}
+        with nullcontext() if same else pytest.raises(ConfigError, match="holds another evaluation"):
+            check_output(done.output, other, fresh=False)
     older = tmp_path / "older"
     older.mkdir()
     (older / "results.json").write_text('{"split": "test", "models": {}}')

@@ -276,6 +276,7 @@ def test_unknown_names_are_suggested() -> None:
     from raytriever.mteb.job import read_tasks
 
     for tasks, benchmark, message in (
+        ("it's", None, "--tasks: unknown task"),
         ("scifacts", None, "--tasks: unknown task 'scifacts'; did you mean 'SciFact'?"),
         (None, "MTEB(eng, v3)", "--benchmark: unknown benchmark 'MTEB(eng, v3)'; did you mean 'MTEB(eng, v2)'?"),
         (None, "nanobeir", "--benchmark: unknown benchmark 'nanobeir'; did you mean 'NanoBEIR'?"),

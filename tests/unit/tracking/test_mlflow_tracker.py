@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from raytriever.errors import ConfigError, StorageError
 from raytriever.masking import masked
 from raytriever.tracking import mlflow_tracker
-from raytriever.tracking.mlflow_tracker import MlflowServer, flatten, tracking_uri
+from raytriever.tracking.mlflow_tracker import MlflowServer, comparison_view, flatten, tracking_uri
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
 
 DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160, "train_queries": 96})
@@ -233,3 +233,22 @@ def test_a_server_is_remote_if_its_address_is_not_of_this_machine(address: str, 
     server = object.__new__(MlflowServer)
     server._uri = address
     assert server.is_remote is remote
+
+
+def test_a_view_is_the_page_of_the_runs(uri: str, client: MlflowClient, folder: Path) -> None:
+    first = MlflowServer(uri).connect("first")
+    experiment = client.get_run(first.run_id).info.experiment_id
+    page = f"(then open http://127.0.0.1:5000/#/experiments/{experiment}/runs)"
+    assert first.view == f"mlflow ui --backend-store-uri {uri}  {page}"
+    server = MlflowServer(uri)
+    server._uri, server.address = "https://ada:secret@host/mlflow/", "https://***@host/mlflow/"
+    assert server.view("7") == "https://host/mlflow/#/experiments/7/runs"
+
+
+def test_the_view_of_several_runs_is_their_comparison() -> None:
+    one = "http://host/#/experiments/7/runs"
+    compared = comparison_view(one, ["ab", "cd"])
+    assert compared == "http://host/#/compare-runs?runs=%5B%22ab%22,%22cd%22%5D&experiments=%5B%227%22%5D"
+    served = comparison_view(f"mlflow ui --backend-store-uri sqlite:///m.db  (then open {one})", ["ab", "cd"])
+    assert served == f"mlflow ui --backend-store-uri sqlite:///m.db  (then open {compared})"
+    assert comparison_view(one, ["ab"]) == comparison_view(one, ["ab"] * 21) == one

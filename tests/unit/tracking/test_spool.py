@@ -13,7 +13,7 @@ from faulty_server import DATA, FaultyServer, begin, expected, points, stored_po
 from raytriever.errors import StorageError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
-from raytriever.tracking.outbox import IDENTITY
+from raytriever.tracking.run_state import IDENTITY
 from raytriever.tracking.spool import send_pending
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point
@@ -185,14 +185,20 @@ def test_a_run_that_the_server_deleted_is_sent_again(
     server: MlflowServer, faulty: FaultyServer, tmp_path: Path
 ) -> None:
     spool = begin(faulty, tmp_path / "run")
+    spool.describe({"loss": {"loss": "mw"}}, DATA, {"config_hash": "cafe"})
+    (tmp_path / "run" / "config.yaml").write_text("loss: {}")
+    spool.log_file(tmp_path / "run" / "config.yaml")
     spool.log(points(1, 3))
-    wait_for(lambda: not spool.backlog().points)
+    wait_for(lambda: not (spool.backlog().points or spool.backlog().files))
     first = spool.run_id
     server.client.delete_run(first)
     spool.log(points(4, 5))
     spool.finish("FINISHED")
     assert spool.run_id != first
     assert stored_points(server, spool.run_id) == expected(5)
+    again = server.client.get_run(spool.run_id)
+    assert (again.data.params, again.data.tags["config_hash"]) == ({"loss.loss": "mw"}, "cafe")
+    assert [file.path for file in server.client.list_artifacts(spool.run_id)] == ["config.yaml"]
 
 
 def test_a_resumed_run_sends_the_unsent_data(server: MlflowServer, faulty: FaultyServer, tmp_path: Path) -> None:

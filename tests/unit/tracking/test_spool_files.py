@@ -13,7 +13,7 @@ from faulty_server import DATA, FaultyServer, begin, expected, points, stored_po
 from raytriever.errors import StorageError, UserError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
-from raytriever.tracking.outbox import IDENTITY, has_unsent_data
+from raytriever.tracking.run_state import IDENTITY, has_unsent_data
 from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.steps import STEPS, StepLog
 from raytriever.tracking.trackers import DEFAULT_TRACKERS

@@ -24,7 +24,7 @@ from wandb_file import read_records
 from raytriever.errors import ConfigError, UserError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking import trackers as trackers_module
-from raytriever.tracking.outbox import state_file, view_of
+from raytriever.tracking.run_state import state_file, view_of
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.steps import STEPS
 from raytriever.tracking.tracker import Point

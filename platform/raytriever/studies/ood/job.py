@@ -12,14 +12,16 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
 
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.encoding.corpus import embed_corpus
+from raytriever.encoding.corpus import embed_corpus, plan_embeddings
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError, DataError, StorageError, setting
@@ -27,6 +29,7 @@ from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.synthetic import control
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
+from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import committed_directory, read_manifest
 from raytriever.store.disk import check_writable, disk_errors
@@ -91,14 +94,14 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], log: Log) -> dict[
     tables = {}
     for model in job.models:
         folder = output / names[model]
-        data, key, distance = _embed(job, model, log)
+        key, embed = _open(job, model, log)
         if folder.exists():
             if read_manifest(folder)["meta"].get("key") != key:
                 raise StorageError(
                     "holds a study with other settings", str(folder), f"give another {setting('output')}, or remove it"
                 )
         else:
-            _measure(job, data, key, distance, folder, log)
+            _measure(job, *embed(), key, folder, log)
         tables[model] = (folder / "tables.txt").read_text()
     if len(job.models) > 1:
         results = {names[model]: read_ood(output / names[model]) for model in job.models}
@@ -146,7 +149,7 @@ def read_ood(folder: Path) -> OodResults:
     return results
 
 
-def _measure(job: OodJob, data: GapEmbeddings, key: str, distance: float | None, folder: Path, log: Log) -> None:
+def _measure(job: OodJob, data: GapEmbeddings, distance: float | None, key: str, folder: Path, log: Log) -> None:
     indexes = {}
     for kind in job.indexes:
         log(f"{folder.name}: {kind} over {len(data.documents):,} passages")
@@ -168,13 +171,19 @@ def _measure(job: OodJob, data: GapEmbeddings, key: str, distance: float | None,
         (temporary / "tables.txt").write_text(text + "\n")
 
 
-def _embed(job: OodJob, model: str, log: Log) -> tuple[GapEmbeddings, str, float | None]:
-    """Return embeddings, a digest of the settings, and the mean distance of queries and their positives."""
+def _open(job: OodJob, model: str, log: Log) -> tuple[str, Callable[[], tuple[GapEmbeddings, float | None]]]:
+    """Return a digest of the settings, the weights and the data, and a function that encodes.
+
+    The function returns embeddings, and the mean distance of queries and their positives.
+    """
     settings = [job.split, job.indexes, job.query_count, job.seed]
     if model == CONTROL:
-        sample = control(job.control_documents, job.query_count, job.seed)
-        data = GapEmbeddings(sample.documents, sample.unshifted, sample.shifted, sample.training)
-        return data, _digest([*settings, CONTROL, job.control_documents]), None
+
+        def draw() -> tuple[GapEmbeddings, None]:
+            sample = control(job.control_documents, job.query_count, job.seed)
+            return GapEmbeddings(sample.documents, sample.unshifted, sample.shifted, sample.training), None
+
+        return _digest([*settings, CONTROL, job.control_documents]), draw
     device = default_device()
     dataset = open_dataset(
         job.dataset, ["train", job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=log
@@ -182,6 +191,15 @@ def _embed(job: OodJob, model: str, log: Log) -> tuple[GapEmbeddings, str, float
     query_length, passage_length = job.lengths or (None, None)
     config = ModelConfig(model=model, query_length=query_length, passage_length=passage_length)
     retriever = load_for_encoding(config, choose_precision(job.precision, device), device)
+    prompts = retriever.prompts_of(dataset.name)
+    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts)
+    key = _digest([*settings, plan.key, dataset.digest])
+    return key, partial(_embed, job, config, retriever, dataset)
+
+
+def _embed(
+    job: OodJob, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset
+) -> tuple[GapEmbeddings, float]:
     store = embed_corpus(config, retriever, dataset)
     if store.meta["left_out"]:
         raise DataError(f"{len(store.meta['left_out'])} passages could not be encoded", dataset.name, "remove them")
@@ -194,8 +212,7 @@ def _embed(job: OodJob, model: str, log: Log) -> tuple[GapEmbeddings, str, float
     to = np.concatenate([positives.of(int(row)) for row in chosen])
     remaining, held_out = hold_out(embeddings, count, job.seed)
     data = GapEmbeddings(embeddings[remaining], embeddings[held_out], queries, training)
-    key = _digest([*settings, store.meta["key"], dataset.digest])
-    return data, key, query_positive_distance(queries, embeddings, of, to)
+    return data, query_positive_distance(queries, embeddings, of, to)
 
 
 def _digest(settings: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,16 @@ import pytest
 import yaml
 from evaluations import write_evaluation
 
+from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import UserError
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.differences.significance import pair_rows
+from raytriever.evaluation.files import per_query_content
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
+from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.protocol import Protocol, select_judged_queries
+from raytriever.evaluation.systems import Bm25System
+from raytriever.report import comparison
 from raytriever.report.comparison import dataset_labels, row_names, seed_tables, write_comparison
 from raytriever.report.finished_runs import FinishedRun, read_directory
 
@@ -125,6 +135,29 @@ def test_the_auc_of_runs_is_tested(tmp_path: Path) -> None:
     assert "No difference of infonce-0 is tested: the run has no" in (tmp_path / "page.html").read_text()
 
 
+def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(str(shutil.copytree(tiny_dataset, tmp_path / "my data")), ["test"])
+    source = EvaluationDataset(dataset.name, {dataset.name: dataset.name}, "test")
+    found = Bm25System(dataset).evaluate("test")
+    judged = select_judged_queries(dataset, "test", Protocol())
+    runs = []
+    for number, name in enumerate(("mw", "cl")):
+        run = training_run(tmp_path / name, name, 0.5)
+        per_query = {"ndcg_at_10": np.linspace(0, 1, len(found.queries)) ** (1 + number)}
+        evaluations = {one: replace(found, per_query=per_query, metrics={}) for one in ("before", "after")}
+        measured = DatasetMeasurement(source, [PartMeasurement(dataset.name, dataset, judged, evaluations)])
+        (run / "per_query").mkdir()
+        (run / "per_query" / f"{safe_name(dataset.name)}.json").write_text(per_query_content(measured))
+        metrics = json.loads((run / "metrics.json").read_text())
+        (run / "metrics.json").write_text(json.dumps({**metrics, "dataset": dataset.name}))
+        runs.append(read_directory(run, name))
+    names, (labels, _) = row_names(runs), dataset_labels(runs)
+    values = comparison._values({"mw": {}, "cl": {}}, comparison._queries(runs, names, labels, "mw"))
+    [row] = [row for row in pair_rows(values) if {row["model"], row["against"]} == {"mw", "cl"}]
+    assert (row["dataset"], row["metric"]) == ("my data", "ndcg_at_10")
+    assert runs[0].figures["after"].keys() == {"my data"}
+
+
 def test_an_arm_of_a_study_has_the_queries_of_its_evaluations(tmp_path: Path) -> None:
     arm = training_run(tmp_path / "seed-0", "mw", 0.5)
     measured = {name: {"ndcg_at_10": 0.5} for name in ("letters", "numbers")}
@@ -181,6 +214,7 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
     [
         (None, "", "holds no run; give a directory"),
         ("config.yaml", "loss: {}", "holds a run that is not finished"),
+        ("trials.json", "{}", "holds a sweep; give .*/best, its best trial, when it is finished"),
         ("metrics.json", "{", "is not JSON"),
         ("metrics.json", "[]", "is not what this version writes"),
         ("metrics.json", '{"dataset": "d", "split": "s", "after": {"a": "b"}}', "is not what this version writes"),

@@ -59,7 +59,7 @@ def pair_rows(values: Values) -> list[TestedPair]:
     for metric in dict.fromkeys(name for sets in values.values() for name in _metrics(sets)):
         tested: list[TestedPair] = []
         for pair in itertools.combinations(values, 2):
-            columns: dict[str | None, tuple[ndarray, ndarray]] = {**_pairs(values, metric, *pair)}
+            columns = _pairs(values, metric, *pair)
             if len(datasets) > 1 and len(columns) == len(datasets):
                 ours, theirs = zip(*columns.values(), strict=True)
                 columns[None] = _weighted(ours), _weighted(theirs)
@@ -73,9 +73,9 @@ def _metrics(sets: Mapping[str, Mapping[str, ndarray]]) -> list[str]:
     return list(dict.fromkeys(name for values in sets.values() for name in values))
 
 
-def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str, tuple[ndarray, ndarray]]:
+def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str | None, tuple[ndarray, ndarray]]:
     """Return the values of two models by data set, of the queries with a value of both; at least two."""
-    pairs = {}
+    pairs: dict[str | None, tuple[ndarray, ndarray]] = {}
     for dataset in values[model]:
         ours, theirs = (values.get(name, {}).get(dataset, {}).get(metric) for name in (model, other))
         if ours is None or theirs is None or len(ours) != len(theirs):  # runs that are compared may have other queries
@@ -118,9 +118,18 @@ def pairs_with(pairs: Sequence[TestedPair], baseline: str) -> list[TestedPair]:
         if row["against"] == baseline:
             rows.append(row)
         elif row["model"] == baseline:
-            signs = {"difference": -row["difference"], "low": -row["high"], "high": -row["low"]}
-            effect = None if row.get("effect") is None else -row["effect"]
-            rows.append({**row, **signs, "effect": effect, "model": row["against"], "against": baseline})
+            effect = row.get("effect")
+            rows.append(
+                {
+                    **row,
+                    "model": row["against"],
+                    "against": baseline,
+                    "difference": -row["difference"],
+                    "low": -row["high"],
+                    "high": -row["low"],
+                    "effect": None if effect is None else -effect,
+                }
+            )
     return rows
 
 

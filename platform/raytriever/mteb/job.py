@@ -215,7 +215,7 @@ def run_mteb(
         run.check_revision(fresh)
     results, tracked = MtebResults(), tracker()
     with closing(tracked):
-        tracked.describe(*_description(job, encoders), {STAGE: "evaluate"})
+        tracked.describe(*_description(job, encoders), {STAGE: "mteb"})
         for run in runs:
             for task in job.tasks:
                 try:

@@ -274,7 +274,7 @@ class TaskSearch(MtebEncoder):
         meta = {"kind": "evaluation", "key": self.measures.key}
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
             write_measured_files(folder, measured)
-            write_summary_files(folder, results, request, split, [])
+            write_summary_files(folder, results, request)
 
     def _calibrate(
         self,

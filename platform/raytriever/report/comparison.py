@@ -287,7 +287,7 @@ def _seed_metrics(content: QueryMetrics, seed: int | None) -> SeedMetrics:
 def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> HtmlTable:
     cells: list[list[str | Cell]] = [
         [
-            row["dataset"],
+            str(row["dataset"]),
             metric_title(row["metric"]),
             row["model"],
             row["against"],

@@ -62,9 +62,9 @@ class WandbClient(TrackerClient):
         for file in self._folder.glob(f"*-{run_id}*/run-{run_id}.wandb") if self._is_offline else ():
             shutil.rmtree(file.parent)
         names = {"project": os.environ.get("WANDB_PROJECT") or PROJECT, "id": run_id, "name": run_name}
+        options: dict[str, Any] = {**names, "group": parent or run_id, "settings": wandb.Settings(**_QUIET)}
         try:
-            options = {"resume": "allow", "reinit": "create_new", "settings": wandb.Settings(**_QUIET)}
-            run = wandb.init(**names, group=parent or run_id, **options)
+            run = wandb.init(**options, resume="allow", reinit="create_new")
         except Exception as error:
             self._end_process()
             reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")

@@ -369,6 +369,6 @@ def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset,
         return
     judged = [one for part in parts for one in part.judged.values()]
     try:
-        check_enough(sum(len(one.queries) + sum(map(len, one.unanswerable.values())) for one in judged))
+        check_enough(sum(len(one.queries) + sum(map(len, one.unanswerable.values())) for one in judged), job.confidence)
     except MetricInputError as error:
         raise DataError(error.what, source.name, error.remedy) from error

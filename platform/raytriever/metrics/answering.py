@@ -30,6 +30,7 @@ from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
 from raytriever.metrics.confidence import (
+    COMBINED,
     ENTROPY,
     Confidence,
     RankedQuestions,
@@ -47,6 +48,8 @@ FEWEST_ANSWERED = 30
 # Wilson's interval of a precision of 0.9 is 0.79 to 0.96 for 50 questions. With fewer in one of two splits, the
 # questions of both choose a threshold and are counted at it, if there are 20.
 FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
+# A model of seven numbers that is fitted to fewer answers gives intervals that are too narrow.
+FEWEST_OF_COMBINED = 30
 # Questions that chose a threshold need an interval that holds at every threshold at once. In 95 % of samples of n
 # questions a share differs by at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), and by 0.98 / sqrt(n) at a given
 # one. So the interval is that of (0.98 / 1.36)² = 0.52 as many questions.
@@ -240,12 +243,13 @@ def decide(
         confidence: one of `confidence.NAMES`. To choose the best one on the same questions would break the guarantees.
 
     Raises:
-        MetricInputError: both splits together have fewer than 20 questions, or no question has an answer.
+        MetricInputError: both splits together have fewer than 20 questions (`combined`: 30), or no question has an
+            answer.
     """
     is_split = choosing is not checking and min(len(choosing), len(checking)) >= FEWEST_QUESTIONS
     every = choosing if is_split or choosing is checking else choosing.joined(checking)
     if not is_split:
-        check_enough(len(every))
+        check_enough(len(every), confidence)
     held_out, fitted = held_out_confidence(confidence, every), fit_confidence(confidence, every)
     chosen = every, held_out
     checked = (checking, fitted.of(checking)) if is_split else chosen
@@ -258,12 +262,12 @@ def decide(
     return AnswerDecision(fitted, thresholds, chosen, checked)
 
 
-def check_enough(questions: int) -> None:
-    """Raise `MetricInputError` if the questions of all splits are too few for a threshold."""
-    if questions < FEWEST_IN_ALL:
-        raise MetricInputError(
-            f"{questions} questions are too few", "threshold", f"a threshold needs {FEWEST_IN_ALL} questions"
-        )
+def check_enough(questions: int, confidence: str) -> None:
+    """Raise `MetricInputError` if the questions of all splits are too few for a threshold of a confidence."""
+    fewest = FEWEST_OF_COMBINED if confidence == COMBINED else FEWEST_IN_ALL
+    if questions < fewest:
+        remedy = f"a threshold of {confidence} needs {fewest} questions"
+        raise MetricInputError(f"{questions} questions are too few", "threshold", remedy)
 
 
 def unreachable(aim: str, wanted: float, questions: RankedQuestions) -> str:

@@ -217,7 +217,7 @@ def test_few_queries_choose_and_are_counted_and_too_few_are_refused(
     for split in ("dev", "test"):
         lines = (letters / "qrels" / f"{split}.tsv").read_text().splitlines(keepends=True)
         (letters / "qrels" / f"{split}.tsv").write_text("".join(lines[:10]))
-    with pytest.raises(DataError, match="letters: 18 questions are too few; a threshold needs 20 questions"):
+    with pytest.raises(DataError, match="letters: 18 questions are too few; a threshold of score needs 20 questions"):
         evaluate([model], [letters], ["f1"], Path("few"))
     assert not Path("few.unfinished").exists()  # nothing was encoded
 

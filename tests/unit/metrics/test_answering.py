@@ -151,8 +151,11 @@ def test_few_questions_are_counted_at_the_threshold_that_decides() -> None:
     assert one == choose_answer_threshold(*answers_of(every), "answered", 0.6)
     assert achieved == achieve_answers(every.scores[:, 0] >= one.score, every, 0.5)
     assert decide(every, every, [("answered", 0.6)], "score").thresholds == made.thresholds
-    with pytest.raises(MetricInputError, match="19 questions are too few"):
+    with pytest.raises(MetricInputError, match="19 questions are too few") as raised:
         decide(choosing, checking.where(np.arange(1)), [("f1", None)])
+    assert raised.value.remedy == "a threshold of entropy needs 20 questions"
+    with pytest.raises(MetricInputError, match="29 questions are too few"):
+        decide(choosing, checking.where(np.arange(11)), [("f1", None)], "combined")
 
 
 def test_the_confidence_does_not_depend_on_which_answers_are_right() -> None:

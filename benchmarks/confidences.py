@@ -1,8 +1,8 @@
 """Area under the risk-coverage curve of each confidence, on four data sets, with MiniLM as published.
 
 Run: `python benchmarks/confidences.py --data-root DIR [--passages N] [--json PATH]`. Of each data set some questions
-are dev and test, with their relevant passages and others. Every second question loses its answers. What is fitted or
-chosen is of dev; areas are of test, with 95 % intervals of 1,000 resamples of the questions. `difference` is the area
+are dev and test, with their relevant passages and others. Every second question loses its answers. What is fitted is
+of dev; areas are of test, with 95 % intervals of 1,000 resamples of the questions. `difference` is the area
 of `combined` minus that of the single confidence that is best on test.
 """
 
@@ -21,7 +21,6 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.evaluation.decision import questions_of
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.systems import DenseSystem
-from raytriever.metrics.answering import decide
 from raytriever.metrics.confidence import COMBINED, NAMES, fit_confidence
 from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_interval, resampling_weights
 from raytriever.mining.bm25 import Bm25Index
@@ -90,7 +89,6 @@ def measure(root: Path, pack: str, split: str, passages: int) -> dict[str, objec
         "areas": {name: [float(each[0]), *bootstrap_interval(each[1:])] for name, each in areas.items()},
         "best single": best,
         "difference": [float(difference[0]), *bootstrap_interval(difference[1:])],
-        "chosen on dev": decide(dev, test, []).confidence.name,
     }
 
 

@@ -38,3 +38,23 @@ def test_a_corpus_without_queries_can_be_searched(
     out = capsys.readouterr().out
     assert "queries: tokens" not in out
     assert f"raytriever search --dataset own --model {tiny_encoder} 'a question'" in out.splitlines()[-1]
+
+
+def test_the_next_command_needs_the_judgements_that_are_there(
+    work: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work / "set" / "qrels").mkdir(parents=True)
+    for name in ("corpus", "queries"):
+        (work / "set" / f"{name}.jsonl").write_text('{"_id": "a", "text": "steel"}\n')
+    judgements = work / "set" / "qrels.tsv"
+    judgements.write_text("query-id\tcorpus-id\tscore\na\ta\t1\n")
+    model = ["--model", str(tiny_encoder)]
+    assert run("prepare", ["--dataset", "set", *model, "--output", "unjudged"]) == 0
+    printed = capsys.readouterr()
+    assert f"raytriever search --dataset unjudged --model {tiny_encoder}" in printed.out.splitlines()[-1]
+    assert "not read: qrels.tsv; judgements are read from qrels/<split>.tsv, such as qrels/test.tsv" in printed.err
+    for split, more in (("dev", "--split dev "), ("test", "")):
+        judgements = judgements.rename(work / "set" / "qrels" / f"{split}.txt")
+        assert run("prepare", ["--dataset", "set", *model, "--output", split]) == 0
+        line = capsys.readouterr().out.splitlines()[-1].strip()
+        assert line == f"raytriever evaluate --datasets {split} {more}--model {tiny_encoder} --output evaluation"

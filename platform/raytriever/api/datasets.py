@@ -158,8 +158,8 @@ class Dataset:
             files = pair_files(frame_table("pairs", frame), query, passage, split, shares)
         else:
             refuse_shares(shares, "the table of judgements")
-            tables = {"documents": frame, "queries": queries, "judgements": judgements}
-            files = judged_tables(*(frame_table(title, one) for title, one in tables.items()), split)
+            asked, judged = frame_table("queries", queries), frame_table("judgements", judgements)
+            files = judged_tables(frame_table("documents", frame), asked, judged, split)
         return _from_files(cls, files, name, max_bad_rows)
 
     @classmethod

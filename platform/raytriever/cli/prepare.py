@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from raytriever.cli.arguments import (
     Parser,
     add_output,
@@ -38,13 +40,12 @@ def main(words: list[str]) -> None:
     if prepared.quarantined:
         show(prepared.quarantined)
     flags = ("--dataset", prepared.path, "--model", model.model)
+    command: tuple[str | Path, ...] = ("search", *flags, "a question")
     if "train" in prepared.splits:
         command = ("train", *flags)
     elif prepared.splits:
         split = () if "test" in prepared.splits else ("--split", prepared.splits[0])
         command = ("evaluate", "--datasets", prepared.path, *split, "--model", model.model, "--output", "evaluation")
-    else:
-        command = ("search", *flags, "a question")
     show(f"\nContinue with:\n  {quote_command('raytriever', *command)}")
 
 

@@ -13,7 +13,7 @@ import re
 import tokenize
 from ast import literal_eval
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -128,7 +128,7 @@ def texts_in(cell: str) -> str | list[str]:
     return [encodable(text, "list") for text in texts]
 
 
-def _lines(where: str, line_end: str, read: list[int]) -> Iterator[str]:
+def _lines(where: str, line_end: str, read: list[int]) -> Generator[str]:
     """Yield the lines of a file as text with their ends; count them in `read[0]`."""
     with reading(where, read), closing(open_stream(where)) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", line_end)

@@ -191,10 +191,10 @@ def peek(file: SourceFile) -> Peek:
         kind = "json"  # JSON lines are often published as .json
     numbered = numbered_rows(file.where)
     with closing(numbered):  # type: ignore[type-var]
-        rows = [row for _, row in islice(numbered, _ROWS)]
-    if error := array_error(file.where, rows[0] if rows else b""):
+        first = [row for _, row in islice(numbered, _ROWS)]
+    if error := array_error(file.where, first[0] if first else b""):
         raise error
-    return Peek(kind, _fields(rows))
+    return Peek(kind, _fields(first))
 
 
 def _fields(rows: list[bytes]) -> frozenset[str]:

@@ -295,7 +295,7 @@ def load_dataset(
         query: column of queries of one CSV or TSV file, if it has another name than the well-known ones.
         passage: column of passages of such a file.
         split: column of splits of such a file.
-        name: in tables; by default that of the folder.
+        name: in tables; by default that of the folder or file.
         max_bad_rows: share of each file's rows that may be bad, 0 to 1.
 
     Raises:
@@ -310,13 +310,12 @@ def load_dataset(
     if query is None and passage is None and split is None:
         return _load(Dataset, os.fspath(path), name, max_bad_rows)
     files = pair_files(csv_table(path), query or "query", passage or "passage", split, Shares())
-    return _from_files(Dataset, files, name or _stem(path), max_bad_rows)
+    return _from_files(Dataset, files, name or _file_name(path), max_bad_rows)
 
 
-def _stem(path: str | os.PathLike[str]) -> str:
-    """Return the name of a file without its endings, with the characters of the name of a data set."""
-    stem = re.sub(r"\.[ct]sv(\.gz)?$", "", os.fspath(path).rsplit("/", 1)[-1], flags=re.IGNORECASE)
-    return re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip("._-") or "table"
+def _file_name(path: str | os.PathLike[str]) -> str:
+    """Return the name of a file with the characters of the name of a data set."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", os.fspath(path).rsplit("/", 1)[-1]).lstrip("._-") or "table"
 
 
 def source_of(data: Dataset | str | os.PathLike[str]) -> str:

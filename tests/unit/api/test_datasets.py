@@ -112,7 +112,7 @@ def test_the_columns_of_a_csv_file_may_be_named(tmp_path: Path) -> None:
     columns = {"query": "Frage, kurz", "passage": "Antwort=lang"}
     frame.rename(columns=columns).to_csv(tmp_path / "my faq.csv", index=False)
     dataset = rt.load_dataset(tmp_path / "my faq.csv", **columns)
-    assert dataset.name == "my-faq"
+    assert dataset.name == "my-faq.csv"
     in_memory = rt.Dataset.from_pandas(frame, name="faq")
     assert open_all_splits(dataset.source).digest == open_all_splits(in_memory.source).digest
     frame.rename(columns=columns).assign(Teil="test").to_csv(tmp_path / "faq.csv", index=False)

@@ -90,7 +90,7 @@ def test_embeddings_have_the_estimated_size(dtype: str, tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(DOCUMENTS, 64)).astype(np.float32)
     for number in range(plan.shards):
         rows = plan.rows_of(number)
-        writer.write(number, values[rows.start : rows.stop], {}, np.zeros((len(rows), 2), np.uint64))
+        writer.write(number, values[rows.start : rows.stop], np.zeros((len(rows), 2), np.uint64))
     assert size_of(tmp_path / "store") == pytest.approx(plan.bytes, rel=0.05)
 
 

@@ -25,12 +25,9 @@ def main(words: list[str]) -> None:
     from raytriever.cluster.encoding import run_encoding
     from raytriever.encoding.store import EMBEDDINGS, SCALES
 
-    encoding = run_encoding(data.dataset, model, config, training.precision, data.max_bad_rows, output, warn)
-    store = encoding.store
+    store = run_encoding(data.dataset, model, config, training.precision, data.max_bad_rows, output, warn)
     size = sum(file.stat().st_size for name in (EMBEDDINGS, SCALES) for file in store.path.rglob(name))
     show(f"{len(store):,} embeddings of width {store.width}, {store.meta['dtype']}, {size / 1e6:,.1f} MB")
-    if encoding.quarantined:
-        show(encoding.quarantined)
     show(f"\n{output}")
 
 

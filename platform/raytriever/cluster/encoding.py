@@ -5,7 +5,7 @@
 2. Ray Data scales the pool between its smallest and largest size and gives the shard of a dead actor or node to
    another. Committed shards are not repeated; an uncommitted one starts again with the same batches, so its bytes do
    not depend on failures.
-3. Ray would retry forever a shard that kills its actors; the marks of the shard encoder end that."""
+3. Ray would retry forever a shard that kills its actors; the shard encoder counts its attempts and ends that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from raytriever.cluster.ingest import choose_runner, deserialize_error, quiet_da
 from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.records import QuarantineReport
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.corpus import Runner, encode_store, plan_embeddings
 from raytriever.encoding.encode import token_budget
@@ -135,14 +134,6 @@ class _Actor:
             yield {"shard": np.array(numbers[:1]), "error": np.array([serialize_error(error)])}
 
 
-@dataclass(frozen=True)
-class EncodingResult:
-    """Result of an encoding: the store, and a line on quarantined rows, which have no embedding, if any."""
-
-    store: EmbeddingStore
-    quarantined: str | None
-
-
 def run_encoding(
     dataset: str,
     model: ModelConfig,
@@ -151,7 +142,7 @@ def run_encoding(
     max_bad_rows: float,
     output: Path,
     log: Callable[[str], None],
-) -> EncodingResult:
+) -> EmbeddingStore:
     """Encode one side of a data set, or resume. Everything is opened and checked before the first text is encoded.
 
     Raises:
@@ -188,8 +179,7 @@ def run_encoding(
         put_next_in_place(output.absolute())
         store = replace(store, path=output.absolute())
         record_location(store.path)
-    quarantine = QuarantineReport.read(store.path)
-    return EncodingResult(store, str(quarantine) if quarantine.total else None)
+    return store
 
 
 def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:

@@ -2,8 +2,8 @@
 
 1. One task per file reads chunks of raw rows; further tasks write shards straight to the folder. Ray Data slows readers
    down when writers are behind, so the object store holds a few chunks, for a corpus of any size.
-2. Ray repeats a task whose process dies. The writer finds the marker file of the first attempt and from it the row that
-   was processed then (`data.prepare.shards`), so no row can kill it twice.
+2. Ray repeats a task whose process dies without end. Attempts are counted in files, and a chunk over which three
+   processes died ends the preparation.
 3. User errors travel between processes as JSON text; nothing is unpickled for them."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare
 from raytriever.data.prepare.prepared import read_prepared
-from raytriever.data.prepare.shards import ShardReport, ShardWriter
+from raytriever.data.prepare.shards import WORK, ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.statistics import describe
 from raytriever.errors import DataError, ModelError, StorageError, UserError
@@ -38,7 +38,9 @@ from raytriever.models.description import prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.resolution import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
+from raytriever.processes import TRIES
 from raytriever.prompts import SIDES, Prompts, check_length
+from raytriever.store.attempts import Attempts
 from raytriever.store.commit import read_manifest
 from raytriever.store.disk import check_writable
 
@@ -153,12 +155,22 @@ class _Writer:
             report, failure = "", row.pop("error")
             if not failure:
                 try:
-                    report = json.dumps(asdict(self.writer(FileChunk(**row))))
+                    report = json.dumps(asdict(self._write(FileChunk(**row))))
                 except UserError as error:
                     failure = serialize_error(error)
             reports.append(report)
             errors.append(failure)
         return pa.table({"report": pa.array(reports, pa.large_string()), "error": pa.array(errors, pa.string())})
+
+    def _write(self, chunk: FileChunk) -> ShardReport:
+        """Write a chunk; raise `DataError` if too many processes have died over it."""
+        name = f"{chunk.part}-{chunk.number}"
+        with Attempts(self.writer.folder / WORK) as attempts:
+            if attempts.begin(name) >= TRIES:
+                raise self.writer.fatal(chunk)
+            report = self.writer(chunk)
+            attempts.end(name)
+        return report
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def encode_store(
     with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", encoded) as progress:
         encode_in_process(encoder, [number for number in missing if not texts[number]], progress.advance)
         run(encoder, [number for number in missing if texts[number]], progress.advance)
-    return writer.finish(f"{side_texts.name} ({plan.side})", side_texts.texts)
+    return writer.finish()
 
 
 def _open_finished(plan: EmbeddingPlan, path: Path) -> EmbeddingStore | None:

@@ -13,7 +13,7 @@ pinned memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -141,10 +141,8 @@ def start_encoding(
     inputs: Sequence[ndarray],
     rows: Sequence[Sequence[int]],
     side: Side,
-    before_batch: Callable[[Collection[int]], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
     prompt: str | Sequence[str] | None = None,
-    one_at_a_time: bool = False,
 ) -> PendingEmbeddings:
     """Encode batches, without waiting for a GPU to compute them.
 
@@ -155,10 +153,8 @@ def start_encoding(
         retriever: on any device; it is put into evaluation mode.
         inputs: texts; see `Retriever.assemble`.
         rows: texts of each batch by their numbers; a batch may be empty.
-        before_batch: called before a batch is encoded, with the numbers of all batches that are being encoded then.
         on_progress: called with the number of texts of each batch when it is encoded, on a GPU when it is queued.
         prompt: prompt in front of all texts, or of each; by default that of the side.
-        one_at_a_time: encode no two batches at the same time on a CPU.
     """
     device = next(retriever.parameters()).device
     on_gpu = device.type == "cuda"
@@ -179,14 +175,12 @@ def start_encoding(
             embeddings = retriever.encode(tokens, side).float()
             values[starts[number] : starts[number + 1]].copy_(embeddings, non_blocking=on_gpu)
 
-    threads = 1 if on_gpu or one_at_a_time else min(MOST_THREADS, torch.get_num_threads(), len(rows) // _PER_THREAD)
+    threads = 1 if on_gpu else min(MOST_THREADS, torch.get_num_threads(), len(rows) // _PER_THREAD)
     if threads > 1:
-        _encode_side_by_side(make, encode, rows, threads, before_batch, on_progress)
+        _encode_side_by_side(make, encode, rows, threads, on_progress)
     else:
         with torch.inference_mode():
             for number, tokens in enumerate(_feed(make, rows, device)):
-                if before_batch is not None:
-                    before_batch([number])
                 encode(number, tokens)
                 if on_progress is not None:
                     on_progress(len(rows[number]))
@@ -201,12 +195,11 @@ def _encode_side_by_side(
     encode: Callable[[int, TokenBatch], None],
     rows: Sequence[Sequence[int]],
     threads: int,
-    before_batch: Callable[[Collection[int]], None] | None,
     on_progress: Callable[[int], None] | None,
 ) -> None:
     """Encode batches on a CPU in threads, each with its share of the cores; see `start_encoding`."""
     cores, lock = torch.get_num_threads(), Lock()
-    numbers, running = iter(range(len(rows))), set[int]()
+    numbers = iter(range(len(rows)))
 
     def work(first: bool) -> None:
         torch.set_num_threads(cores // threads + first)  # of this thread alone, and of threads that begin meanwhile
@@ -216,12 +209,8 @@ def _encode_side_by_side(
                     number = next(numbers, None)
                     if number is None:
                         return
-                    running.add(number)
-                    if before_batch is not None:
-                        before_batch(running)
                 encode(number, make(rows[number]) if rows[number] else {})
                 with lock:
-                    running.remove(number)
                     if on_progress is not None:
                         on_progress(len(rows[number]))
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool
 from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import KeyIndex, Keys
-from raytriever.encoding.store import KEYS, PLAN, SHARDS, StoredPlan, StoredRows, read_stored
-from raytriever.encoding.writer import NEXT, WORK, EmbeddingPlan, ShardMeta, StoreWriter
+from raytriever.encoding.store import KEYS, PLAN, SHARDS, Keyed, StoredPlan, StoredRows, read_stored
+from raytriever.encoding.writer import NEXT, WORK, EmbeddingPlan, StoreWriter
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import conform, read_json
@@ -89,9 +88,9 @@ def find_earlier(
     first = index.first()  # equal texts have one embedding
     sources = np.full((len(keys), 2), -1, np.int32)
     shards: list[str] = []
-    for folder, shard_keys, is_encoded in (shard for store in stores for shard in _shards(store)):
+    for folder, shard_keys in (shard for store in stores for shard in _shards(store)):
         rows = index.find(shard_keys)
-        there = np.flatnonzero((rows >= 0) & is_encoded)
+        there = np.flatnonzero(rows >= 0)
         new = there[sources[rows[there], 0] < 0]
         if len(new):
             sources[rows[new], 0], sources[rows[new], 1] = len(shards), new
@@ -120,8 +119,8 @@ def _stores(writer: StoreWriter) -> list[Path]:
     return [Path(path) for path in sorted(times, key=lambda path: -times[path])]
 
 
-def _shards(store: Path) -> Iterator[tuple[Path, Keys, Bool[ndarray, " rows"]]]:
-    """Yield the folder of each undamaged shard of a store, its keys, and the rows that have an embedding."""
+def _shards(store: Path) -> Iterator[tuple[Path, Keys]]:
+    """Yield the folder of each undamaged shard of a store, and its keys."""
     try:
         planned = read_json(store / PLAN, StoredPlan, _REMEDY)
         folders = sorted(path for path in (store / SHARDS).iterdir() if path.name.isdecimal())
@@ -130,8 +129,7 @@ def _shards(store: Path) -> Iterator[tuple[Path, Keys, Bool[ndarray, " rows"]]]:
     for folder in folders:
         with suppress(OSError, StorageError):
             check_directory(folder)
-            meta = conform(read_manifest(folder, verify=False)["meta"], str(folder), ShardMeta, _REMEDY)
+            meta = conform(read_manifest(folder, verify=False)["meta"], str(folder), Keyed, _REMEDY)
             keys = read_array(folder / KEYS, ["uint64"], (None, 2), _REMEDY)
             if meta["key"] == planned["key"]:
-                left_out = np.array([*map(int, meta["left_out"])], np.int64) - int(folder.name) * planned["shard_rows"]
-                yield folder, keys, ~np.isin(np.arange(len(keys)), left_out)
+                yield folder, keys

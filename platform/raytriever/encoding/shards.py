@@ -1,12 +1,7 @@
 """Encoder of shards of a store: read or make the tokens, encode them, and commit the embeddings, as a pipeline.
 
-1. Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenised.
-2. Before each batch its number, and those of the batches that other threads encode, are written to a crash record next
-   to the shards. If the process dies, the next process that encodes the shard knows at which batches.
-3. That process tries the texts of these batches one by one in a child process (`crashes`). A text that kills it twice
-   more is left out. If no text does, the batches are encoded as usual, one at a time.
-
-A batch that kills `TRIES` processes although none of its texts does ends the job with an error."""
+Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenised. A shard over
+which `TRIES` processes died ends the job with an error that names its rows."""
 
 from __future__ import annotations
 
@@ -24,7 +19,6 @@ from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.keys import Keys, key_of, keys_of
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.crashes import LOADING, CrashRecord, find_fatal_texts
 from raytriever.encoding.encode import PendingEmbeddings, batches, check_finite, start_encoding, token_budget
 from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.store import StoredRows
@@ -33,9 +27,10 @@ from raytriever.errors import ModelError, setting
 from raytriever.models.memory import memory_errors
 from raytriever.models.retriever import Retriever
 from raytriever.models.tokenisation import content_tokenizer_json
+from raytriever.processes import TRIES
 from raytriever.prompts import Prompts, Side
+from raytriever.store.attempts import Attempts
 
-TRIES = 3
 _WRITES_BEHIND = 1  # encoded shards that may wait for their commit
 
 
@@ -106,7 +101,7 @@ class ShardEncoder:
 
     @cached_property
     def retriever(self) -> Retriever:
-        """Encoder, loaded on first use, when the crash record is already written."""
+        """Encoder, loaded on first use, when the attempt is already counted."""
         return self.load()
 
     @cached_property
@@ -128,22 +123,33 @@ class ShardEncoder:
 
         While one shard is encoded, a thread reads the next one and another writes those before.
         """
-        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as committer:
-            reading = reader.submit(self._read, numbers[0]) if numbers else None
+        with (
+            Attempts(self.writer.path / WORK) as attempts,
+            ThreadPoolExecutor(1) as reader,
+            ThreadPoolExecutor(1) as committer,
+        ):
+            reading: Future[_ShardTexts | None] | None = None
             committing: deque[tuple[int, Future[None]]] = deque()
+
+            def committed() -> int:
+                """Wait for the oldest commit, and return the number of its shard."""
+                number, commit = committing.popleft()
+                commit.result()
+                attempts.end(str(number))
+                return number
+
             for index, number in enumerate(numbers):
-                assert reading is not None
-                texts = reading.result()
-                if index + 1 < len(numbers):
-                    reading = reader.submit(self._read, numbers[index + 1])
+                self._check_deaths(number, attempts.begin(str(number)))
+                texts = (reading or reader.submit(self._read, number)).result()
+                reading = reader.submit(self._read, numbers[index + 1]) if index + 1 < len(numbers) else None
                 if texts is None:
                     committing.append((number, committer.submit(lambda: None)))
                 else:
                     committing.append((number, committer.submit(self._commit, texts, self._start(texts))))
                 while len(committing) > _WRITES_BEHIND:
-                    yield _committed(committing)
+                    yield committed()
             while committing:
-                yield _committed(committing)
+                yield committed()
 
     def _read(self, number: int) -> _ShardTexts | None:
         """Return the texts of a shard; None if it is committed, by a process that died before it could report."""
@@ -157,7 +163,6 @@ class ShardEncoder:
         texts = _ShardTexts(
             number=number,
             rows=rows,
-            record=CrashRecord.of(self.writer.path / WORK, number),
             keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix),
             copied=copied,
         )
@@ -165,16 +170,11 @@ class ShardEncoder:
 
     def _with_inputs(self, texts: _ShardTexts) -> _ShardTexts:
         """Return texts with their tokens and batches."""
-        if "retriever" not in self.__dict__:
-            with texts.record.recording(LOADING):
-                _check_loading(texts.record, self.writer.plan.model)
-                _ = self.retriever
         contents, prompt = self.side_texts.read(self.retriever, texts.rows)
         inputs = self.retriever.assemble(contents, self.side_texts.side)
         budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
         return replace(
             texts,
-            contents=contents,
             inputs=inputs,
             batches=batches([len(ids) for ids in inputs], budget),
             prompt=prompt,
@@ -185,54 +185,34 @@ class ShardEncoder:
         """Start to encode a shard; return None if all of its rows are copied."""
         if not len(texts.rows):
             return None
-        record = texts.record
-        with record.recording(LOADING):
-            _check_loading(record, self.writer.plan.model)
-            self._examine(texts)
-            device = next(self.retriever.parameters()).device
-            with memory_errors(f"{texts.budget:,} tokens exceed the memory of the device", device, "batch_tokens"):
-                return start_encoding(
-                    self.retriever,
-                    texts.inputs,
-                    [[row for row in batch if row not in record.killers] for batch in texts.batches],
-                    self.side_texts.side,
-                    before_batch=record.record,
-                    on_progress=self.on_progress,
-                    prompt=texts.prompt,
-                    one_at_a_time=bool(record.deaths),  # so that the next death has one suspect
-                )
+        device = next(self.retriever.parameters()).device
+        with memory_errors(f"{texts.budget:,} tokens exceed the memory of the device", device, "batch_tokens"):
+            side = self.side_texts.side
+            return start_encoding(
+                self.retriever, texts.inputs, texts.batches, side, on_progress=self.on_progress, prompt=texts.prompt
+            )
 
     def _commit(self, texts: _ShardTexts, pending: PendingEmbeddings | None) -> None:
         """Wait for the embeddings of a shard, and write them."""
-        record, rows = texts.record, texts.rows
+        rows = texts.rows
         if pending is None:
             embeddings = np.empty((0, self.writer.plan.width), np.float32)
-            self.writer.write(texts.number, embeddings, {}, texts.keys, texts.copied)
-            return
-        # As long as the shard is not committed, its last batch is the suspect.
-        with record.recording(len(texts.batches) - 1):
+        else:
             embeddings = pending.result()
             check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[rows[row]])
-            left_out = {rows[row]: reason for row, reason in record.killers.items()}
-            self.writer.write(texts.number, embeddings, left_out, texts.keys, texts.copied)
-        record.remove()
+        self.writer.write(texts.number, embeddings, texts.keys, texts.copied)
 
-    def _examine(self, texts: _ShardTexts) -> None:
-        """Find the fatal texts of the batches at which processes died."""
-        record, rows_of_batch = texts.record, texts.batches
-        for batch in record.unexamined_batches(len(rows_of_batch)):
-            contents = [texts.contents[row] for row in rows_of_batch[batch]]
-            killers = find_fatal_texts(self.load, contents, self.side_texts.side)
-            record.killers |= {rows_of_batch[batch][index]: reason for index, reason in killers.items()}
-            record.examined.append(batch)
-        for batch in record.examined:
-            if record.deaths.count(batch) >= TRIES:
-                batch_rows = rows_of_batch[batch]
-                raise ModelError(
-                    f"{TRIES} processes died over a batch of {len(batch_rows)} texts, but no single text kills one",
-                    f"{self.side_texts.name}, row {texts.rows[min(batch_rows)] + 1} and others",
-                    f"lower {setting('batch_tokens')}, or free some memory",
-                )
+    def _check_deaths(self, number: int, deaths: int) -> None:
+        """Raise `ModelError` if too many processes died over a shard."""
+        if deaths < TRIES:
+            return
+        rows = self.writer.plan.rows_of(number)
+        raise ModelError(
+            f"{deaths} processes died while they loaded the model or encoded these texts",
+            f"{self.writer.plan.dataset} ({self.writer.plan.side}), rows {rows.start + 1:,} to {rows.stop:,}",
+            f"free memory, lower {setting('batch_tokens')}, or remove the text that is at fault; then run the same "
+            "command again",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,33 +222,19 @@ class _ShardTexts:
     Args:
         rows: positions of the texts that are encoded, ascending.
         copied: its other rows.
-        contents, inputs: texts without and with special tokens; see `Retriever`.
+        inputs: texts with special tokens; see `Retriever`.
         batches: texts of each batch, by their numbers in `rows`.
         budget: tokens of a batch.
     """
 
     number: int
     rows: Sequence[int]
-    record: CrashRecord
     keys: Keys
     copied: StoredRows | None
-    contents: Sequence[ndarray] = ()
     inputs: Sequence[ndarray] = ()
     batches: Sequence[Sequence[int]] = ()
     prompt: str | list[str] = ""
     budget: int = 0
-
-
-def _check_loading(record: CrashRecord, model: str) -> None:
-    if record.deaths.count(LOADING) >= TRIES:
-        raise ModelError(f"{TRIES} processes died while loading the model", model, "free some memory")
-
-
-def _committed(committing: deque[tuple[int, Future[None]]]) -> int:
-    """Wait for the oldest commit, and return the number of its shard."""
-    number, commit = committing.popleft()
-    commit.result()
-    return number
 
 
 def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:

@@ -5,7 +5,6 @@ query.
     DIR/plan.json                 the same settings, written first and compared when encoding continues
     DIR/shards/000000/            the rows of one range of positions and the keys of their texts, as a committed
                                   directory
-    DIR/quarantine.jsonl          rows that killed the encoder's process, if any; their embeddings are 0
 
 A store without a manifest is unfinished, and the same command continues it (`encoding.writer`). Components are stored
 as
@@ -131,7 +130,6 @@ class _StoreMeta(Keyed):
     rows: int
     width: int
     shard_rows: int
-    left_out: list[int]
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ class EmbeddingStore:
     """Store of the embeddings of a data set's documents or queries.
 
     Args:
-        meta: fields of `writer.EmbeddingPlan`, and `left_out`, the rows without an embedding.
+        meta: fields of `writer.EmbeddingPlan`.
     """
 
     path: Path
@@ -163,9 +161,6 @@ class EmbeddingStore:
             raise StorageError(reason, str(path / PLAN), "encode again")
         if min(fields["rows"] + 1, fields["width"], fields["shard_rows"]) < 1:
             raise StorageError("its rows, width or rows of a shard are below 1", str(path / MANIFEST), "encode again")
-        if outside := [row for row in fields["left_out"] if not 0 <= row < fields["rows"]]:
-            reason = f"row {outside[0]} is left out, but there are {fields['rows']} rows"
-            raise StorageError(reason, str(path / MANIFEST), "encode again")
         store = cls(path, meta)
         hold(path, store)
         return store
@@ -177,11 +172,6 @@ class EmbeddingStore:
     def width(self) -> int:
         """Number of components of an embedding."""
         return int(self.meta["width"])
-
-    @property
-    def left_out(self) -> Int64[ndarray, " rows"]:
-        """Rows without an embedding, whose components are 0."""
-        return np.array(self.meta["left_out"], dtype=np.int64)
 
     def shard(self, number: int, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows width"]:
         """Return the embeddings of a shard, or some of its rows.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,8 +21,6 @@ from numpy import ndarray
 
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import WIDTH, Keys
-from raytriever.data.records import QUARANTINE, QuarantineReport, bad_entry
-from raytriever.encoding.crashes import CrashRecord
 from raytriever.encoding.store import (
     KEYS,
     KIND,
@@ -40,7 +37,7 @@ from raytriever.encoding.store import (
 )
 from raytriever.errors import StorageError, setting
 from raytriever.prompts import Side
-from raytriever.reading.structured import conform, read_json
+from raytriever.reading.structured import read_json
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import MANIFEST, FileEntry, entry_of, read_manifest, remove, write_atomically
 from raytriever.store.disk import disk_errors, files_below, fsync, has_content
@@ -171,8 +168,6 @@ class StoreWriter:
             remove(self.path / MANIFEST)
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
             (self.path / WORK).mkdir(exist_ok=True)
-            for file in (self.path / WORK).glob("*.json"):
-                CrashRecord.read(file).forget_loading()
         if not continues:
             write_atomically(self.path / PLAN, json.dumps(self._described(), indent=1))
 
@@ -184,7 +179,6 @@ class StoreWriter:
         self,
         number: int,
         embeddings: Float32[ndarray, "encoded width"],
-        left_out: Mapping[int, str],
         keys: Keys | None = None,
         copied: StoredRows | None = None,
     ) -> None:
@@ -192,7 +186,6 @@ class StoreWriter:
 
         Args:
             embeddings: all rows of the shard, except those that are copied.
-            left_out: rows without an embedding, by position in the data set, with the reason.
             keys: keys of the texts of all rows; without them no later encoding copies the rows.
             copied: rows that another store has.
         """
@@ -202,27 +195,19 @@ class StoreWriter:
             if keys is not None:
                 np.save(folder / KEYS, keys)
 
-        meta = {"left_out": {str(row): reason for row, reason in sorted(left_out.items())}}
-        self._parts.write(shard_folder(self.path, number).name, save, meta)
+        self._parts.write(shard_folder(self.path, number).name, save)
 
-    def finish(self, where: str, texts: Any) -> EmbeddingStore:
-        """Commit the store when no shard is missing.
-
-        `where` names the side in the quarantine file. Of the texts of all rows only those of quarantined rows are read.
-        """
+    def finish(self) -> EmbeddingStore:
+        """Commit the store when no shard is missing."""
         files: dict[str, FileEntry] = {}
-        left_out: dict[int, str] = {}
         for number in range(self.plan.shards):
             folder = shard_folder(self.path, number)
             manifest = read_manifest(folder, verify=False)
             name = folder.relative_to(self.path).as_posix()
             files |= {f"{name}/{file}": entry for file, entry in manifest["files"].items()}
             files[f"{name}/{MANIFEST}"] = entry_of(folder / MANIFEST)
-            left_out |= {int(row): reason for row, reason in manifest["meta"]["left_out"].items()}
-        entries = [bad_entry(where, row + 1, left_out[row], texts[row].encode()) for row in sorted(left_out)]
-        QuarantineReport(tuple(entries)).write(self.path)
-        files |= {name: entry_of(self.path / name) for name in (PLAN, QUARANTINE) if (self.path / name).exists()}
-        meta = {"kind": KIND, "version": VERSION, **self._described(), "left_out": [*left_out]}
+        files[PLAN] = entry_of(self.path / PLAN)
+        meta = {"kind": KIND, "version": VERSION, **self._described()}
         with disk_errors(self.path):
             for name in (WORK, NEXT):
                 remove(self.path / name)
@@ -233,13 +218,7 @@ class StoreWriter:
 
     def is_whole(self, number: int) -> bool:
         """Return true if a shard is committed and every byte is as it was written."""
-        rows = self.plan.rows_of(number)
-
-        def has_own_rows(folder: Path, meta: dict[str, Any]) -> bool:
-            left_out = conform(meta, str(folder), ShardMeta, "encode again")["left_out"]
-            return all(row.isdecimal() and int(row) in rows for row in left_out)
-
-        return bool(self._parts.read(shard_folder(self.path, number).name, has_own_rows))
+        return bool(self._parts.read(shard_folder(self.path, number).name, lambda folder, meta: True))
 
     @property
     def _parts(self) -> Parts:
@@ -247,12 +226,6 @@ class StoreWriter:
 
     def _described(self) -> dict[str, Any]:
         return {"key": self.plan.key, "encoder": self.plan.encoder, **asdict(self.plan)}
-
-
-class ShardMeta(Keyed):
-    """Metadata in the manifest of a shard; `left_out` has positions in the data set, with the reason."""
-
-    left_out: dict[str, str]
 
 
 class _Sharded(Keyed):
@@ -285,10 +258,10 @@ def put_next_in_place(path: Path) -> None:
     if not (following / MANIFEST).exists():
         return
     check_owner(path)
-    names = (SHARDS, QUARANTINE, PLAN, MANIFEST)  # the manifest moves last
+    names = (SHARDS, PLAN, MANIFEST)  # the manifest moves last
     with disk_errors(path):
         if (following / SHARDS).exists():
-            for name in (MANIFEST, PLAN, QUARANTINE):
+            for name in (MANIFEST, PLAN):
                 remove(path / name)
             if (path / SHARDS).exists():
                 remove(path / SHARDS)

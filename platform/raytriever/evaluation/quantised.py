@@ -71,8 +71,7 @@ class FormSystem:
         if self.form.dtype == FP32:
             return None
         store = self.dense.store
-        rows = np.setdiff1d(np.arange(len(store)), store.left_out)
-        sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
+        sample = np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64)
         quantiser = Quantiser.fit(self.form.dtype, self.read(sample))
         return QuantisedDocuments(quantiser, self.blocks, self.read, self.dense.ties)
 

@@ -32,7 +32,6 @@ REASONS = (
     "same text as a positive",
     "the query's own id",
     "before the range",
-    "has no embedding",
     "holds an answer",
     "above max_score",
     "within absolute_margin",
@@ -40,7 +39,7 @@ REASONS = (
     "not chosen",
 )
 KEPT = 0
-RANGE, NO_EMBEDDING, ANSWER, MAX_SCORE, ABSOLUTE, RELATIVE, NOT_CHOSEN = range(4, 11)
+RANGE, ANSWER, MAX_SCORE, ABSOLUTE, RELATIVE, NOT_CHOSEN = range(4, 10)
 NO_CANDIDATE = -1
 
 Verdicts = Int8[ndarray, "queries ranks"]

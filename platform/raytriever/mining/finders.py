@@ -45,11 +45,6 @@ class ArrayEmbeddings:
     def __len__(self) -> int:
         return len(self.array)
 
-    @property
-    def left_out(self) -> Int64[ndarray, " rows"]:
-        """An empty array."""
-        return np.empty(0, dtype=np.int64)
-
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Yield all embeddings as one block."""
         yield 0, self.array
@@ -116,8 +111,7 @@ class PairScorer:
             return pair_scores(embeddings.queries, embeddings.documents.read(wanted), queries, indices)
 
         step = max(1, _GATHERED // embeddings.queries.shape[1])
-        left_out = embeddings.documents.left_out
-        return cls("encoder", _of_pairs(score, step, left_out, "model", "use a model with valid weights"))
+        return cls("encoder", _of_pairs(score, step, "model", "use a model with valid weights"))
 
     @classmethod
     def by_bm25(cls, index: Bm25Index, texts: Sequence[str]) -> PairScorer:
@@ -132,18 +126,18 @@ class PairScorer:
             return judge([texts[query] for query in queries], [passages[document] for document in documents.tolist()])
 
         remedy = "use a cross-encoder with valid weights"
-        return cls("judge", _of_pairs(score, _JUDGED, np.empty(0, np.int64), "judge", remedy))
+        return cls("judge", _of_pairs(score, _JUDGED, "judge", remedy))
 
 
 def _of_pairs(
-    score: Callable[[ndarray, ndarray], ndarray], step: int, left_out: ndarray, name: str, remedy: str
+    score: Callable[[ndarray, ndarray], ndarray], step: int, name: str, remedy: str
 ) -> Callable[[ndarray, ndarray], ndarray]:
     """Return the function of a `PairScorer` from one that scores at most `step` pairs; a score that is not finite
     raises `ModelError`."""
 
     def score_all(rows: ndarray, documents: ndarray) -> ndarray:
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
-        row, column = np.nonzero((documents >= 0) & ~np.isin(documents, left_out))
+        row, column = np.nonzero(documents >= 0)
         for start in range(0, len(row), step):
             cells = row[start : start + step], column[start : start + step]
             scores[cells] = score(rows[cells[0]], documents[cells])
@@ -270,11 +264,6 @@ class MiningInputs:
         """Function that returns the normalised text of a document, from a cache if possible."""
         passages = self.dataset.passages()
         return lru_cache(_PASSAGES)(lambda document: normalise(passages[document]))
-
-    @property
-    def left_out(self) -> Int64[ndarray, " rows"]:
-        """Documents without an embedding; empty if there are no embeddings at all."""
-        return self.embeddings.documents.left_out if self.embeddings else np.empty(0, dtype=np.int64)
 
     @cached_property
     def scorer(self) -> PairScorer | None:

@@ -34,7 +34,6 @@ from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.mining.filters import (
     ANSWER,
     KEPT,
-    NO_EMBEDDING,
     REASONS,
     RELEVANT,
     ExcludedDocuments,
@@ -141,8 +140,6 @@ class CandidateFilter:
         inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
         documents, scores = inputs.find(method, rows, min(end, len(inputs.dataset.documents)))
         verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)
-        if len(inputs.left_out):  # a text that kills the encoder would kill the training too
-            verdicts[(verdicts == KEPT) & np.isin(documents, inputs.left_out)] = NO_EMBEDDING
         scores = self._remove_false_negatives(method, rows, documents, scores, verdicts)
         draws = None
         if config.sampling_strategy == "random":

@@ -197,7 +197,7 @@ def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
 
 
 def _documents(store: EmbeddingStore, dataset: RetrievalDataset, unfinished: UnfinishedIndex) -> DocumentVectors:
-    rows = np.setdiff1d(np.arange(len(store)), store.left_out)
+    rows = np.arange(len(store))
     blocks = (block for _, block in searchable_blocks(store))
     embeddings = unfinished.write_embeddings(blocks, (len(rows), store.width))
     return DocumentVectors(embeddings, rows, tie_order(dataset.documents.ids))

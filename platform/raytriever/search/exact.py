@@ -65,19 +65,12 @@ def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
 def searchable_blocks(
     store: EmbeddingStore, shards: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-    """Yield first rows and embeddings of some shards, by default all; a shard is split at rows without an embedding."""
+    """Yield first rows and embeddings of some shards, by default all."""
     size = store.meta["shard_rows"]
-    left_out = store.left_out
     for number in range(-(-len(store) // size)) if shards is None else shards:
         with disk_errors(store.path, reading=True):
             values = store.shard(number)
-        first = number * size
-        missing = left_out[(left_out >= first) & (left_out < first + len(values))] - first
-        start = 0
-        for end in [*missing.tolist(), len(values)]:
-            if end > start:
-                yield first + start, values[start:end]
-            start = end + 1
+        yield number * size, values
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -167,9 +166,7 @@ def test_an_embedding_that_is_not_finite_ends_in_one_line_without_a_store(case: 
         case.encode()
     assert "\n" not in str(caught.value)
     assert not (case.folder / "store" / "manifest.json").exists()
-    marks = [json.loads(mark.read_bytes()) for mark in (case.folder / "store" / "work").iterdir()]
-    assert marks
-    assert all(mark["deaths"] == [] for mark in marks)
+    assert not list((case.folder / "store" / "work").glob("*.begun"))  # no process died
 
 
 def test_fp16_refuses_components_beyond_its_range(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from raytriever.errors import ConfigError, DataError, ModelError
 from raytriever.mining import miner
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import METHODS, MiningConfig
-from raytriever.mining.finders import ArrayEmbeddings, Embeddings
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import build_negatives_table, mine
 
 
@@ -240,36 +240,6 @@ def test_an_empty_split_and_broken_embeddings_are_refused(word_data: tuple[Retri
     bad[0] = 0
     with pytest.raises(ModelError, match="the embedding of document 1 is not finite"):
         mine(dataset, "train", dense, embeddings=Embeddings.of(embeddings.queries, bad))
-
-
-@dataclass(frozen=True)
-class PartialEmbeddings(ArrayEmbeddings):
-    """Embeddings with rows of 0 for documents that could not be encoded."""
-
-    missing: tuple[int, ...] = ()
-
-    @property
-    def left_out(self) -> np.ndarray:
-        return np.array(self.missing, dtype=np.int64)
-
-
-@pytest.mark.parametrize("method", ["dense", "bm25,dense", "dense,random,gold"])
-def test_a_document_without_an_embedding_is_no_negative_and_sets_no_bound(
-    word_data: tuple[RetrievalDataset, Embeddings], method: str
-) -> None:
-    dataset, whole = word_data
-    positive = int(dataset.positives("train").of(4)[0])
-    missing = (positive, 7, 8, 9)
-    array = whole.documents.read(np.arange(60)).copy()
-    array[list(missing)] = 0
-    config = MiningConfig(method=method, num_negatives=50, range_max=60, relative_margin=0.0)
-    mined = mine(dataset, "train", config, embeddings=Embeddings(whole.queries, PartialEmbeddings(array, missing)))
-    assert not set(mined.table.documents.tolist()) & set(missing)
-    assert np.isfinite(mined.table.scores).all()
-    assert mined.counts["dense"]["has no embedding"] > 50
-    # A query without a scored positive gets no negative, because the margin has no bound; other queries do.
-    assert mined.counts_per_query[4] == 0
-    assert mined.counts_per_query.max() > 5
 
 
 @pytest.fixture

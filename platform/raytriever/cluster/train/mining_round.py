@@ -192,8 +192,7 @@ class MiningRounds:
         missing = work.missing()
         if missing:
             encode(work, self._load, str(dataset.location), missing)
-        texts = dataset.passages() if side == "passage" else dataset.queries.texts
-        return work.finish(dataset.name, texts), sum(len(work.plan.rows_of(shard)) for shard in missing)
+        return work.finish(), sum(len(work.plan.rows_of(shard)) for shard in missing)
 
     def _work(self, index: int, dataset: RetrievalDataset, side: Side, key: str) -> StoreWriter:
         model, texts = self._config.model, dataset.documents if side == "passage" else dataset.queries

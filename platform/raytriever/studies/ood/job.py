@@ -24,7 +24,7 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, plan_embeddings
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import ConfigError, DataError, StorageError, setting
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.synthetic import control
 from raytriever.models.config import ModelConfig
@@ -201,8 +201,6 @@ def _embed(
     job: OodJob, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset
 ) -> tuple[GapEmbeddings, float]:
     store = embed_corpus(config, retriever, dataset)
-    if store.meta["left_out"]:
-        raise DataError(f"{len(store.meta['left_out'])} passages could not be encoded", dataset.name, "remove them")
     embeddings, positives = store.array(), dataset.positives(job.split)
     count = min(job.query_count, len(positives), len(embeddings) // 10)
     chosen = np.sort(np.random.default_rng(job.seed).choice(len(positives), count, replace=False))

@@ -75,15 +75,14 @@ def without_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(locking, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(locking, "GRACE_SECONDS", 0.05)
 
 
-def write_record(path: Path, seconds_ago: float = 0.0, **changed: object) -> Path:
-    """The lock file of another process, last renewed so long ago."""
+def write_record(path: Path, **changed: object) -> Path:
+    """The lock file of another process."""
     owner = Owner("elsewhere", 123, "raytriever train", time.time() - 180, "t" * 16, locking.BY_FILE, 7)
     file = lock_file_of(path)
     file.write_text(json.dumps(asdict(replace(owner, **changed))))  # type: ignore[arg-type]
-    os.utime(file, (time.time() - seconds_ago,) * 2)
     return file
 
 
@@ -256,14 +255,12 @@ def test_without_locks_of_the_file_system_a_file_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     without_locks(monkeypatch, number)
-    monkeypatch.setattr(locking, "RENEW_SECONDS", 0.05)
     with one_writer(tmp_path / "mine"):
         with pytest.raises(InUseError, match=f"pid {os.getpid()}"):
             acquire(tmp_path / "mine")
-        file = lock_file_of(tmp_path / "mine")
-        os.utime(file, (0, 0))
-        time.sleep(0.3)
-        assert time.time() - file.stat().st_mtime < 10  # renewed
+        os.utime(lock_file_of(tmp_path / "mine"), (0, 0))  # clocks of other hosts decide nothing
+        with pytest.raises(InUseError, match=f"pid {os.getpid()}"):
+            acquire(tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -275,34 +272,42 @@ def test_other_errors_of_a_lock_are_not_taken_for_a_missing_one(
         acquire(tmp_path / "mine")
 
 
-def test_a_lock_by_file_of_a_dead_process_of_this_host_is_taken_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_lock_by_file_of_a_dead_process_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
     without_locks(monkeypatch, errno.ENOLCK)
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    write_record(tmp_path / "mine", host=socket.gethostname(), pid=int(gone.stdout))
-    assert owner_of(tmp_path / "mine") is None
-    acquire(tmp_path / "mine").release()
-    # A process that got the same number since is not the owner.
-    write_record(tmp_path / "mine", host=socket.gethostname(), pid=os.getpid(), started=1)
+    # Of the second one another process has the number since.
+    for pid, started in ((int(gone.stdout), 7), (os.getpid(), 1)):
+        file = write_record(tmp_path / "mine", host=socket.gethostname(), pid=pid, started=started)
+        assert owner_of(tmp_path / "mine") is None
+        with pytest.raises(InUseError, match=rf"pid {pid}, since .*; it has ended there: remove {file}$"):
+            acquire(tmp_path / "mine", wait=wait)
+        file.unlink()
     acquire(tmp_path / "mine").release()
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_a_lock_of_another_host_is_named_with_what_to_do_and_expires(
+def test_a_lock_of_another_host_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
     if not locks:
         without_locks(monkeypatch, errno.ENOLCK)
-    file = write_record(tmp_path / "mine", seconds_ago=20)
+    file = write_record(tmp_path / "mine")
+    os.utime(file, (0, 0))
     with pytest.raises(InUseError) as caught:
         acquire(tmp_path / "mine", remedy="wait for it with --wait")
     assert "in use by 'raytriever train' on host elsewhere, pid 123, since " in str(caught.value)
-    assert str(caught.value).endswith(
-        f" (3 min); wait for it with --wait; if host elsewhere is gone, remove {tmp_path}/.mine.lock"
-    )
-    os.utime(file, (time.time() - 61,) * 2)
-    acquire(tmp_path / "mine").release()
+    assert str(caught.value).endswith(f" (3 min); wait for it with --wait; if it has ended there, remove {file}")
+
+
+def test_a_lock_file_without_an_owner_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process was killed before it wrote the file."""
+    without_locks(monkeypatch, errno.ENOLCK)
+    lock_file_of(tmp_path / "mine").touch()
+    with pytest.raises(InUseError, match=r"; wait for it; if no command writes it, remove .*/\.mine\.lock$"):
+        acquire(tmp_path / "mine")
 
 
 def test_an_owner_that_lost_its_lock_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

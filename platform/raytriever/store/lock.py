@@ -5,8 +5,8 @@ mount point, or a directory whose parent may not be written, has `.lock` inside.
 
 1. `flock` decides. The kernel releases it with the process; on NFS Linux makes it a lock of the server, for which the
    file is open for writing.
-2. Where the file system has no locks, the exclusively created file is the lock. Its owner renews the file's time; an
-   owner that is dead on this host, or silent for `STALE_SECONDS` on another, loses the lock to the next command.
+2. Where the file system has no locks, the process that creates the file has the lock until the file is removed. If it
+   was killed, the next command names the file, which the user removes.
 3. For the copy of a folder of an object store, the process needs the lease of the store as well (`lease`).
 4. The file holds a token. `check_owner` compares it before every commit, so a process that lost its lock, or a Ray
    worker whose driver was killed, writes nothing over its successor's work.
@@ -20,7 +20,6 @@ import os
 import random
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +28,6 @@ from pathlib import Path
 
 from raytriever.errors import StorageError
 from raytriever.interruption import check_interrupted
-from raytriever.machine import start_of_process
 from raytriever.store import lease, objects, remote
 from raytriever.store.owner import (
     BY_FILE,
@@ -44,7 +42,6 @@ from raytriever.store.owner import (
 )
 
 LOCK = ".lock"
-STALE_SECONDS, RENEW_SECONDS, SETTLE_SECONDS = 60.0, 5.0, 1.0
 REPORT_SECONDS, POLL_SECONDS = 10.0, 0.1
 LEASE_GRACE_SECONDS = 5.0  # in which one of two processes that ask for a lease at once gets it
 GRACE_SECONDS = 0.5  # a process that only asks for the owner holds the lock for an instant
@@ -83,14 +80,10 @@ class Lock:
         self.owner, self._file, self._descriptor, self._parents = owner, file, descriptor, parents
         self.claim = LockClaim(str(directory), str(file), owner.token)
         self._lease: lease.Lease | None = None
-        self._released = threading.Event()
         _held[owner.token] = self
-        if owner.kind == BY_FILE:
-            threading.Thread(target=self._renew, name="lock", daemon=True).start()
 
     def release(self) -> None:
         """Remove the lock file, and the empty parents that were made for it."""
-        self._released.set()
         try:
             if self._lease is not None:
                 self._lease.release()
@@ -134,13 +127,6 @@ class Lock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _renew(self) -> None:
-        while not self._released.wait(RENEW_SECONDS):
-            with suppress(OSError):
-                if read_owner(self._file).token != self.owner.token:
-                    return  # lost while this process was stopped; `check_owner` reports it
-                os.utime(self._file)
-
 
 def lock_file_of(path: Path | str) -> Path:
     """Return the lock file of a path, the same for every spelling of it and for links to it."""
@@ -161,10 +147,10 @@ def owner_of(path: Path | str) -> Owner | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         owner = read_owner(file)
-        return owner if error.errno in _BUSY or _is_alive(owner, file, time.time()) else None
+        return owner if error.errno in _BUSY or not has_ended_here(owner) else None
     else:
         owner = read_owner(file)
-        return owner if owner.kind == BY_FILE and _is_alive(owner, file, time.time()) else None
+        return owner if owner.kind == BY_FILE and not has_ended_here(owner) else None
     finally:
         os.close(descriptor)
 
@@ -197,7 +183,7 @@ def acquire(
             lock = other
             time.sleep(random.uniform(0.1, 1.0))  # so that two processes do not ask at once again
         now = time.monotonic()
-        if not wait and now > began + grace:
+        if now > began + grace and (not wait or (lock.kind == BY_FILE and has_ended_here(lock))):
             raise InUseError(f"in use by {lock}", str(path), _remedy(lock, path, remedy))
         if wait and report is not None and now >= next_report:
             report(f"{path}: waiting for {lock}")
@@ -279,13 +265,16 @@ def _try(path: Path | str) -> Lock | Owner:
                 return read_owner(file)
             if error.errno not in _NO_LOCKS:
                 raise
-            return _try_without_locks(directory, file, is_new, parents)
-        if not _is_at(descriptor, file):
-            return UNKNOWN
-        owner = read_owner(file)
-        if owner.kind == BY_FILE and _is_alive(owner, file, time.time()):
-            return owner
-        owner = this_process(BY_KERNEL)
+            if not is_new:
+                return read_owner(file)
+            owner = this_process(BY_FILE)
+        else:
+            if not _is_at(descriptor, file):
+                return UNKNOWN
+            owner = read_owner(file)
+            if owner.kind == BY_FILE and not is_new:
+                return owner
+            owner = this_process(BY_KERNEL)
         os.pwrite(descriptor, record_of(owner), 0)
         os.fsync(descriptor)
         keep = True
@@ -298,39 +287,6 @@ def _try(path: Path | str) -> Lock | Owner:
     finally:
         if not keep:
             os.close(descriptor)
-
-
-def _try_without_locks(directory: Path, file: Path, is_new: bool, parents: Sequence[Path]) -> Lock | Owner:
-    """Take the lock: create its file, or replace the file of an owner that has ended."""
-    owner = this_process(BY_FILE)
-    aside = file.with_name(f"{file.name}-{owner.token}")
-    try:
-        aside.write_bytes(record_of(owner))
-        if not is_new:
-            there = read_owner(file)
-            if _is_alive(there, file, aside.stat().st_mtime):  # the file system's clock, not this host's
-                return there
-        os.replace(aside, file)
-    finally:
-        aside.unlink(missing_ok=True)
-    if not is_new:
-        time.sleep(SETTLE_SECONDS)  # another command may be replacing it as well; the last one has it
-        if (there := read_owner(file)).token != owner.token:
-            return there
-    return Lock(directory, file, None, owner, parents)
-
-
-def _is_alive(owner: Owner, file: Path, now: float) -> bool:
-    """Return True if the owner of a lock by file still runs."""
-    if owner.kind == BY_KERNEL and owner.token:
-        # Only where this host has no locks and the owner's has: nothing here shows whether it lives.
-        return owner.host != socket.gethostname() or start_of_process(owner.pid) == owner.started
-    if owner.host == socket.gethostname():
-        return start_of_process(owner.pid) == owner.started
-    try:
-        return now - file.stat().st_mtime < STALE_SECONDS
-    except OSError:
-        return False
 
 
 def _needs_lease(path: Path | str) -> bool:
@@ -366,9 +322,16 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 
 def _remedy(owner: Owner, path: Path | str, remedy: str | None) -> str:
+    file = lock_file_of(path)
+    if owner.kind == BY_FILE and has_ended_here(owner):
+        return f"it has ended there: remove {file}"
     words = "wait for it" if remedy is None else remedy
-    if owner.host not in (socket.gethostname(), UNKNOWN.host):
-        words += f"; if host {owner.host} is gone, remove {lock_file_of(path)}"
+    if owner.kind == BY_FILE:
+        words += f"; if it has ended there, remove {file}"
+    elif owner == UNKNOWN:
+        words += f"; if no command writes it, remove {file}"
+    elif owner.host != socket.gethostname():
+        words += f"; if host {owner.host} is gone, remove {file}"
     return words
 
 

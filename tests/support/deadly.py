@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Sequence
 
 from raytriever.data.prepare.tokenisation import Tokenisation
@@ -40,3 +41,8 @@ def die_of_zero(number: int) -> int:
     if not number:
         die()
     return number
+
+
+def path_of(_: int) -> list[str]:
+    """Return the folders in which this process looks for modules."""
+    return sys.path

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from deadly import die_of_zero, die_once
+from deadly import die_of_zero, die_once, path_of
 
 from raytriever import processes
-from raytriever.processes import ProcessDeath, map_in_processes
+from raytriever.processes import ProcessDeath, call_within, map_in_processes
 
 
 def test_results_of_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +35,19 @@ def test_an_item_that_kills_three_processes_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(ProcessDeath) as caught:
         list(map_in_processes(die_of_zero, [3, 2, 1, 0, 1, 2, 3], []))
     assert caught.value.args == (0,)
+
+
+def test_processes_do_not_import_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook has it on its own path."""
+    monkeypatch.setattr(processes, "usable_cores", lambda: 1)
+    monkeypatch.chdir(tmp_path)
+    for entry in ("", str(tmp_path)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [entry, *sys.path])
+            [child] = map_in_processes(path_of, [0], [])
+            assert not {"", str(tmp_path)} & set(child)
+            assert sys.path[0] == entry
+            assert call_within(60, "deadly", path_of, 0) == child
 
 
 @pytest.mark.slow

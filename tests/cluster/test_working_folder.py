@@ -36,7 +36,7 @@ COMMANDS = f"""\
 import documents {MODEL} --output imported
 prepare --dataset . {MODEL} --output prepared
 encode --dataset . {MODEL} --output embeddings --actors 1
-mine --dataset . --method bm25 --num-negatives 2 --output mined
+mine --dataset . --method random --num-negatives 2 --output mined
 score --dataset . --negatives mined --model cross --output scored
 annotate --dataset . --llm judge --endpoint ENDPOINT --candidates bm25 --depth 2 --max-queries 2 --output annotated
 train {TRAIN} --output run

@@ -63,18 +63,18 @@ def contents(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_an_evaluation(outputs: Outputs, tiny_encoder: Path, tiny_dataset: Path) -> None:
-    words = ["--model", "bm25", f"tiny={tiny_encoder}", "--datasets", str(tiny_dataset), "--precision", "fp32"]
+def test_an_evaluation(outputs: Outputs, large_encoder: Path, tiny_dataset: Path) -> None:
+    words = ["--model", "bm25", f"tiny={large_encoder}", "--datasets", str(tiny_dataset), "--precision", "fp32"]
     local, copy = outputs("evaluate", *words, "--calibrate", "f1")
     assert contents(copy) == contents(local)
     assert json.loads((copy / "results.json").read_text())["models"].keys() == {"bm25", "tiny"}
 
 
-def test_a_sweep(outputs: Outputs, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> None:
+def test_a_sweep(outputs: Outputs, large_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> None:
     space = tmp_path / "space.yaml"
     space.write_text("loss:\n  temperature: [0.05, 0.1]\n")
     words = ["--search-space", str(space), "--max-steps", "4", "--trials-at-once", "1", "--precision", "fp32"]
-    words += ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--batch-size", "16"]
+    words += ["--dataset", str(tiny_dataset), "--model", str(large_encoder), "--batch-size", "16"]
     local, copy = outputs("tune", *words)
     there, here = contents(copy), contents(local)
     assert there.keys() == here.keys()
@@ -84,7 +84,7 @@ def test_a_sweep(outputs: Outputs, tiny_encoder: Path, tiny_dataset: Path, tmp_p
     assert after[0] == after[1]
 
 
-def test_a_study(outputs: Outputs, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> None:
+def test_a_study(outputs: Outputs, large_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(
         f"""
@@ -92,7 +92,7 @@ seeds: 1
 metrics: ndcg@10
 data_sets: {{Letters: {tiny_dataset}}}
 settings:
-  model: {{model: {tiny_encoder}}}
+  model: {{model: {large_encoder}}}
   training: {{batch_size: 16, max_steps: 4, precision: fp32}}
 arms:
   BM25: bm25

@@ -1,11 +1,13 @@
 """One worker of a real gloo group that trains a tiny encoder until it is stopped, from where others left it.
 
-The checkpoints are in `folder`, batch `stop` cannot be made (-1: all can), and `chosen` are settings of the encoder and
+The checkpoints are in `folder`, which may be the address of a bucket: then `hosts` has the folder of the copies on the
+host of each worker. Batch `stop` cannot be made (-1: all can), and `chosen` are settings of the encoder and
 the precision. The result is what was logged, and the weights at the end.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.store.objects import COPIES, copy_of
+from raytriever.store.remote import pull
 from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
@@ -52,8 +56,19 @@ class Stopping(BatchSource):
 
 
 def main(
-    encoder: Path, dataset_folder: Path, strategy: str, dropout: float, stop: int, folder: Path, chosen: dict[str, Any]
+    encoder: Path,
+    dataset_folder: Path,
+    strategy: str,
+    dropout: float,
+    stop: int,
+    folder: Path | str,
+    chosen: dict[str, Any],
+    hosts: tuple[Path, ...] = (),
 ) -> dict[str, torch.Tensor]:
+    if hosts:
+        os.environ[COPIES] = str(hosts[current_workers().rank])
+        pull(copy_of(str(folder)))  # as a worker does when it joins its driver
+    folder = Path(copy_of(str(folder)))
     settings = TrainingConfig(
         batch_size=16,
         learning_rate=1e-3,

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from object_store import object_store
 from process_group import run_group
 
+from raytriever.store.remote import SMALL_BYTES
 from raytriever.training.config import STRATEGIES
 
 SCRIPT = Path(__file__).with_name("resume_worker.py")
@@ -97,6 +99,33 @@ def test_at_the_same_number_of_workers_it_is_the_same_to_the_bit(
     actual = run("chain", Leg(strategy, 2, 4), Leg(strategy, 2), dropout=0.1)
     assert_close(actual, expected, 0)
     assert 0 < continued(actual)[0] <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_in_a_bucket_it_is_the_same_to_the_bit_on_swapped_hosts(
+    tmp_path: Path, large_encoder: Path, tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    (tmp_path / "store").mkdir()
+    hosts = (tmp_path / "one", tmp_path / "two")
+
+    def leg(folder: Path | str, stop: int, *workers_on: Path) -> Values:
+        settings = (strategy, 0.0, stop, folder, {}, workers_on)
+        return run_group(SCRIPT, 2, large_encoder, tiny_dataset, *settings)[0]
+
+    expected = leg(tmp_path / "whole", -1)
+    with object_store(tmp_path / "store") as store:
+        for name, value in store.environment().items():
+            monkeypatch.setenv(name, value)
+        actual = [leg("s3://bucket/checkpoints", 4, *hosts), leg("s3://bucket/checkpoints", -1, *reversed(hosts))]
+    for values in actual:
+        for name in values.keys() & expected.keys():
+            assert torch.equal(values[name], expected[name]), name
+    assert actual[0].keys() | actual[1].keys() >= expected.keys()
+    assert 0 < continued(actual)[0] <= 4
+    shards = list((hosts[1] / "s3" / "bucket" / "checkpoints" / f"step-{STEPS}").glob("*.safetensors"))
+    assert min(file.stat().st_size for file in shards) > SMALL_BYTES
 
 
 @pytest.mark.slow

@@ -272,6 +272,23 @@ def test_an_address_of_data_that_is_not_there_is_refused_before_anything_is_load
         DATASET.check(f"{uri}/dat", "dataset")
 
 
+def test_prepared_data_with_large_shards_is_read_on_another_machine(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, tiny_dataset: Path
+) -> None:
+    monkeypatch.setattr(remote, "SMALL_BYTES", 10)
+    monkeypatch.setenv("RAYTRIEVER_CACHE", f"{uri}/cache")
+    texts = []
+    for name in ("one", "two"):
+        machine(name)
+        dataset = open_dataset(tiny_dataset, ["train"])
+        texts.append([*dataset.documents.texts[:], *dataset.queries.texts[:]])
+        [prepared] = (address_of(each.parent) for each in cache_folder().rglob("manifest.json"))
+    assert texts[0] == texts[1]
+    machine("three")
+    again = open_dataset(copy_of(str(prepared)), ["train"])
+    assert [*again.documents.texts[:], *again.queries.texts[:]] == texts[0]
+
+
 def test_errors_and_models_of_an_evaluation_have_the_address(machine: Callable[[str], None], uri: str) -> None:
     with pytest.raises(DataError, match=rf"--embeddings {uri}: no such embeddings"):
         EMBEDDINGS.check(copy_of(uri), "embeddings")

@@ -30,9 +30,9 @@ from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import MANIFEST, Manifest, committed_directory
+from raytriever.store.commit import MANIFEST, Manifest, committed_directory, is_committed
 from raytriever.store.disk import disk_errors
-from raytriever.store.objects import is_uri
+from raytriever.store.objects import address_of, is_uri
 from raytriever.store.parts import make_once
 
 _BLOCK = 1 << 22
@@ -195,6 +195,8 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
     """Return the directory that the request names or `prepare` makes, and the path or URI to open it elsewhere."""
     stored = fetch_dataset(request.dataset)
     folder = stored or expanded(request.dataset)
+    if address_of(folder):  # prepared on another host, perhaps
+        is_committed(folder)  # which copies its files to this one
     meta = prepared_meta(folder) if os.path.isdir(folder) else None
     if meta is None:
         folder = prepare(request, run, report=report)

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from ends import machine
 from raytriever.errors import ConfigError, UserError
-from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.models.files import quiet_transformers
 from raytriever.models.precision import autocast, choose_precision, default_device
 from raytriever.models.source import embedded_minilm
@@ -108,8 +107,6 @@ class MaskedTraining:
         self.device = default_device()
         self.precision = choose_precision(None, self.device)
         self.model = model.to(self.device)
-        if self.device.type == "cpu":
-            use_cpu_attention(self.model.bert, plan.length)
         self.optimizer = build_optimizer(self.model, plan.learning_rate, 0.01)
         self.plan, self.sequences, self.held_out = plan, sequences, held_out[: MEASURED // plan.length]
         self.progress = Progress()

@@ -21,14 +21,10 @@ import bm25s
 import faiss
 import numpy as np
 import torch
-from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from ends import End, parser, report
 from raytriever.index.exact.search import top_k
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.cpu.attention import attend
-from raytriever.models.cpu.dropout import dropout as drop
-from raytriever.models.cpu.int8_linear import Int8Linear
 
 THREADS = 2
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
@@ -58,34 +54,6 @@ def bm25(documents: int, queries: int, k: int) -> Pair:
     return lambda: index.search(wanted, k), lambda: library.retrieve(terms, **options)
 
 
-def attention(texts: int, tokens: int, width: int, probability: float, is_training: int) -> Pair:
-    """Attention of 12 heads next to torch's, forward, or forward and backward."""
-    states = [torch.randn(texts, 12, tokens, width, requires_grad=bool(is_training)) for _ in range(3)]
-    mask = torch.zeros(texts, 1, 1, tokens)
-
-    def run(compute: Callable[..., Any]) -> None:
-        mixed = compute(*states, mask, None, probability)
-        if is_training:
-            mixed.sum().backward()
-
-    return lambda: run(attend), lambda: run(lambda q, k, v, m, _, p: scaled_dot_product_attention(q, k, v, m, p))
-
-
-def elements(tokens: int, width: int) -> Pair:
-    """Dropout next to torch's."""
-    states = torch.randn(tokens, width)
-    return lambda: drop(states, 0.1), lambda: dropout(states, 0.1)
-
-
-def int8(tokens: int, inputs: int, outputs: int, kind: str) -> Pair:
-    """Linear layer of 8-bit integers next to that of torch.ao (`qint8`), or to torch's in float32 (`float`)."""
-    states, layer = torch.randn(tokens, inputs), torch.nn.Linear(inputs, outputs)
-    ours = Int8Linear(layer)
-    quantised = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(layer), {torch.nn.Linear})
-    other = quantised if kind == "qint8" else layer
-    return lambda: torch.no_grad()(ours)(states), lambda: torch.no_grad()(other)(states)
-
-
 CASES: dict[str, tuple[Callable[..., Pair], tuple[Any, ...]]] = {
     "search 100,000 x 384, 1,000 queries, k = 10": (search, (100_000, 1_000, 10)),
     "search 100,000 x 384, 1,000 queries, k = 100": (search, (100_000, 1_000, 100)),
@@ -93,15 +61,6 @@ CASES: dict[str, tuple[Callable[..., Pair], tuple[Any, ...]]] = {
     "search 1,000,000 x 384, 1,000 queries, k = 1,000": (search, (1_000_000, 1_000, 1_000)),
     "search 1,000,000 x 384, 1 query, k = 100": (search, (1_000_000, 1, 100)),
     "BM25 200,000, 1,000 queries, k = 100": (bm25, (200_000, 1_000, 100)),
-    "attention MiniLM 32 x 128, encoding": (attention, (32, 128, 32, 0.0, 0)),
-    "attention MiniLM 32 x 128, training, dropout 0.1": (attention, (32, 128, 32, 0.1, 1)),
-    "attention XLM-R base 16 x 128, encoding": (attention, (16, 128, 64, 0.0, 0)),
-    "attention XLM-R base 16 x 128, training, dropout 0.1": (attention, (16, 128, 64, 0.1, 1)),
-    "dropout MiniLM 4,096 x 384": (elements, (4_096, 384)),
-    "int8 MiniLM 4,096 x 384 x 1,536, torch.ao": (int8, (4_096, 384, 1_536, "qint8")),
-    "int8 MiniLM 4,096 x 384 x 1,536, float32": (int8, (4_096, 384, 1_536, "float")),
-    "int8 XLM-R base 2,048 x 768 x 3,072, torch.ao": (int8, (2_048, 768, 3_072, "qint8")),
-    "int8 XLM-R base 2,048 x 768 x 3,072, float32": (int8, (2_048, 768, 3_072, "float")),
 }
 
 

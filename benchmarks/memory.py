@@ -17,7 +17,6 @@ from transformers import PretrainedConfig, Qwen3Config, XLMRobertaConfig
 
 from ends import End, parser, report
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory.arithmetic import WorkerTexts
@@ -83,9 +82,7 @@ def main() -> None:
         for checkpointing, precision, kernels in product((False, True), ("fp32", "bf16"), ("cpu", "fused")):
             model = ModelConfig(lora_rank=rank, activation_checkpointing=checkpointing)
             real = encoder_of(config_of(name), model, "cpu", precision)
-            if kernels == "cpu":
-                use_cpu_attention(real.backbone, longest=TOKENS)
-            else:
+            if kernels == "fused":
                 use_float32_norms(real)  # as autocast does on CUDA, for which the other plan is
             device = "cpu" if kernels == "cpu" else "cuda"
             simulated = SimulatedEncoder(encoder_of(config_of(name), model, "meta", precision), device, precision)

@@ -73,7 +73,6 @@ def training(
     from raytriever.losses.distributed import ALONE
     from raytriever.losses.registry import build_loss
     from raytriever.models.config import ModelConfig
-    from raytriever.models.cpu.layers import train_on_cpu
     from raytriever.models.retriever import load_retriever
     from raytriever.training.batch import ChunkSizes
     from raytriever.training.loader import Prefetcher
@@ -83,7 +82,6 @@ def training(
     from raytriever.training.training_data import TrainingData
 
     retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))
-    train_on_cpu(retriever)
     config = DataConfig(dataset=str(dataset), dev_split="dev")
     source = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0).train(None)
     loss = build_loss(LossConfig(loss="infonce", temperature=0.05))

@@ -18,7 +18,6 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
@@ -88,7 +87,6 @@ def share(retriever: Retriever, rank: int, size: int) -> Share:
 def objective_of(encoder: str, case: Case) -> Objective:
     retriever = load_retriever(ModelConfig(encoder, towers=case.towers))
     set_dropout(retriever, case.dropout)
-    train_on_cpu(retriever)
     retriever.train()
     loss = build_loss(
         LossConfig(

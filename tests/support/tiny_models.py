@@ -189,7 +189,7 @@ def write_transformer(
     import transformers
 
     kind = KINDS[architecture]
-    tokenizer = _tokenizer(kind, end_token, max_length, padding_side)
+    tokenizer = tokenizer_of(kind, end_token, max_length, padding_side)
     special = {role: tokenizer.convert_tokens_to_ids(token) for role, token in kind.special.items()}
     settings = kind.config(len(tokenizer), special, positions + kind.unused_positions, width, layers) | config
     config_class = getattr(transformers, f"{kind.model.removesuffix('Encoder')}Config")
@@ -260,7 +260,10 @@ def _trained(algorithm: str, special: tuple[str, ...]) -> str:
     return str(tokenizer.to_str())
 
 
-def _tokenizer(kind: Kind, end_token: bool, max_length: int | None, padding_side: str | None) -> Any:
+def tokenizer_of(
+    kind: Kind, end_token: bool = True, max_length: int | None = None, padding_side: str | None = None
+) -> Any:
+    """Return a tokenizer of transformers."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer.from_str(_trained(kind.tokenizer, tuple(kind.special.values())))

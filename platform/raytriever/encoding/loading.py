@@ -1,17 +1,7 @@
 """Load a retriever for encoding only, with its weights in the chosen precision and with faster layers on a CPU.
 
-The layers on a CPU sum in another order, so the last bits differ. Such a retriever cannot be trained or written.
-
-1. Linear layers use oneDNN with weights that are packed once, and a GELU after a layer runs in the same pass, as
-   torch.compile does for frozen models. oneDNN multiplies fp32 2.2 times as fast as the MKL that torch otherwise uses
-   on AMD processors.
-2. Attention of models of the types of `cpu.layers.MODELS` is the kernel of `models.cpu.attention`. In bf16 of other
-   models, on processors with AMX, and for heads whose width is no multiple of 16, it is two batched products and a
-   softmax in fp32, for a few texts at a time so that their scores stay in the cache.
-3. With `int8`, the linear layers of the blocks multiply 8-bit integers (`models.cpu.int8_linear`).
-
-MiniLM in bf16 on one core with 151 tokens per text, in texts per second of processor time: 57 without both, 65 with
-the first, 68 with both. sentence-transformers in fp32: 18. Models without such layers are not changed."""
+Linear layers on a CPU sum in another order, so the last bits differ. Such a retriever cannot be trained or written.
+Attention is that of torch."""
 
 from __future__ import annotations
 
@@ -19,23 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, setting
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.attention import attend, supports
-from raytriever.models.cpu.layers import MODELS
+from raytriever.models.encoder import check_precision
 from raytriever.models.memory import move_to
-from raytriever.models.precision import default_device, has_matrix_units, type_of
+from raytriever.models.precision import default_device, type_of
 from raytriever.models.retriever import Retriever, load_retriever
 
-ATTENTION = "raytriever_cpu"
-# Attention scores at a time: 1 MB in bf16, the second-level cache of a core.
-_SCORES = 1 << 19
-_MASKED = -1e30
-# Longer texts use torch's fused attention: the scores of 12 heads of one text of 8,192 tokens would take 3 GB.
-_LONGEST = 1_024
+# Types of models whose embeddings in int8 were compared with those in fp32.
+INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
+# Largest integers of states and weights. The products of two pairs fit into 16 bits, where AVX2 adds them:
+# 2 x (127 + 128) x 64 < 2^15. So sums are exact on every processor.
+LARGEST_STATE, LARGEST_WEIGHT = 127, 64
 
 
 def load_for_encoding(config: ModelConfig, precision: str, device: torch.device | None = None) -> Retriever:
@@ -47,14 +35,20 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
         config: names the model and how it reads texts.
         precision: `fp32`, `bf16` or `int8`.
         device: device of the retriever; by default the GPU if there is one, else the CPU.
+
+    Raises:
+        ModelError, ConfigError: see `load_retriever`; or the model does not compute in `precision`.
     """
     device = device or default_device()
     # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
     retriever = move_to(load_retriever(config, type_of(precision)), device)
     retriever.choose_packing(precision)
     if precision == "int8":
-        _quantise(retriever)
-    return speed_up(retriever) if device.type == "cpu" else retriever
+        _quantize(retriever)
+    retriever = speed_up(retriever) if device.type == "cpu" else retriever
+    for backbone in _backbones(retriever):
+        check_precision(backbone, precision)
+    return retriever
 
 
 def report_prompts(retriever: Retriever, dataset: str, report: Callable[[str], None]) -> None:
@@ -66,19 +60,14 @@ def report_prompts(retriever: Retriever, dataset: str, report: Callable[[str], N
 
 
 def speed_up(retriever: Retriever) -> Retriever:
-    """Replace layers of a retriever on a CPU by faster ones, in place; it cannot be trained or written afterwards."""
+    """Replace linear layers of a retriever on a CPU, in place; it cannot be trained or written afterwards."""
     dtype = next(retriever.parameters()).dtype
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return retriever
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return retriever
     for backbone in _backbones(retriever):
-        _pack(backbone)
-        supported = getattr(type(backbone), "_supports_attention_backend", False)
-        supported = supported and (dtype == torch.bfloat16 or backbone.config.model_type in MODELS)
-        if supported and backbone.config._attn_implementation == "sdpa":
-            _register_attention()
-            backbone.set_attn_implementation(ATTENTION)
+        _replace_linear(backbone, PackedLinear)
     return retriever
 
 
@@ -87,102 +76,66 @@ def _backbones(retriever: Retriever) -> list[Any]:
     return list({id(each): each for each in (retriever.query.backbone, retriever.passage.backbone)}.values())
 
 
-class PackedLinear(nn.Module):
-    """Linear layer with a weight in the layout of oneDNN, optionally followed by a GELU."""
+def _replace_linear(module: nn.Module, kind: Callable[[nn.Linear], nn.Module]) -> None:
+    for name, child in list(module.named_modules()):
+        if type(child) is nn.Linear:
+            module.set_submodule(name, kind(child))
 
-    def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:
+
+class PackedLinear(nn.Module):
+    """Linear layer whose weight is packed once, in the layout of oneDNN.
+
+    oneDNN multiplies fp32 2.2 times as fast as MKL, which torch uses otherwise, on AMD processors with AVX2.
+
+    Attributes:
+        weight: packed weight; models such as T5 read its type.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
-        self._bias = None if linear.bias is None else linear.bias.detach()
-        # oneDNN's own GELU takes a sixth of the product's time in fp32 on AVX2, torch's in place a fourteenth.
-        self._gelu_after = gelu and linear.weight.dtype == torch.float32
-        fused = gelu and not self._gelu_after
-        self._activation: tuple[str, list[float], str] = ("gelu", [], "none") if fused else ("none", [], "")
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: Float[Tensor, "*texts inputs"]) -> Float[Tensor, "*texts outputs"]:
-        """Apply the layer and its activation."""
-        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, *self._activation)
-        return torch.ops.aten.gelu_(outputs) if self._gelu_after else outputs
+        """Apply the layer."""
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(states, self.weight, self.bias, "none", [], "")
+        return outputs
 
 
-def _quantise(retriever: Retriever) -> None:
+class Int8Linear(nn.Module):
+    """Linear layer with an exact product of 8-bit integers.
+
+    Weights are quantized once, one scale for each output. States are quantized at every call, one scale for each token
+    (LLM.int8(), Dettmers et al., 2022, arXiv:2208.07339, section 2.1, without its outliers in 16 bits). So the result
+    of a token does not depend on the other tokens of the batch. A NaN in a weight or a state stays in the results.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._weight, scales = _quantized(linear.weight.detach().float(), LARGEST_WEIGHT)
+        self._scales, self.bias = scales.T.contiguous(), None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, states: Float[Tensor, "*texts inputs"]) -> Float[Tensor, "*texts outputs"]:
+        """Apply the layer."""
+        rows, factors = _quantized(states.flatten(0, -2), LARGEST_STATE)
+        results = torch._int_mm(rows, self._weight.T).to(torch.float32).mul_(self._scales).mul_(factors)
+        if self.bias is not None:
+            results += self.bias
+        return results.view(*states.shape[:-1], -1)
+
+
+def _quantized(rows: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """Return rows as integers of at most `largest`, and the factor of each row, `[rows, 1]`."""
+    factors = rows.abs().amax(1, keepdim=True) / largest
+    return (rows / factors.where(factors != 0, 1)).round_().to(torch.int8), factors
+
+
+def _quantize(retriever: Retriever) -> None:
     """Replace the linear layers of the blocks of a retriever by those of 8-bit integers; raises `ConfigError`."""
-    from raytriever.models.cpu.int8_linear import Int8FeedForward, Int8Linear
-
     for backbone in _backbones(retriever):
         kind = backbone.config.model_type
-        if kind not in MODELS:
-            remedy = "use fp32 or bf16; models of these types have int8: " + ", ".join(sorted(MODELS))
+        if kind not in INT8_MODELS:
+            remedy = "use fp32 or bf16; models of these types have int8: " + ", ".join(sorted(INT8_MODELS))
             raise ConfigError(f"a model of type {kind} has no int8 layers", setting("precision"), remedy)
-        for layer in list(backbone.encoder.modules()):
-            between, down = getattr(layer, "intermediate", None), getattr(getattr(layer, "output", None), "dense", None)
-            act = getattr(between, "intermediate_act_fn", None)
-            if between is not None and down is not None and getattr(act, "act", None) is nn.functional.gelu:
-                layer.output.dense = Int8FeedForward(between.dense, down)
-                layer.intermediate = nn.Identity()
-        for name, linear in list(backbone.encoder.named_modules()):
-            if type(linear) is nn.Linear:
-                backbone.encoder.set_submodule(name, Int8Linear(linear))
+        _replace_linear(backbone.encoder, Int8Linear)
     retriever.is_int8 = True
-
-
-def _pack(module: nn.Module) -> None:
-    """Replace the linear layers below a module by packed ones."""
-    act = getattr(module, "intermediate_act_fn", None)
-    if getattr(act, "act", None) is nn.functional.gelu and type(module.dense) is nn.Linear:
-        module.dense, module.intermediate_act_fn = PackedLinear(module.dense, gelu=True), nn.Identity()
-    for name, child in list(module.named_children()):
-        if type(child) is nn.Linear:
-            setattr(module, name, PackedLinear(child))
-        else:
-            _pack(child)
-
-
-def _register_attention() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(ATTENTION, _attend)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
-def _attend(
-    module: nn.Module,
-    query: Float[Tensor, "texts heads tokens width"],
-    key: Float[Tensor, "texts heads tokens width"],
-    value: Float[Tensor, "texts heads tokens width"],
-    mask: Bool[Tensor, " texts #heads tokens tokens"] | None,
-    scaling: float | None = None,
-    **more: Any,
-) -> tuple[Float[Tensor, "texts tokens heads width"], None]:
-    """Return softmax(query key^T scaling) value; transformers' own attention handles unsupported arguments."""
-    # The kernel has no mask for each query, as models with windows of attention need.
-    is_plain = getattr(getattr(module, "config", None), "model_type", "") in MODELS
-    is_fast = query.dtype == torch.float32 or not has_matrix_units()
-    is_compiled = is_plain and is_fast and supports(query, key, value)
-    is_unsupported = any(more.get(name) is not None for name in ("softcap", "position_bias", "cache"))
-    if (
-        is_unsupported
-        or getattr(module, "is_causal", False)
-        or query.shape != key.shape
-        or query.shape[2] > _LONGEST
-        or (query.dtype != torch.bfloat16 and not is_compiled)
-        or (mask is not None and mask.dtype != torch.bool)
-    ):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        outputs: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
-        return outputs
-    if is_compiled:
-        return attend(query, key, value, mask, scaling), None
-    texts, heads, tokens, width = query.shape
-    mixed = query.new_empty(texts, tokens, heads, width)
-    step = max(1, _SCORES // (heads * tokens * tokens))
-    for start in range(0, texts, step):
-        some = slice(start, start + step)
-        scores = (query[some] @ key[some].transpose(-1, -2)).float()
-        scores.mul_(width**-0.5 if scaling is None else scaling)
-        if mask is not None:
-            scores.masked_fill_(~mask[some], _MASKED)
-        mixed[some] = (scores.softmax(-1).to(value.dtype) @ value[some]).transpose(1, 2)
-    return mixed, None

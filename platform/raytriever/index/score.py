@@ -30,7 +30,7 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.precision import choose_precision
-from raytriever.vectors import in_threads
+from raytriever.threads import in_threads
 
 LARGEST_NORM = 2.0**60
 UNIT = 2.0**-24  # of float32

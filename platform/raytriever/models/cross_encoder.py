@@ -20,6 +20,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
+from raytriever.models.encoder import check_precision
 from raytriever.models.files import (
     check_loaded,
     check_tokens,
@@ -85,6 +86,7 @@ class CrossEncoder:
         self.length = length or limit
         self._tokens = BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
         self._model = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).eval()
+        check_precision(self._model, precision)
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Float32[ndarray, " pairs"]:
         """Return the score of each pair after the model's activation."""

@@ -91,7 +91,10 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
     if bidirectional is None or (bidirectional and is_set):
         return
     config.is_causal = not bidirectional
-    if attends_to_later_tokens(backbone) != bidirectional:
+    if not bidirectional and hasattr(config, "is_decoder"):
+        # The mask of a BERT is made by this setting, and is_causal counts only in batches without padding.
+        config.is_decoder = True
+    if any(attends_to_later_tokens(backbone, padding) != bidirectional for padding in (0, 1)):
         flag, tokens = setting("bidirectional", bidirectional), "earlier" if bidirectional else "later"
         raise ModelError(
             f"{type(backbone).__name__} attends to {tokens} tokens with and without {flag}",
@@ -101,12 +104,17 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
 
 
 @torch.no_grad()
-def attends_to_later_tokens(backbone: Any) -> bool:
-    """Return whether other later tokens change the state of the first token; the model must be in evaluation mode."""
+def attends_to_later_tokens(backbone: Any, padding: int = 0) -> bool:
+    """Return whether other later tokens change the state of the first token; the model must be in evaluation mode.
+
+    Args:
+        padding: number of last tokens that are masked as padding.
+    """
     embeddings = backbone.get_input_embeddings()
     tokens = torch.arange(2 * _PROBE_TOKENS, device=embeddings.weight.device).view(2, -1) % embeddings.num_embeddings
     tokens[:, 0] = 0
-    states = backbone(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state[:, 0]
+    mask = (torch.arange(_PROBE_TOKENS, device=tokens.device) < _PROBE_TOKENS - padding).long().expand(2, -1)
+    states = backbone(input_ids=tokens, attention_mask=mask).last_hidden_state[:, 0]
     rounding = 1e-5 if states.dtype == torch.float32 else 1e-2
     return bool((states[0] - states[1]).abs().max() > rounding * states.abs().max())
 

@@ -19,14 +19,16 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.decoder import disable_cache
-from raytriever.models.files import check_loaded, load_config, load_weights
+from raytriever.models.files import check_loaded, first_line, load_config, load_weights
 from raytriever.models.lora import DROPOUT
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pipeline.head import output_width
 from raytriever.models.pipeline.transformer import config_settings
+from raytriever.models.precision import autocast
 from raytriever.models.varlen import packed_states
 
 States = Float[Tensor, "texts tokens width"]
@@ -313,7 +315,36 @@ def _check_text_encoder(model: Any, directory: Path) -> None:
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
-    """Set the probability of every dropout of a transformer, including its attention; adapters keep their own."""
+    """Set the probability of every dropout of a transformer, including its attention; adapters keep their own.
+
+    A module of transformers keeps it as an `nn.Dropout`, or as a float such as `attention_dropout` or `attn_pdrop`.
+    """
     for name, submodule in module.named_modules():
-        if isinstance(submodule, nn.Dropout) and DROPOUT not in name.split("."):
+        if DROPOUT in name.split("."):
+            continue
+        if isinstance(submodule, _DropoutNd):
             submodule.p = probability
+        for attribute, value in vars(submodule).items():
+            is_dropout = "dropout" in attribute or attribute.endswith("pdrop")
+            if is_dropout and isinstance(value, int | float) and not isinstance(value, bool):
+                setattr(submodule, attribute, probability)
+
+
+@torch.no_grad()
+def check_precision(backbone: nn.Module, precision: str) -> None:
+    """Check that a transformers model computes in a precision, by two short texts.
+
+    Raises:
+        ConfigError: an operation of the model does not exist in this precision, such as the Fourier transform in bf16.
+    """
+    device = next(backbone.parameters()).device
+    tokens = torch.zeros(2, 4, dtype=torch.long, device=device)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)
+    try:
+        with autocast(precision, device):
+            backbone(input_ids=tokens, attention_mask=mask)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = f"{type(backbone).__name__} does not compute in {precision} ({first_line(error)[:200]})"
+        raise ConfigError(reason, setting("precision"), "use fp32") from error

@@ -34,11 +34,12 @@ T = TypeVar("T")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Types of stored tensors that a float parameter can have; other types need a scale, which transformers does not have.
 FLOATS = ("F64", "F32", "F16", "BF16")
+_TYPES_OF_TOKENS = "type_vocab_size"  # 0 in DeBERTa, whose tokens have no types
 # Names of sizes in the configurations of transformers, by their largest plausible value. A directory with a larger size
 # is damaged, and building its model would exhaust the memory or take hours.
 _MOST = {
     1_000: ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
-    100_000: ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_key_value_heads", "type_vocab_size"),
+    100_000: ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_key_value_heads", _TYPES_OF_TOKENS),
     1_000_000: ("hidden_size", "dim", "d_model", "n_embd", "intermediate_size", "hidden_dim", "d_ff", "head_dim"),
     100_000_000: ("vocab_size", "max_position_embeddings", "n_positions"),
 }
@@ -180,9 +181,10 @@ def first_line(error: BaseException) -> str:
 
 
 def _check_size(file: Path, name: str, value: Any, most: int) -> None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
+    least = 0 if name == _TYPES_OF_TOKENS else 1
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most):
         return
-    expected = f"expected a whole number from 1 to {most:,}"
+    expected = f"expected a whole number from {least} to {most:,}"
     value_text = repr(value) if isinstance(value, int | float | str) else type(value).__name__
     raise ModelError(f"{name} is {value_text[:80]}, {expected}", str(file), _REMEDY)
 

@@ -81,12 +81,6 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
     return "bf16" if has_bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
 
 
-def has_matrix_units() -> bool:
-    """Return whether this processor has AMX, which multiplies bf16 several times as fast as vectors do."""
-    flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(flags.get("amx_tile")) and choose_precision(None, torch.device("cpu")) == "bf16"
-
-
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Return the autocast context of the encoder; trained weights and losses stay float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")

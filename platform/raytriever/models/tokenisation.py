@@ -6,6 +6,7 @@ a few array operations per batch."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,10 +62,32 @@ def load_tokenizer(directory: Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             directory, config=config, local_files_only=True, use_fast=True, trust_remote_code=False, **settings
         )
+    if tokenizer.is_fast and getattr(config, "vocab_size", None) is not None:
+        _drop_tokens(tokenizer, config.vocab_size)
     if lowers_case(directory):
         _lower_case(tokenizer)
     _choose_padding(tokenizer, directory)
     return tokenizer
+
+
+def _drop_tokens(tokenizer: Any, embedded: int) -> None:
+    """Drop added tokens for which a model has no embedding; their texts are then tokenized as others are.
+
+    The tokenizer of Gemma 3 has such a token for images. A token that stands around a text or pads it is kept, and
+    `files.check_tokens` refuses it.
+    """
+    from tokenizers import Tokenizer
+
+    roles = {getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "cls", "sep", "pad", "unk")}
+    dropped = {
+        number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if number >= embedded and token.content not in roles
+    }
+    if dropped:
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] not in dropped]
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
 
 
 def has_lowercase(tokenizer: Any) -> bool:

@@ -143,7 +143,8 @@ def _padding_mask(**arguments: Any) -> Tensor | None:
 def _window(module: Any, size: int | None) -> tuple[int, int]:
     """Return the number of earlier and of later tokens that a token attends to; -1 for all."""
     config = module.config
-    is_causal = module.is_causal and getattr(config, "is_causal", True)
+    is_set = getattr(config, "is_causal", None)
+    is_causal = module.is_causal if is_set is None else is_set
     if size is None:
         return -1, 0 if is_causal else -1
     # A decoder whose tokens attend to later tokens only because of its configuration includes the distance itself.

@@ -17,7 +17,6 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.terminal import show
@@ -53,8 +52,6 @@ def fit(
     """Train in place, on the device of the retriever, and yield each step with its loss before the update."""
     torch.manual_seed(settings.seed)
     set_dropout(retriever, settings.dropout)
-    if next(retriever.parameters()).device.type == "cpu":
-        train_on_cpu(retriever)
     # Loss: of the score matrix of the batch. Objective: encoder and loss as one module.
     reduce = build_loss(loss, unit_length=retriever.description.similarity == "cosine")
     objective = Objective(retriever.train(), reduce, precision="fp32")

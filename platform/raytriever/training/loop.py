@@ -23,8 +23,7 @@ from torch import nn
 from raytriever.losses.config import SCORE_LOSSES, LossConfig
 from raytriever.losses.distributed import WorkerGroup, host_workers
 from raytriever.losses.registry import build_loss
-from raytriever.models.cpu.layers import train_on_cpu
-from raytriever.models.encoder import set_dropout
+from raytriever.models.encoder import check_precision, set_dropout
 from raytriever.models.files import first_line
 from raytriever.models.memory import is_out_of_memory
 from raytriever.models.retriever import Retriever
@@ -153,8 +152,9 @@ class _Trainer:
         config = with_default_operands(setup.loss, setup.precision, setup.device)
         loss = build_loss(config, setup.retriever.description.similarity == "cosine").to(setup.device)
         set_dropout(setup.retriever, settings.dropout)
-        if setup.device.type == "cpu":
-            train_on_cpu(setup.retriever)
+        towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
+        for backbone in towers:
+            check_precision(backbone, setup.precision)
         setup.retriever.choose_packing(setup.precision)
         setup.retriever.train()
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
@@ -164,7 +164,6 @@ class _Trainer:
         encode, tokens = (setup.guide.encode, setup.guide.tokens_at_once) if setup.guide else (None, None)
         agreement = Agreement(self.messages)
         self.objective = Objective(setup.retriever, loss, setup.precision, chunk, agreement, encode, tokens)
-        towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
         self.throughput = Throughput(*towers, setup.precision, setup.device, self.workers)
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
         frozen = frozen_digest(self.objective)

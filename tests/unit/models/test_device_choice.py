@@ -13,7 +13,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError
 from raytriever.models import precision
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import default_device, has_matrix_units
+from raytriever.models.precision import default_device
 
 # As torch 2.13 warns.
 TOO_OLD = (
@@ -83,10 +83,3 @@ def test_memory_that_another_process_takes_is_an_error_of_the_user(tiny_encoder:
     assert "of whose 40.0 GB only 0.0 GB are free" in text
     assert "nvidia-smi" in text
     assert "\n" not in text
-
-
-@pytest.mark.parametrize(("has_amx", "faster"), [(True, "bf16"), (True, "fp32"), (False, "bf16")])
-def test_matrix_units_are_used_where_bf16_may_be(has_amx: bool, faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": has_amx})
-    monkeypatch.setattr(precision, "choose_precision", lambda asked, device: faster)
-    assert has_matrix_units() == (has_amx and faster == "bf16")

@@ -17,7 +17,6 @@ from tiny_models import text_of
 from raytriever.encoding.encode import batches, encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import ATTENTION, BUCKET_COST, SHORT, cut_points, token_cost
 from raytriever.models.retriever import load_retriever
@@ -63,12 +62,10 @@ def test_embeddings_equal_those_of_the_library(
 def test_training_keeps_no_scores_and_has_the_gradient_of_plain_attention(directory: Path) -> None:
     text = text_of(700, seed=1)
     gradients = []
-    for on_cpu in (True, False):
+    for is_plain in (False, True):
         retriever = load_retriever(config_of(directory)).train()
         set_dropout(retriever, 0.0)
-        if on_cpu:
-            train_on_cpu(retriever)
-        else:
+        if is_plain:
             retriever.query.backbone.set_attn_implementation("eager")
         [bucket] = retriever.tokenize([text], "passage").buckets
         retriever.encode(bucket, "passage")[0, :8].sum().backward()
@@ -80,7 +77,6 @@ def test_training_keeps_no_scores_and_has_the_gradient_of_plain_attention(direct
 def test_training_a_long_text_keeps_memory_linear_in_its_length(directory: Path) -> None:
     retriever = load_retriever(config_of(directory)).train()
     set_dropout(retriever, 0.0)
-    train_on_cpu(retriever)
     saved_bytes: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ WINDOWS = {
     "causal": ({"is_causal": True}, None, 200, 0),
     "local": ({}, 17, 16, 16),
     "local and causal": ({"is_causal": True}, 16, 15, 0),
+    "encoder made causal": ({"config": SimpleNamespace(is_causal=True)}, None, 200, 0),
     "decoder made bidirectional": ({"is_causal": True, "config": SimpleNamespace(is_causal=False)}, 16, 16, 16),
 }
 

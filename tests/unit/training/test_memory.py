@@ -31,7 +31,6 @@ from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.models.pipeline.head import Dense, Normalize
 from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
@@ -88,9 +87,7 @@ def test_a_simulated_chunk_allocates_what_a_real_chunk_allocates(
 ) -> None:
     """The fused attention of a CPU keeps the same tensors as that of CUDA, so it checks the plan for a GPU."""
     real = encoder_of(config, model, precision=precision)
-    if kernels == "cpu":
-        use_cpu_attention(real.backbone, longest=128)
-    else:
+    if kernels == "cuda":
         assert real.backbone.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
     simulated = SimulatedEncoder(encoder_of(config, model, "meta", precision), kernels, precision)
     for texts, tokens in ((2, 128), (8, 40)):
@@ -283,7 +280,6 @@ def test_published_sizes(config: PretrainedConfig, weights: int) -> None:
 def test_the_encoder_of_a_t5_is_simulated_with_its_shared_embeddings_once() -> None:
     config = T5Config(vocab_size=500, d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4)
     real = encoder_of(config, PLAIN)
-    use_cpu_attention(real.backbone, longest=128)
     # In bf16 with texts enough that the workspace of oneDNN, here 33 kB of a product, is below the tolerance.
     for precision, texts, tokens in (("fp32", 2, 32), ("bf16", 16, 128)):
         encoder = SimulatedEncoder(encoder_of(config, PLAIN, "meta"), "cpu", precision)

@@ -21,7 +21,6 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.parallel.objective import Objective
@@ -69,14 +68,12 @@ def by_library(folder: Path, texts: Texts = SHORT) -> tuple[float, list[Tensor]]
 
 
 def by_raytriever(
-    folder: Path, chunk: ChunkSizes | None, packs: bool, texts: Texts = SHORT, on_cpu: bool = False
+    folder: Path, chunk: ChunkSizes | None, packs: bool, texts: Texts = SHORT
 ) -> tuple[float, list[Tensor]]:
     """Return loss and gradients of a step, with or without gradient caching, of packed or padded texts."""
     queries, positives, negatives = texts
     retriever = load_retriever(ModelConfig(str(folder)))
     retriever.packs = packs
-    if on_cpu:  # with the attention that trains on a CPU
-        train_on_cpu(retriever)
     loss = build_loss(LossConfig("infonce", temperature=TEMPERATURE), retriever.description.similarity == "cosine")
     documents = torch.arange(2 * len(queries))
     ids = BatchIds(torch.arange(len(queries)), documents[: len(queries), None], documents)
@@ -133,7 +130,7 @@ def test_gradients_of_long_texts_equal_those_of_the_library(
     folder = tmp_path / "model"
     written(architecture, pooling, positions=tokens, max_length=tokens)(folder)
     texts = [text_of(9, 1), text_of(30, 2)], [text_of(tokens, 3), text_of(50, 4)], [text_of(tokens // 3, 5), "a"]
-    loss, gradients = by_raytriever(folder, ChunkSizes(1), packs, texts, on_cpu=not packs)
+    loss, gradients = by_raytriever(folder, ChunkSizes(1), packs, texts)
     library_loss, library_gradients = by_library(folder, texts)
     assert loss == pytest.approx(library_loss, rel=1e-4)
     assert difference(gradients, library_gradients) < 1e-4

@@ -31,7 +31,7 @@ from raytriever.errors import StorageError
 from raytriever.index.score import read_only
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.store.disk import disk_errors
-from raytriever.vectors import in_threads
+from raytriever.threads import in_threads
 
 _FILES = ("neighbours.npy", "degrees.npy", "entry.npy")
 _ROW, _SHIFT, _ONE = np.uint64(0x7FFF_FFFF), np.uint64(32), np.uint64(1)

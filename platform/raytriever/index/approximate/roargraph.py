@@ -47,7 +47,7 @@ from raytriever.index.approximate.index import Proposal
 from raytriever.index.exact.search import Corpus
 from raytriever.index.ranking import TieOrder
 from raytriever.index.score import read_only
-from raytriever.vectors import in_threads
+from raytriever.threads import in_threads
 
 # An entry of the beam has 31 bits for a document.
 MOST_DOCUMENTS = 2**31 - 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
-from raytriever.vectors import in_threads
+from raytriever.threads import in_threads
 
 CHUNKS = 16
 CHUNK_CELLS = 1 << 17

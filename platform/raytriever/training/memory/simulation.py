@@ -10,9 +10,6 @@ Two kernels of CUDA keep other tensors than those of a CPU, and are replaced her
    additive bias `[texts, 1, tokens, tokens]`. It never stores scores by head. The heads of keys and values are repeated
    before it, because grouped heads with a mask have no fused kernel.
 2. Autocast computes layer norms in float32 (on a CPU in the type of their inputs).
-
-On a CPU, training uses the attention of `models.cpu.layers`, or that of transformers. For texts of up to 512 tokens
-both keep the scores, `[heads, tokens, tokens]` for each text and layer.
 """
 
 from __future__ import annotations
@@ -32,7 +29,6 @@ from torch.utils._pytree import tree_leaves
 
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.models.decoder import disable_cache
 from raytriever.models.description import Description, head_modules, pipelines
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, Encoder, set_dropout
@@ -116,15 +112,12 @@ class SimulatedEncoder:
         encoder: an encoder on the meta device, prepared for training.
         device: `cuda` or `cpu`, which decides the kernels.
         precision: `fp32` or `bf16`.
-        longest: tokens of the longest text, which decides the attention of a CPU.
     """
 
-    def __init__(self, encoder: Encoder, device: str, precision: str, longest: int = 0) -> None:
+    def __init__(self, encoder: Encoder, device: str, precision: str) -> None:
         self.encoder, self.mode, self.precision = encoder.train(), fake(encoder), precision
         self.device = device
-        if device == "cpu":
-            use_cpu_attention(encoder.backbone, longest)
-        else:
+        if device != "cpu":
             _use_cuda_kernels(encoder)
 
     @cached_property
@@ -188,7 +181,7 @@ def simulate(
         encoder = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
         encoder.head = load_head(head_modules(directory, description, model)[side], encoder.pooled_width, {}, False)
     prepare_encoder(encoder, model)
-    return SimulatedEncoder(encoder, device, precision, max(description.query_length, description.passage_length))
+    return SimulatedEncoder(encoder, device, precision)
 
 
 def prepare_encoder(encoder: Encoder, model: ModelConfig) -> Encoder:

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from raytriever.vectors import in_threads
+from raytriever.threads import in_threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

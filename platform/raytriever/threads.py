@@ -1,0 +1,43 @@
+"""Compiled functions in several threads: those with numba's `prange` take seconds to compile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+# Parts of the work of a thread.
+PARTS = 4
+
+
+def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads: int | None = None) -> None:
+    """Call `kernel(first, last, *arguments)` for parts of `range(count)`, by default in as many threads as torch uses.
+
+    The kernel releases the GIL. A thread that is done takes the next part, because cores are not equally fast.
+    """
+    threads = max(1, min(threads or torch.get_num_threads(), count))
+    parts = 1 if threads == 1 else min(PARTS * threads, count)
+    bounds = [count * number // parts for number in range(parts + 1)]
+    ranges = iter([*pairwise(bounds)])  # of a list, whose iterator gives each element to one thread
+
+    def work() -> None:
+        for first, last in ranges:
+            kernel(first, last, *arguments)
+
+    others = [_pool(threads).submit(work) for _ in range(1, threads)]
+    work()
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork

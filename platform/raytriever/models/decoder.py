@@ -110,8 +110,8 @@ def attends_to_later_tokens(backbone: Any, padding: int = 0) -> bool:
     Args:
         padding: number of last tokens that are masked as padding.
     """
-    embeddings = backbone.get_input_embeddings()
-    tokens = torch.arange(2 * _PROBE_TOKENS, device=embeddings.weight.device).view(2, -1) % embeddings.num_embeddings
+    embeddings = backbone.get_input_embeddings().weight
+    tokens = torch.arange(2 * _PROBE_TOKENS, device=embeddings.device).view(2, -1) % len(embeddings)
     tokens[:, 0] = 0
     mask = (torch.arange(_PROBE_TOKENS, device=tokens.device) < _PROBE_TOKENS - padding).long().expand(2, -1)
     states = backbone(input_ids=tokens, attention_mask=mask).last_hidden_state[:, 0]

@@ -28,7 +28,6 @@ from raytriever.models.lora import DROPOUT
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pipeline.head import output_width
 from raytriever.models.pipeline.transformer import config_settings
-from raytriever.models.precision import autocast
 from raytriever.models.varlen import packed_states
 
 States = Float[Tensor, "texts tokens width"]
@@ -168,6 +167,8 @@ MODES: dict[str, Callable[[States, Mask, Mask], Pooled]] = {
 
 # Models with a decoder whose encoder transformers loads alone.
 ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")
+# Models whose layers read the probabilities of their dropout in the configuration.
+READ_CONFIG = ("falcon",)
 _REMEDY = "give a directory with config.json and model.safetensors"
 
 
@@ -324,15 +325,25 @@ def set_dropout(module: nn.Module, probability: float) -> None:
             continue
         if isinstance(submodule, _DropoutNd):
             submodule.p = probability
-        for attribute, value in vars(submodule).items():
-            is_dropout = "dropout" in attribute or attribute.endswith("pdrop")
-            if is_dropout and isinstance(value, int | float) and not isinstance(value, bool):
-                setattr(submodule, attribute, probability)
+        _set_probabilities(submodule, probability)
+        config = getattr(submodule, "config", None)
+        if getattr(config, "model_type", None) in READ_CONFIG:
+            _set_probabilities(config, probability)
+
+
+def _set_probabilities(holder: Any, probability: float) -> None:
+    for name, value in vars(holder).items():
+        is_dropout = "dropout" in name or name.endswith("pdrop")
+        if is_dropout and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(holder, name, probability)
 
 
 @torch.no_grad()
 def check_precision(backbone: nn.Module, precision: str) -> None:
-    """Check that a transformers model computes in a precision, by two short texts.
+    """Check that a transformers model computes with its weights and the autocast that is active, by two short texts.
+
+    Args:
+        precision: name for the message.
 
     Raises:
         ConfigError: an operation of the model does not exist in this precision, such as the Fourier transform in bf16.
@@ -341,8 +352,7 @@ def check_precision(backbone: nn.Module, precision: str) -> None:
     tokens = torch.zeros(2, 4, dtype=torch.long, device=device)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)
     try:
-        with autocast(precision, device):
-            backbone(input_ids=tokens, attention_mask=mask)
+        backbone(input_ids=tokens, attention_mask=mask)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

@@ -352,7 +352,7 @@ def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -
 
 def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:
     """Check that the model has an embedding for every token of a tokenizer; raises `ModelError`."""
-    size = int(backbone.get_input_embeddings().num_embeddings)
+    size = len(backbone.get_input_embeddings().weight)
     token, largest = max(tokenizer.get_vocab().items(), key=itemgetter(1))
     if largest >= size:
         raise ModelError(

@@ -26,6 +26,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.encoder import check_precision, set_dropout
 from raytriever.models.files import first_line
 from raytriever.models.memory import is_out_of_memory
+from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback, all_texts
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
@@ -153,8 +154,9 @@ class _Trainer:
         loss = build_loss(config, setup.retriever.description.similarity == "cosine").to(setup.device)
         set_dropout(setup.retriever, settings.dropout)
         towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
-        for backbone in towers:
-            check_precision(backbone, setup.precision)
+        with autocast(setup.precision, setup.device):
+            for backbone in towers:
+                check_precision(backbone, setup.precision)
         setup.retriever.choose_packing(setup.precision)
         setup.retriever.train()
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query

@@ -3,7 +3,7 @@
 Run: `python benchmarks/conformal.py [--sets N] [--json PATH]`. Seven of ten questions have an answer, or all
 (`answered`). The gap between the best and the second score, and whether BM25 agrees, say how probable it is that the
 best document is right. In `ties` the gap is rounded to tenths, so few confidences occur. All questions of a set choose
-the thresholds and are counted at them. True shares are those of 2,000 further questions, drawn anew for each set.
+the thresholds and are counted at them. True shares are those of 2,000 further questions of each set.
 
 Columns: mean true share with its standard error (a set of which no threshold keeps the promise shows nothing, or, for
 `missed`, everything), the mean of the sets that reach the promise, their share, how much the stated share is too high,

@@ -62,8 +62,9 @@ def load_tokenizer(directory: Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             directory, config=config, local_files_only=True, use_fast=True, trust_remote_code=False, **settings
         )
-    if tokenizer.is_fast and getattr(config, "vocab_size", None) is not None:
-        _drop_tokens(tokenizer, config.vocab_size)
+    embedded = getattr(config, "vocab_size", None)
+    if tokenizer.is_fast and embedded is not None:
+        _drop_tokens(tokenizer, embedded)
     if lowers_case(directory):
         _lower_case(tokenizer)
     _choose_padding(tokenizer, directory)

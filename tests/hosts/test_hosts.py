@@ -32,7 +32,7 @@ time.time = lambda: now() + {seconds}
 time.time_ns = lambda: nanoseconds() + {seconds} * 10**9
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def cluster(hosts: Hosts, folder: Path) -> Iterator[Cluster]:
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err
     assert "Traceback" not in err
     return out + err
@@ -68,7 +68,7 @@ def one(cluster: Cluster) -> dict[int, float]:
 
 def refused(process: subprocess.Popen[str]) -> str:
     """Return the line with which a training ends."""
-    _, err = process.communicate(timeout=600)
+    _, err = process.communicate(timeout=1200)
     assert process.returncode == 2, err
     assert "Traceback" not in err
     return str(err.strip().splitlines()[-1])
@@ -84,14 +84,14 @@ def test_three_hosts_have_the_loss_curve_of_one(cluster: Cluster, one: dict[int,
 def test_a_run_in_a_bucket_continues_to_the_bit_after_a_worker_host_and_after_the_head_was_killed(
     cluster: Cluster, strategy: str
 ) -> None:
-    words = (f"--strategy={strategy}", "--num-workers=2", "--max-steps=200", "--checkpoint-steps=2", "--wait-minutes=5")
+    words = (f"--strategy={strategy}", "--num-workers=2", "--max-steps=100", "--checkpoint-steps=2", "--wait-minutes=5")
     finished(cluster.train(f"{strategy}-whole", *words))
     process = cluster.train(f"{strategy}-killed", *words)
     lines = Lines(process.stderr)
-    lines.wait_for(r"train: [1-9]\d*/200")
+    lines.wait_for(r"step 20: dev loss")
     cluster.hosts.kill_ray(worker_hosts(cluster)[-1])
     lines.wait_for(r"Resumed from checkpoint step-\d+")
-    lines.wait_for(r"train: [1-9]\d*/200")
+    lines.wait_for(r"step \d+: dev loss")
     cluster.hosts.kill_ray("h1")
     process.communicate(timeout=120)
     cluster.start()

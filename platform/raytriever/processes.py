@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import signal
@@ -102,23 +103,6 @@ def _run_pool(
             raise
 
 
-def call_within(seconds: float | None, preload: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call in a process of its own; see `ChildProcess`.
-
-    Args:
-        seconds: limit of the call's processor time, at least 1; None for none.
-        preload: module that such processes share.
-        function: Function of a module; its errors are raised here.
-        arguments: Arguments of the function.
-
-    Raises:
-        TimeoutError: the call took longer.
-        ChildProcessError: the process died.
-    """
-    with ChildProcess(preload) as child:
-        return child.call(seconds, function, *arguments)
-
-
 class ChildProcess:
     """Process for calls that may take too long, need too much memory or crash.
 
@@ -176,7 +160,7 @@ class ChildProcess:
         context = clean_processes()
         context.set_forkserver_preload([self._preload])
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._memory))  # type: ignore[attr-defined]
+        self._process = context.Process(target=_serve, args=(theirs, self._preload, self._memory))  # type: ignore[attr-defined]
         with _clean_start():
             self._process.start()
         theirs.close()
@@ -189,11 +173,12 @@ class ChildProcess:
             self._process = None
 
 
-def _serve(connection: Any, memory: int | None) -> None:
+def _serve(connection: Any, preload: str, memory: int | None) -> None:
     """Answer the calls of a `ChildProcess`."""
     import resource
 
     _begin(None, ())
+    importlib.import_module(preload)  # the fork server may have been started with other modules; no call pays for it
     _limit(resource.RLIMIT_CORE, 0)  # the signal of the processor time would write a core file
     if memory is not None:
         _limit(resource.RLIMIT_DATA, memory)

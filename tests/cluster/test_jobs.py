@@ -211,7 +211,7 @@ def test_a_user_error_of_a_job_is_one_line(head: Head, settings: list[str]) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings: list[str]) -> None:
-    words = [*settings, "--max-steps", "400", "--eval-steps", "20", "--keep", "2"]
+    words = [*settings, "--max-steps", "1500", "--eval-steps", "50", "--keep", "2"]
     assert head.by_ray("train", *words, "--output", "runs/undisturbed")[0] == 0
     checkpoints = head.home / "runs" / "stopped" / "checkpoints"
     job = ["--submission-id", "stopped", "--working-dir", ".", "--", "python", "jobs/train.py", *words]
@@ -221,7 +221,7 @@ def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings:
     out, _ = process.communicate(timeout=120)
     assert "run the same command again to continue" in out
     assert not (checkpoints.parent / "metrics.json").exists()
-    assert max(int(path.name[5:]) for path in checkpoints.glob("step-*")) < 400
+    assert max(int(path.name[5:]) for path in checkpoints.glob("step-*")) < 1500
     code, out = head.by_ray("train", *words, "--output", "runs/stopped")
     assert code == 0, out
     assert "Resumed from checkpoint" in out
@@ -230,7 +230,7 @@ def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings:
     assert figures[0] == figures[1]
     logged = [json.loads(line) for line in (checkpoints.parent / "steps.jsonl").read_text().splitlines()]
     steps = [entry["step"] for entry in logged if "loss" in entry["measured"]]
-    assert steps == list(range(1, 401)), "a step was logged twice, or not at all"
+    assert steps == list(range(1, 1501)), "a step was logged twice, or not at all"
 
 
 @pytest.mark.slow

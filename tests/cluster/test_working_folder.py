@@ -47,7 +47,6 @@ compare run evaluation --output page.html
 search --dataset . {MODEL} word
 index --dataset . {MODEL} --index hnsw --output index --query word
 export --model run --output exported
-plan --documents 1000
 runs list .
 cache list
 doctor"""

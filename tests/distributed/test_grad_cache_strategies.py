@@ -65,10 +65,12 @@ def hold(result: Results, size: int, case: str) -> None:
     # Frozen poolers and, under softmax, key biases apart, everything learns.
     still = [name for name, value in whole.items() if not float(value.abs().max()) > 0]
     assert all("pooler" in name or "triplet" in case for name in still), still
-    assert difference(cached, whole) < 1e-5
+    # torch's attention rounds to bf16, and its sums depend on how many texts are padded together.
+    within = 1e-3 if "bf16" in case else 1e-5
+    assert difference(cached, whole) < within
     if "triplet" not in case:
         temperature = "loss.log_temperature"
-        torch.testing.assert_close(cached[temperature], whole[temperature], rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(cached[temperature], whole[temperature], rtol=within, atol=1e-9)
     for kind in ("whole", "cached"):
         one = [result[size, rank][f"{case} {kind}"] for rank in range(size)]
         assert len({(each["value"], each["norm"]) for each in one}) == 1

@@ -31,8 +31,9 @@ prepare(Request(sys.argv[1], Endless("")), run=in_processes)
 """,
     "single call": """
 from endless import compute
-from raytriever.processes import call_within
-call_within(None, "endless", compute)
+from raytriever.processes import ChildProcess
+with ChildProcess("endless") as child:
+    child.call(None, compute)
 """,
 }
 

@@ -9,7 +9,7 @@ import pytest
 from deadly import die_of_zero, die_once, path_of
 
 from raytriever import processes
-from raytriever.processes import ProcessDeath, call_within, map_in_processes
+from raytriever.processes import ChildProcess, ProcessDeath, map_in_processes
 
 
 def test_results_of_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,8 @@ def test_processes_do_not_import_from_the_working_folder(tmp_path: Path, monkeyp
             [child] = map_in_processes(path_of, [0], [])
             assert not {"", str(tmp_path)} & set(child)
             assert sys.path[0] == entry
-            assert call_within(60, "deadly", path_of, 0) == child
+            with ChildProcess("deadly") as process:
+                assert process.call(60, path_of, 0) == child
 
 
 @pytest.mark.slow

@@ -209,7 +209,8 @@ def test_a_user_error_in_a_stage(
     error_line: ErrorLine, letters: Path, tiny_encoder: Path, tmp_path: Path, stages: str, expected: str
 ) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(f"data: {{dataset: '{letters}'}}\nmodel: {{model: '{tiny_encoder}'}}\nstages: {stages}\n")
+    settings = f"data: {{dataset: '{letters}'}}\nmodel: {{model: '{tiny_encoder}'}}\ntraining: {{warmup_steps: 0}}\n"
+    file.write_text(f"{settings}stages: {stages}\n")
     line = error_line("train", "--config", file)
     assert expected in line
     assert line.startswith((f"{file}: ", "stage 'b': "))

@@ -228,6 +228,7 @@ def test_a_comparison_is_remembered_without_a_wait_for_the_disk(
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     with committed_directory(tmp_path / "data") as aside:
         (aside / "values").write_bytes(b"right")
+    (tmp_path / "cache" / "digests").mkdir(parents=True)  # folders that are made are synced, once
     waits: list[int] = []
     monkeypatch.setattr(os, "fsync", waits.append)
     file = tmp_path / "data" / "values"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raytriever.evaluation.decision_tables import calibration_table
+from raytriever.evaluation.differences import rows as differences
 from raytriever.evaluation.tables import Figure, PaperTable, latex, markdown, metrics_table, paper_tables
 from raytriever.terminal import markdown_table, printable, text_table
 
@@ -13,8 +14,25 @@ MODELS = {
     "two": {"a": {"ndcg_at_10": 0.6, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.2, "auc": 0.7}},
     "three": {"a": {"ndcg_at_10": 0.4, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.250001, "auc": 0.6}},
 }
-MARKS = {("a", "two", "ndcg_at_10"): "+◇", ("b_c", "two", "ndcg_at_10"): "-"}
-BEST = {("a", "ndcg_at_10"): ["two", "one"], ("b_c", "auc"): ["one"], (None, "ndcg_at_10"): ["two"]}
+SPLITS = {"a": "test", "b_c": "test"}
+
+
+def above(dataset: str | None, metric: str, model: str, against: str) -> differences.TestedPair:
+    """A significant difference."""
+    numbers = dict.fromkeys(("difference", "low", "high"), 0.1) | dict.fromkeys(("p", "p_holm"), 0.001)
+    return {"dataset": dataset, "metric": metric, "model": model, "against": against, **numbers}
+
+
+PAIRS = [
+    above("a", "ndcg_at_10", "two", "one"),
+    above("a", "ndcg_at_10", "two", "three"),
+    above("a", "ndcg_at_10", "one", "three"),
+    above("b_c", "ndcg_at_10", "one", "two"),
+    above("b_c", "auc", "one", "two"),
+    above("b_c", "auc", "one", "three"),
+    above(None, "ndcg_at_10", "two", "one"),
+    above(None, "ndcg_at_10", "two", "three"),
+]
 
 
 def rows_of(table: PaperTable) -> dict[str, list[tuple[str, int | None, str]]]:
@@ -22,25 +40,26 @@ def rows_of(table: PaperTable) -> dict[str, list[tuple[str, int | None, str]]]:
 
 
 def test_few_data_sets_are_columns_of_one_table() -> None:
-    [table] = paper_tables(MODELS, MARKS, "test", ["one", "three"], BEST)
+    [table] = paper_tables(MODELS, PAIRS, SPLITS, ["one", "three"])
     assert table.groups == [("a", 2), ("b_c", 2), ("Average", 2)]
     assert table.columns == ["Model", *["nDCG@10", "AUC"] * 3]
     rows = rows_of(table)
-    assert rows["two"][0] == ("60.00", 0, "+◇")
-    assert rows["one"][0] == ("50.00", 1, "")
-    assert rows["three"][0] == ("40.00", None, "")
+    assert rows["two"][0] == ("60.00", 0, "+◆")
+    assert rows["one"][0] == ("50.00", 1, "◆")
+    assert rows["three"][0] == ("40.00", None, "-")
     # The highest figure is plain where nothing shows that it is more than noise.
     assert [rows[model][2][:2] for model in MODELS] == [("25.00", None), ("20.00", None), ("25.00", None)]
     assert [rows[model][1][:2] for model in MODELS] == [("90.00", None)] * 3
     assert [rows[model][3][:2] for model in MODELS] == [("80.00", 0), ("70.00", None), ("60.00", None)]
     assert [rows[model][4][1] for model in MODELS] == [None, 0, None]
     assert rows["one"][4][0] == "37.50"
-    assert "+ and -: significantly above and below one. ◆ and ◇: significantly above and below three." in table.caption
+    assert "+ and -: significantly above and below one; ◆ and ◇: significantly above and below three." in table.caption
 
 
 def test_many_data_sets_stand_below_each_other_in_a_table_a_metric() -> None:
     many = {model: {f"d{i}": rows["a"] for i in range(5)} for model, rows in MODELS.items()}
-    tables = paper_tables(many, {}, "test", ["one"], {(None, "ndcg_at_10"): ["two", "one"]})
+    pairs = [above(None, "ndcg_at_10", *pair) for pair in (("two", "one"), ("two", "three"), ("one", "three"))]
+    tables = paper_tables(many, pairs, dict.fromkeys(many["one"], "test"), [])
     assert [table.caption.split(".")[0] for table in tables] == ["nDCG@10", "AUC"]
     assert tables[0].columns == ["Data set", *MODELS]
     assert [name for name, _ in tables[0].rows] == ["d0", "d1", "d2", "d3", "d4", "Average"]
@@ -51,23 +70,26 @@ def test_many_data_sets_stand_below_each_other_in_a_table_a_metric() -> None:
 
 def test_one_model_needs_no_rule_and_a_data_set_may_be_called_average() -> None:
     one = {"one": {"Average": {"auc": 0.5}, "b": {"auc": 0.75}}}
-    [table] = paper_tables(one, {}, "test", ["one"], {})
+    [table] = paper_tables(one, [], {"Average": "test", "b": "test"}, ["one"])
     assert table.caption == "Split test, x 100."
     assert [name for name, _ in table.groups] == ["Average", "b", "Average-2"]
     assert [figure.text for figure in table.rows[0][1]] == ["50.00", "75.00", "62.50"]
 
 
 def test_both_languages_say_the_same() -> None:
-    tables = paper_tables(MODELS, MARKS, "test", ["one", "three"], BEST)
+    tables = paper_tables(MODELS, PAIRS, SPLITS, ["one", "three"])
     text = markdown(tables)
     assert "| Model | a nDCG@10 | a AUC | b_c nDCG@10 | b_c AUC | Average nDCG@10 | Average AUC |" in text
-    assert "| two | **60.00**<sup>+◇</sup> | 90.00 | 20.00<sup>-</sup> | 70.00 | **40.00** |" in text
-    assert "| one | <u>50.00</u> | 90.00 | 25.00 | **80.00** |" in text
+    assert (
+        "| two | **60.00**<sup>+◆</sup> | 90.00 | 20.00<sup>-</sup> | 70.00<sup>-</sup> | **40.00**<sup>+◆</sup> |"
+        in text
+    )
+    assert "| one | <u>50.00</u><sup>◆</sup> | 90.00 | 25.00 | **80.00**<sup>◆</sup> |" in text
     tex = latex(tables)
     assert r" & \multicolumn{2}{c}{a} & \multicolumn{2}{c}{b\_c} & \multicolumn{2}{c}{Average} \\" in tex
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5} \cmidrule(lr){6-7}" in tex
-    assert r"two & \textbf{60.00}$^{+\lozenge}$ & 90.00 & 20.00$^{-}$ & 70.00 & \textbf{40.00}" in tex
-    assert r"one & \underline{50.00} & 90.00" in tex
+    assert r"two & \textbf{60.00}$^{+\blacklozenge}$ & 90.00 & 20.00$^{-}$ & 70.00$^{-}$ & \textbf{40.00}" in tex
+    assert r"one & \underline{50.00}$^{\blacklozenge}$ & 90.00" in tex
     assert r"p $<$ 0.05" in tex
     assert r"$\blacklozenge$ and $\lozenge$: significantly" in tex
     assert r"\begin{tabular}{lrrrrrr}" in tex

@@ -110,7 +110,6 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/indexes.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/tune.py
-	$(BIN)/python benchmarks/studies.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/buckets.py

@@ -26,7 +26,19 @@ FOLDER_LIMIT = 20
 DIALECT = re.compile(
     r"\b(told|hears?|heard|put aside|beside|whoever|anew|mailbox|news|torn|mend(?:s|ed|ing)?|at hand)\b"
 )
-WRITTEN = ("platform", "tests", "benchmarks", "docs", "jobs", "dashboards", "cluster", ".ci", "Makefile", "README.md")
+WRITTEN = (
+    "platform",
+    "tests",
+    "benchmarks",
+    "docs",
+    "jobs",
+    "dashboards",
+    "cluster",
+    "studies",
+    ".ci",
+    "Makefile",
+    "README.md",
+)
 WRITTEN_SUFFIXES = ("", ".py", ".md", ".yaml", ".yml", ".html", ".js", ".css", ".json")
 # A generated block of a page, with its markers; see `docs/build.py`.
 GENERATED = re.compile(r"<!-- generated?: .*?<!-- end[^>]*-->", re.DOTALL)

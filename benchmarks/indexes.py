@@ -2,7 +2,7 @@
 
 Run: `python benchmarks/indexes.py [--json PATH] [--documents 100000] [--skip vamana]`. Documents of width 128 and as
 many training queries, 500 queries that are shifted like the training queries and 500 that are drawn like the documents
-(`index/approximate/synthetic.py`), all in one process. Indexes are built on all cores and searched on one. Candidates
+(`tests/support/synthetic.py`), all in one process. Indexes are built on all cores and searched on one. Candidates
 at recall@10 0.95 are interpolated between two settings. Queries per second are counted in processor seconds, the least
 of several passes. RoarGraph and HNSW are searched alternately with the same number of candidates, without the rest of
 the search.
@@ -10,7 +10,9 @@ the search.
 
 from __future__ import annotations
 
+import sys
 from math import isnan, nan
+from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 
@@ -24,8 +26,10 @@ from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.graph import mark_reachable
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import at_recall, measure, one_thread
-from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from synthetic import control
 
 QUERIES, RECALL, K = 500, 0.95, 10
 EFFORTS = (20, 40, 80, 160)

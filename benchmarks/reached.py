@@ -1,4 +1,4 @@
-"""Code of the package that no command and no public name reaches; `benchmarks/house.py` prints it."""
+"""Code of the package that no command, study or public name reaches; `benchmarks/house.py` prints it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from house import PLATFORM, modules, nodes, tree
+from house import PLATFORM, REPOSITORY, modules, nodes, tree
 
 # Definitions that Python, Ray, numba or PyTorch call by name.
 CALLED_BY_LIBRARIES = re.compile(r"__\w+__|visit_\w+|forward|emit|format|default|main|study")
@@ -106,6 +106,13 @@ def unreached(roots: set[str]) -> list[str]:
         load(module)
         for name in own[module]:
             reach(module, name)
+    for file in (REPOSITORY / "studies").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in own:
+                for alias in node.names:
+                    reach(node.module, alias.name)
+            elif isinstance(node, ast.Attribute):
+                attributes.add(node.attr)
     for module in PUBLIC:
         load(module)
         reach(module, "__getattr__")
@@ -151,5 +158,5 @@ def _extends_a_library(node: ast.ClassDef, scope: Mapping[str, object], own: Map
 
 def roots() -> set[str]:
     """Return the modules whose every definition is an entry point: the commands and the recipes."""
-    packages = ("raytriever.cli.", "raytriever.recipes.", "raytriever.studies.recipes")
+    packages = ("raytriever.cli.", "raytriever.recipes.")
     return {name for name in modules() if name.startswith((*packages, *LOADED_BY_NAME))}

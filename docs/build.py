@@ -49,7 +49,7 @@ class _ParserFound(BaseException):
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """Return the argparse parser of a command such as `train` or `study ood`."""
+    """Return the argparse parser of a command such as `train` or `runs list`."""
     from raytriever.cli.main import run
 
     def stop(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
@@ -71,8 +71,6 @@ def commands() -> Iterator[str]:
         yield f"## {task}\n"
         for name in names:
             yield from _command(name)
-            if name == "study":
-                yield from _command("study ood")
 
 
 def _command(name: str) -> Iterator[str]:

@@ -214,7 +214,6 @@ MODEL = PathKind(
 )
 TEACHER = replace(MODEL, remedy="give the directory of a cross-encoder, or a hub name", names=(), optional=True)
 MODELS = replace(MODEL, names=("minilm", "bm25"), label="=")
-GAP_MODELS = replace(MODEL, names=("minilm", "control"))
 NEGATIVES = PathKind("there is no negatives table", "give the directory or Parquet file of one", DataError)
 SCORES = PathKind(
     "there are no scores",
@@ -229,6 +228,5 @@ EVALUATION = PathKind("no such evaluation", f"name the {setting('output')} of `r
 PROMPTS = PathKind("no such folder", "give a folder with files such as relevance.txt", folder=True)
 SETTINGS = PathKind("cannot be read (No such file or directory)", "give a YAML file")
 SEARCH_SPACE = replace(SETTINGS, only=r".*/.*|.*\.ya?ml", optional=False)
-DATA_ROOT = PathKind("is no folder", "name the folder that holds the data packs", folder=True)
 RUN_FOLDER = PathKind("no such folder", "give a run's directory, or a folder of runs", folder=True, parts=True)
 RUN = PathKind(parts=True)  # or an id or a filter of MLflow: `compare` tells them apart

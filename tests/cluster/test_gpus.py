@@ -49,9 +49,9 @@ from raytriever.mining.finders import ArrayEmbeddings, open_here
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.studies.arm import ArmRunner, arm_folder
 from raytriever.studies.definition import Arm, MeasuredDataset, Study
-from raytriever.studies.run.arm import ArmRunner, arm_folder
-from raytriever.studies.run.study import run_study
+from raytriever.studies.run import run_study
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
@@ -340,7 +340,7 @@ def test_arms_of_a_study_share_a_gpu_at_the_same_time(
     (records / MEETING).write_text("2")
     arms = (trained_arm("one", case, tiny_dataset), trained_arm("other", case, tiny_dataset))
     study = Study("mw-in-domain", "Title", "Table 1", arms, 1, ())
-    assert run_study(study, "smoke", tmp_path / "study", 1, "study", [].append, trial_gpus=0.5)
+    assert run_study(study, tmp_path / "study", 1, "study", [].append, trial_gpus=0.5)
     (records / MEETING).unlink()
     ray.kill(other)
     assert seen("meeting of ray::") == {"2"}

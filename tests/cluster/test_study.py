@@ -16,11 +16,24 @@ import pytest
 import ray
 
 from raytriever.cluster.session import ray_session
-from raytriever.studies.run.study import NICENESS, _equal_priority
+from raytriever.studies.run import NICENESS, _equal_priority
 
 pytestmark = pytest.mark.slow
 CommandLine = Any
-NAME = "mw-in-domain"
+FILE = """
+seeds: {seeds}
+metrics: ndcg@10,auc
+data_sets: {{Letters: {dataset}}}
+settings:
+  model: {{model: {encoder}}}
+  training: {{batch_size: 16, max_steps: 6, learning_rate: 1e-3, precision: fp32, eval_steps: 3}}
+arms:
+  untrained: {encoder}
+  InfoNCE: {{loss: {{loss: infonce, temperature: 0.05}}}}
+  MW: {{loss: {{loss: mw, temperature: 0.05}}}}
+claims:
+- {{above: [MW, untrained], metrics: auc}}
+"""
 
 
 def wait_for_first_arm(study: Path, process: subprocess.Popen[str]) -> None:
@@ -37,7 +50,7 @@ def wait_for_first_arm(study: Path, process: subprocess.Popen[str]) -> None:
 
 
 def finish(command_line: CommandLine, started: list[subprocess.Popen[str]], study: str) -> tuple[str, str]:
-    process = command_line.start("study", NAME, "--scale", "smoke", "--output", study)
+    process = command_line.start("study", "mine.yaml", "--output", study)
     started.append(process)
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
@@ -55,10 +68,15 @@ def test_rays_processes_have_the_priority_of_the_study() -> None:
 
 @pytest.mark.timeout(900)
 def test_a_killed_study_continues(
-    command_line: Callable[[], CommandLine], started: list[subprocess.Popen[str]], tmp_path: Path
+    command_line: Callable[[], CommandLine],
+    started: list[subprocess.Popen[str]],
+    tiny_dataset: Path,
+    tiny_encoder: Path,
+    tmp_path: Path,
 ) -> None:
+    (tmp_path / "mine.yaml").write_text(FILE.format(seeds=1, dataset=tiny_dataset, encoder=tiny_encoder))
     line = command_line()
-    process = line.start("study", NAME, "--scale", "smoke", "--output", "killed")
+    process = line.start("study", "mine.yaml", "--output", "killed")
     started.append(process)
     killed = tmp_path / "killed"
     wait_for_first_arm(killed, process)
@@ -117,20 +135,7 @@ def test_a_study_of_a_file_compares_its_arms(
     tiny_encoder: Path,
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "mine.yaml").write_text(f"""
-seeds: 2
-metrics: ndcg@10,auc
-data_sets: {{Letters: {tiny_dataset}}}
-settings:
-  model: {{model: {tiny_encoder}}}
-  training: {{batch_size: 16, max_steps: 6, learning_rate: 1e-3, precision: fp32, eval_steps: 3}}
-arms:
-  untrained: {tiny_encoder}
-  InfoNCE: {{loss: {{loss: infonce, temperature: 0.05}}}}
-  MW: {{loss: {{loss: mw, temperature: 0.05}}}}
-claims:
-- {{above: [MW, untrained], metrics: auc}}
-""")
+    (tmp_path / "mine.yaml").write_text(FILE.format(seeds=2, dataset=tiny_dataset, encoder=tiny_encoder))
     line = command_line()
     out, err = "", ""
     for _ in range(2):
@@ -140,7 +145,7 @@ claims:
         assert process.returncode == 0, err
     assert "mine is finished; a larger --seeds continues it" in err
     results = json.loads((tmp_path / "mine" / "results.json").read_text())
-    assert (results["study"], results["scale"], results["seeds"]) == ("mine", "own", 2)
+    assert (results["study"], results["seeds"]) == ("mine", 2)
     auc = {row: cell["Letters"]["auc"] for row, cell in results["rows"].items()}
     assert {row: len(one["values"]) for row, one in auc.items()} == {"untrained": 1, "InfoNCE": 2, "MW": 2}
     assert auc["MW"]["mean"] > auc["untrained"]["mean"]
@@ -156,25 +161,3 @@ claims:
     page = (tmp_path / "page.html").read_text()
     assert "MW-Letters seed-0" in page
     assert page.count("AUC") > 3
-
-
-@pytest.mark.timeout(900)
-def test_the_study_of_questions_without_an_answer_writes_the_same_again(
-    command_line: Callable[[], CommandLine], started: list[subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    line, folder = command_line(), tmp_path / "abstain"
-    written = []
-    for _ in range(2):
-        process = line.start("study", "abstain", "--scale", "smoke", "--output", "abstain")
-        started.append(process)
-        _, err = process.communicate(timeout=600)
-        assert process.returncode == 0, err
-        files = [folder / "results.json", folder / "study.md", *sorted((folder / "figures").iterdir())]
-        written.append({file.name: file.read_bytes() for file in files})
-    assert written[0] == written[1]
-    results = json.loads(written[0]["results.json"])
-    assert "risk-coverage.png" in written[0]
-    assert [*results["rows"]] == ["BM25", "MiniLM, untrained", "CL", "MW", "MW+CL"]
-    assert {*results["rows"]["MW"]} == {"pydocs-stdlib", "pydocs-packages", "all"}
-    assert [one["verdict"] for one in results["claims"]].count("not measured") == 0
-    assert "| MW | pydocs-stdlib |" in written[0]["study.md"].decode()

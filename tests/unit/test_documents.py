@@ -138,8 +138,6 @@ def _commands(page: str) -> Iterator[tuple[str, list[str]]]:
             continue
         assert command in STAGES, f"{page}: {line}"
         words = rest.split()
-        if command == "study" and words and words[0] == "ood":
-            command = "study ood"
         yield command, [word.split("=")[0] for word in words if word.startswith("--")]
 
 

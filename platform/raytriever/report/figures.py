@@ -205,46 +205,6 @@ def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int,
 
 
 PANEL = 3.4  # inches of width
-# Value of the setting, mean, standard deviation over seeds (NaN for one seed).
-Points = Sequence[tuple[float, float, float]]
-
-
-def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: str, value: str) -> None:
-    """Draw means and standard deviations over seeds: one curve per name, panels side by side with a shared y axis.
-
-    The values of the setting have equal distances: on a linear axis 0, 0.001 and 0.1 would overlap. A panel without a
-    title has an empty one. `across` is the varied setting, and `value` the drawn value.
-    """
-    width = WIDTH if len(panels) == 1 else PANEL * len(panels)
-    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    styles = styles_of(names)
-    with picture(path, width, HEIGHT + 0.2 * (len(names) > 1)) as figure:
-        shared = None
-        for number, (title, curves) in enumerate(panels.items(), 1):
-            axes = figure.add_subplot(1, len(panels), number, sharey=shared)
-            shared = shared or axes
-            tried = sorted({x for points in curves.values() for x, _, _ in points})
-            for name, points in curves.items():
-                colour, dash = styles[name]
-                settings, means, deviations = zip(*sorted(points), strict=True)
-                errors = [deviation if deviation == deviation else 0.0 for deviation in deviations]
-                axes.errorbar(
-                    [tried.index(x) for x in settings],
-                    means,
-                    yerr=errors,
-                    color=colour,
-                    linestyle=dash,
-                    marker="o",
-                    markersize=3.5,
-                    capsize=2,
-                    label=label(name) if name else None,
-                )
-            axes.set(xlabel=across, title=title)
-            axes.set_xticks(range(len(tried)), [f"{x:g}" for x in tried], rotation=45 if len(tried) > 5 else 0)
-        figure.axes[0].set_ylabel(value)
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        if handles:
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(handles)))
 
 
 ROC_POINTS = 150

@@ -1,4 +1,4 @@
-"""Claims of a paper, tested against the results of a study: `held`, `did not hold`, or `within noise`.
+"""Claims, tested against the results of a study: `held`, `did not hold`, or `within noise`.
 
 A claim is a function of the results alone, so a page cannot say more than its table shows. A difference counts if the
 test over queries and seeds gives p < 0.05 (`evaluation.differences.seeds`). A spread is tested over the seeds."""
@@ -44,7 +44,8 @@ Comparisons = Iterable[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim of a paper, from its `section 5.2`, with a pure function of the results that judges it, such as `above`."""
+    """Claim of a paper or of a file, with its source, such as `section 5.2`, and
+    a pure function of the results that judges it, such as `above`."""
 
     text: str
     source: str
@@ -193,7 +194,9 @@ def above_on_average(
     return _judge(f"{better} - {worse}, mean over data sets{f', against {by:g}' if by else ''}", compare)
 
 
-def no_worse_on_average(row: str, other: str, metrics: Sequence[str], within: float = 0.01) -> Judge:
+def no_worse_on_average(
+    row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01
+) -> Judge:
     """Claim that the mean of a row over the data sets is at most `within` below that of another, in each metric.
 
     It does not hold if the mean is lower by more and not by noise.
@@ -201,13 +204,13 @@ def no_worse_on_average(row: str, other: str, metrics: Sequence[str], within: fl
 
     def compare(results: SeededResults) -> Comparisons:
         for metric in metrics:
-            one = mean_difference(results, row, other, metric)
+            one = mean_difference(results, row, other, metric, datasets)
             yield _agrees(one.difference >= -within, one), _text(metric, one)
 
     return _judge(f"{row} - {other}, mean over data sets, not worse down to {-within:g}", compare)
 
 
-def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> Judge:
+def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
     """Claim that rows are above another one in more than half of all cells (row, data set, metric).
 
     It does not hold if they are below in more than half of the cells.
@@ -217,7 +220,7 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> J
         cells = [
             results.compare(row, worse, dataset, metric)
             for row in better
-            for dataset in results.datasets
+            for dataset in datasets or results.datasets
             for metric in metrics
             if all(results.has(one, dataset, metric) for one in (row, worse))
         ]
@@ -235,61 +238,46 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> J
     return judge
 
 
-def second_at_worst(row: str, among: Sequence[str], metrics: Sequence[str]) -> Judge:
-    """Claim that at most one other row is above a row, in each metric on each data set.
-
-    It does not hold if two others are above by more than noise.
-    """
-    others = [one for one in among if one != row]
-
-    def compare(results: SeededResults) -> Comparisons:
-        for dataset, metric in _cells(results, among, metrics, ()):
-            against = [results.compare(row, one, dataset, metric) for one in others]
-            higher = sum(one.difference < 0 for one in against)
-            significant = sum(one.outcome == BELOW for one in against)
-            untested = any(one.outcome == UNTESTED for one in against)
-            outcome = UNTESTED if untested else ABOVE if higher <= 1 else BELOW if significant >= 2 else NOISE
-            yield outcome, f"{dataset} {metric} rank {higher + 1}"
-
-    return _judge(row, compare)
-
-
-def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: Sequence[str] = ()) -> Judge:
-    """Claim that a metric varies less among `rows` than among `others` (largest minus smallest value).
+def steadier(rows: Sequence[str], others: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
+    """Claim that each metric varies less among `rows` than among `others` (largest minus smallest value).
 
     Each row is one setting.
     """
 
     def compare(results: SeededResults) -> Comparisons:
-        for dataset in _sets(results, (*rows, *others), metric, datasets):
+        for dataset, metric in _cells(results, (*rows, *others), metrics, datasets):
             narrow, wide = (_spread(results, some, dataset, metric) for some in (rows, others))
             p = paired_t_test(wide, narrow).p_value if len(wide) > 1 else float("nan")
             outcome = ABOVE if wide.mean() > narrow.mean() else BELOW
             outcome = UNTESTED if len(wide) < 2 else outcome if p < LEVEL else NOISE
-            yield outcome, f"{dataset} {narrow.mean():.4f} against {wide.mean():.4f} {format_outcome(p, outcome)}"
+            values = f"{narrow.mean():.4f} against {wide.mean():.4f}"
+            yield outcome, f"{dataset} {metric} {values} {format_outcome(p, outcome)}"
 
-    return _judge(f"spread of {metric}", compare)
+    return _judge("spreads", compare)
 
 
 def _spread(results: SeededResults, rows: Sequence[str], dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
     return np.asarray(np.ptp([results.values(row, dataset, metric) for row in rows], axis=0))
 
 
-def larger_gain(pair: tuple[str, str], other: tuple[str, str], metric: str, dataset: str) -> Judge:
-    """Claim that the first row of a pair is further above the second one than in another pair, on one data set."""
+def larger_gain(
+    pair: Sequence[str], other: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()
+) -> Judge:
+    """Claim that the first row of a pair is further above the second one than in another pair."""
 
     def compare(results: SeededResults) -> Comparisons:
         weights: Counter[str] = Counter()
         for row, weight in zip((*pair, *other), (1, -1, -1, 1), strict=True):
             weights[row] += weight
-        one = results.contrast(weights, [dataset], metric)
-        gained = ", ".join(
-            f"{to} - {start} {results.compare(to, start, dataset, metric).difference:+.4f}"
-            for to, start in (pair, other)
-        )
-        yield one.outcome, f"{gained} {format_outcome(one.p, one.outcome)}"
+        for dataset, metric in _cells(results, (*pair, *other), metrics, datasets):
+            one = results.contrast(weights, [dataset], metric)
+            gained = ", ".join(
+                f"{to} - {start} {results.compare(to, start, dataset, metric).difference:+.4f}"
+                for to, start in (pair, other)
+            )
+            yield one.outcome, f"{dataset} {metric} {gained} {format_outcome(one.p, one.outcome)}"
 
-    return _judge(f"{dataset} {metric}", compare)
+    return _judge("gains", compare)
 
 
 def every(*judges: Judge) -> Judge:

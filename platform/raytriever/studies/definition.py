@@ -1,26 +1,17 @@
-"""Definition of a study: the trainings behind one table of a paper, their evaluation data, and the paper's claims.
-
-A recipe of `studies.recipes` builds it, or a file of a user (`studies.own`).
-"""
+"""Definition of a study: the trainings behind a table, their evaluation data, and claims. `studies.file` reads one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from raytriever.config.curriculum import Curriculum
 from raytriever.errors import UserError
-from raytriever.evaluation.differences.seeds import Cell, SeededResults
 from raytriever.studies.claims import Claim
 
-SMOKE, SMALL, FULL = "smoke", "small", "full"
-# Metrics that do not come from a ranking: of the training, and of the query-document gap.
-STEPS_TO_BEST, OOD = "steps_to_best", "ood"
-UNANSWERABLE = "unanswerable"  # of a data set: judged documents of many queries are not in the corpus
-LINES, GAINS, CURVES, ROC, SCORES = "lines", "gains", "curves", "roc", "scores"  # kinds of figures
+STEPS_TO_BEST = "steps_to_best"  # metric of a training, not of a ranking
 
 
 @dataclass(frozen=True)
@@ -30,15 +21,11 @@ class MeasuredDataset:
     Args:
         name: name in tables; in one study, one name means one data set and split.
         dataset: path, URI or name.
-        metrics: metrics as `evaluate --metrics` names them: `auc`, `mrr_at_10`, `ndcg_at_10`, `accuracy_at_20` ...
+        metrics: metrics as `evaluate --metrics` names them: `auc`, `mrr_at_10`, ...; or `steps_to_best`.
         level: lowest grade of a relevant document.
         drop_own: whether a document with the id of the query is left out.
-        extras: further metrics: `steps_to_best` of the training; `ood` for `mmd2`, `query_positive_l2` and
-            `candidates_ratio` of `studies.ood`. `unanswerable` is no metric: any share of the judged documents may be
-            missing from the corpus.
         bm25_language: language of BM25's analyser; None to detect it.
-        about: size of a subset, as text; empty for a whole data set.
-        queries: number of training queries, if the data set is not opened.
+        max_bad_rows: share of bad rows that each file may have, 0 to 1.
     """
 
     name: str
@@ -47,14 +34,8 @@ class MeasuredDataset:
     metrics: tuple[str, ...] = ()
     level: int = 1
     drop_own: bool = True
-    extras: tuple[str, ...] = ()
     bm25_language: str | None = None
-    about: str = ""
-    queries: int | None = None
-
-    def with_metrics(self, metrics: tuple[str, ...], extras: tuple[str, ...] = ()) -> MeasuredDataset:
-        """Return the data set with the metrics to measure on it."""
-        return replace(self, metrics=metrics, extras=extras)
+    max_bad_rows: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -68,10 +49,6 @@ class Arm:
         model: system to measure if nothing is trained: `bm25`, or an encoder as `--model` names it.
         lengths: longest query and passage of an untrained encoder, in tokens; None, also for one of them, for its own
             limit.
-        block: group of rows among which the best is printed bold, for example the size of the encoder.
-        coordinates: position in figures: numbers (x of a curve) and words (name of a curve or a panel).
-        paper: results of the paper by `(data set, metric)`, in the units of ours (mostly fractions).
-        queries: number of training queries at `full`, where the data is not opened.
     """
 
     name: str
@@ -80,44 +57,6 @@ class Arm:
     curriculum: Curriculum | None
     model: str = ""
     lengths: tuple[int | None, int | None] | None = None
-    block: str = ""
-    coordinates: Mapping[str, float | str] = field(default_factory=dict)
-    paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    queries: int | None = None
-
-    @property
-    def label(self) -> str:
-        """Name of the row in claims and results: `BLOCK ROW`."""
-        return f"{self.block} {self.row}".strip()
-
-
-@dataclass(frozen=True)
-class PaperFigures:
-    """Table of a paper, or the points of a figure, as printed there; the first column has the names of the rows."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Figure of the page.
-
-    Args:
-        kind: kind of figure. `lines`: a metric over `coordinates[x]`, with a curve for each `coordinates[by]` and a
-            panel for each `coordinates[panel]`. `gains`: each row minus the first baseline, by data set. `curves`: dev
-            loss or `metric` by step, with a curve for each arm. `roc`: ROC curves. `scores`: histograms of positives
-            and best non-positives, of the first seed of each row.
-        x, by, panel: keys of `Arm.coordinates`.
-    """
-
-    kind: str
-    name: str
-    metric: str = ""
-    x: str = ""
-    by: str = ""
-    panel: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,38 +70,15 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class StudyAnalysis:
-    """Results that a study computes from the evaluations of its arms.
-
-    Args:
-        results: metrics of the tables and claims, in place of those of the evaluations; its rows are those of the
-            tables.
-        tables: further tables of the page by title: a row of titles, then the other rows.
-        content: all numbers of these tables and of the figures, as JSON values.
-        draw: draws figures into a folder, and returns their captions by file name.
-    """
-
-    results: SeededResults
-    tables: Mapping[str, Sequence[Sequence[str]]]
-    content: Mapping[str, Any]
-    draw: Callable[[Path], Mapping[str, str]]
-
-
-Analyse = Callable[[Mapping[Cell, Sequence[Evaluated]]], StudyAnalysis]
-
-
-@dataclass(frozen=True)
 class Study:
-    """Arms, claims and figures of one table of a paper.
+    """Arms and claims of one table.
 
     Args:
-        name: name on the command line.
         seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
-        baselines: one or two rows that the others are compared with. In each block that has them, marks are `+` and
-            `-` against the first, `◆` and `◇` against the second.
-        heading: lines about the training and the data, printed above the table.
-        analyse: computes what the study reports from its evaluations, by row and data set; None to report their
-            metrics.
+        baselines: one or two rows that the others are compared with: marks are `+` and `-` against the first, `◆` and
+            `◇` against the second.
+        about: lines about the training and the data, printed above the table.
+        paper: published results by row, data set and metric, in the units of ours (mostly fractions).
     """
 
     name: str
@@ -171,11 +87,9 @@ class Study:
     arms: tuple[Arm, ...]
     seeds: int
     baselines: tuple[str, ...]
-    heading: tuple[str, ...] = ()
-    paper: tuple[PaperFigures, ...] = ()
+    about: str = ""
     claims: tuple[Claim, ...] = ()
-    drawings: tuple[Drawing, ...] = ()
-    analyse: Analyse | None = None
+    paper: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -35,7 +34,6 @@ CASES = [
     ("evaluate --datasets HERE --data-root HERE", "--data-root: has no effect without --suite"),
     ("score --output o --model HERE --negatives HERE --depth 100", "--depth: has no effect without --run"),
     ("annotate --output o --llm x --endpoint http://localhost --model minilm", "--model: has no effect with --candida"),
-    ("study ood --output o --documents 1000", "--documents: has no effect with --model minilm; leave it out, or"),
 ]
 
 
@@ -49,12 +47,6 @@ def test_a_flag_without_effect_is_refused(
         import_module(module_of_stage(stage)).main(rest)
     assert str(error.value).startswith(line)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_flag_of_the_control_set_is_accepted_with_it(error_line: Callable[..., str]) -> None:
-    words = ["ood", "--output", "o", "--documents", "1000", "--indexes", "x", "--model"]
-    assert error_line("study", *words, "control").startswith("--indexes: unknown index 'x'")
-    assert error_line("study", *words, "minilm", "control").startswith("--indexes: unknown index 'x'")
 
 
 def parsed(stage: str, words: str) -> None:

@@ -28,8 +28,7 @@ STAGES = {
     "score": ["--model", "pydocs"],
     "index": [],
     "export": [],
-    "study mw-in-domain": [],
-    "study ood": [],
+    "study study.yaml": [],
     "annotate": ["--endpoint", "http://localhost:1/v1", "--llm", "judge"],
 }
 
@@ -44,6 +43,7 @@ def held(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_every_writing_stage_refuses_a_locked_directory(held: Path, error_line: Callable[..., str]) -> None:
+    Path("study.yaml").write_text("data_sets: {docs: pydocs}\narms: {BM25: bm25}\n")
     for stage, words in STAGES.items():
         name, *more = stage.split()
         line = error_line(name, *more, *words, "--output", held)

@@ -17,7 +17,6 @@ from raytriever.data.combine import combine
 from raytriever.data.prepare.open import open_all_splits, open_dataset
 from raytriever.data.statistics import describe
 from raytriever.data.unanswerable import with_questions
-from raytriever.studies.subsets import Subset, write_subset
 
 SIDES = {side: {"repeated": 0, "same_text": 0} for side in ("documents", "queries")}
 
@@ -135,8 +134,6 @@ def test_writers_keep_them(small: Path, tmp_path: Path) -> None:
     dataset = open_all_splits(small)
     write_annotated(tmp_path / "annotated", dataset, "train", {}, {}, "human", {"kind": "annotations"})
     assert open_all_splits(tmp_path / "annotated").unanswerable["test"].tolist() == list(range(40, 50))
-    subset = write_subset(tmp_path / "subset", "small", Subset(30, 10, 5, 40), lambda: dataset)
-    assert len(names_of(Path(subset))["test"]) == 5
 
 
 def test_annotation_leaves_them_out(small: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy import ndarray
+from synthetic import control
 
 from indexes import write_index
 from raytriever.errors import ConfigError, ModelError, StorageError
@@ -18,7 +19,6 @@ from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_
 from raytriever.index.approximate.index import ApproximateIndex, Finder, recall
 from raytriever.index.approximate.roargraph import RoarGraph
 from raytriever.index.approximate.store import KINDS, index_directory, read_index
-from raytriever.index.approximate.synthetic import control
 from raytriever.index.approximate.vamana import Vamana
 from raytriever.index.exact.search import top_k
 from raytriever.index.score import check_finite

@@ -7,11 +7,11 @@ from math import isnan
 import numpy as np
 import pytest
 import torch
+from synthetic import control
 
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.measure import at_recall, efforts, measure, one_thread
-from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
 
 SET = control(1_000, 50, seed=4, width=24, rank=8, common=4, own=2)

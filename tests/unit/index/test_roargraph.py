@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy import ndarray
+from synthetic import control
 
 from raytriever.errors import DataError, StorageError
 from raytriever.index.approximate import roargraph
 from raytriever.index.approximate.graph import Graph, choose_neighbours, mark_reachable, walk_all
 from raytriever.index.approximate.index import recall
 from raytriever.index.approximate.roargraph import RoarGraph, connect, project
-from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
 from raytriever.index.score import read_only
 

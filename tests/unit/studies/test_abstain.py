@@ -10,6 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import analysis as analysis_module
+from abstain import UNTRAINED, claims_of
+from analysis import Analysis, analyse
+from measures import POOLED, QuestionReader, SystemMeasures
+from questions import MIXTURE, StudySize, StudySource, write_questions
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import DataError, StorageError
@@ -18,13 +23,7 @@ from raytriever.metrics.confidence import COMBINED, fit_confidence, held_out_con
 from raytriever.metrics.selective import area_under_risk_coverage
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.studies.claims import DID_NOT, HELD
-from raytriever.studies.definition import Evaluated, MeasuredDataset, StudyAnalysis
-from raytriever.studies.recipes.abstain import analysis as analysis_module
-from raytriever.studies.recipes.abstain.analysis import analyse
-from raytriever.studies.recipes.abstain.measures import POOLED, QuestionReader, SystemMeasures
-from raytriever.studies.recipes.abstain.questions import MIXTURE, StudySize, StudySource, write_questions
-from raytriever.studies.recipes.abstain.study import claims_of
-from raytriever.studies.recipes.scale import UNTRAINED
+from raytriever.studies.definition import Evaluated, MeasuredDataset
 
 QUERIES, DOCUMENTS, SEEDS = 120, 200, 3
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
@@ -188,6 +187,7 @@ def write_evaluation(
     best = [dataset.documents.ids[row] for row in rng.integers(0, len(dataset.documents), len(names))]
     metrics = {"success_at_1": right.astype(float).tolist()}
     content = {
+        "dataset": questions.name,
         "queries": names,
         "texts": [dataset.queries.texts[position[name]] for name in names],
         "models": {model: {"metrics": metrics, "top": [[[one, "", "", 1.0, None]] for one in best]}},
@@ -254,7 +254,7 @@ CANDIDATES = {"CL": ["CL at 1", "CL at 2"], "MW": ["MW at 1"], "MW+CL": ["sum at
 
 
 @pytest.fixture(scope="module")
-def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyAnalysis, list[SystemMeasures]]:
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, list[SystemMeasures]]:
     """Return the analysis of the rows, and the measures of `CL at 2` by seed."""
     folder = tmp_path_factory.mktemp("analysis")
     datasets = datasets_of(folder / "q")
@@ -288,7 +288,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyAnalysis, l
 
 
 @pytest.mark.slow
-def test_dev_chooses_the_arm_and_the_confidence(analysed: tuple[StudyAnalysis, list[SystemMeasures]]) -> None:
+def test_dev_chooses_the_arm_and_the_confidence(analysed: tuple[Analysis, list[SystemMeasures]]) -> None:
     analysis, measures = analysed
     results, content = analysis.results, analysis.content
     assert results.rows == [UNTRAINED, "CL", "MW", "MW+CL"]
@@ -323,7 +323,7 @@ def test_dev_chooses_the_arm_and_the_confidence(analysed: tuple[StudyAnalysis, l
 
 @pytest.mark.slow
 def test_figures_at_the_threshold_of_the_best_confidence(
-    analysed: tuple[StudyAnalysis, list[SystemMeasures]], tmp_path: Path
+    analysed: tuple[Analysis, list[SystemMeasures]], tmp_path: Path
 ) -> None:
     analysis, (one, *_) = analysed
     results = analysis.results

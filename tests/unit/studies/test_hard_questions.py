@@ -6,10 +6,10 @@ from pathlib import Path
 
 from beir import write_beir
 
+from entities import Vocabulary, names_in, number_type, tokens_of
+from hard_questions import hard_questions
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_all_splits
-from raytriever.studies.recipes.abstain.entities import Vocabulary, names_in, number_type, tokens_of
-from raytriever.studies.recipes.abstain.hard_questions import hard_questions
 
 TOWNS = ["Graz", "Linz", "Wels", "Steyr", "Krems", "Zwettl", "Melk", "Horn", "Tulln", "Baden"]
 PAGES = [

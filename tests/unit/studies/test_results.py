@@ -31,7 +31,7 @@ from raytriever.studies.claims import (
     best,
     smallest,
 )
-from raytriever.studies.page import Block, page_text, pairs_of_block, study_tables
+from raytriever.studies.page import page_text, study_tables
 
 QUERIES = 40
 
@@ -151,8 +151,7 @@ def test_verdicts_follow_from_the_results(judge: Judge, word: str) -> None:
 
 def test_the_table_has_deviations_marks_and_results_of_the_paper() -> None:
     rows = results({"CL": [0.5, 0.5], "MW": [0.6, 0.605], "near": [0.5001, 0.4999]}, ("one", "two"))
-    block = Block("", {row: row for row in rows.rows}, ["CL"])
-    [table] = study_tables(rows, [block], {("MW", "one", "ndcg_at_10"): 0.45}, "Table 1")
+    [table] = study_tables(rows, seeded_pair_rows(rows), ["CL"], {("MW", "one", "ndcg_at_10"): 0.45}, "Table 1")
     text = markdown([table])
     lines = {line.split(" |")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
     deviation = 100 * rows.deviation("MW", "one", "ndcg_at_10")
@@ -181,10 +180,9 @@ def test_the_marks_are_corrected_over_data_sets() -> None:
         cells["ours", name] = [SeedMetrics(None, {"ndcg_at_10": float(ours.mean())}, {"ndcg_at_10": ours})]
     whole = SeededResults(cells)
     assert whole.compare("ours", "base", "one", "ndcg_at_10").outcome == ABOVE
-    block = Block("", {"base": "base", "ours": "ours"}, ["base"])
-    assert not collect_marks(pairs_of_block(whole, block), block.baselines)
+    assert not collect_marks(seeded_pair_rows(whole), ["base"])
     alone = SeededResults({key: value for key, value in cells.items() if key[1] == "one"})
-    assert collect_marks(pairs_of_block(alone, block), block.baselines) == {("one", "ours", "ndcg_at_10"): "+"}
+    assert collect_marks(seeded_pair_rows(alone), ["base"]) == {("one", "ours", "ndcg_at_10"): "+"}
 
 
 def test_bold_is_above_every_other_row() -> None:
@@ -195,15 +193,14 @@ def test_bold_is_above_every_other_row() -> None:
         values = [base + shift + rng.normal(0, 0.02, 60) for shift in shifts]
         return [SeedMetrics(n, {"ndcg_at_10": float(one.mean())}, {"ndcg_at_10": one}) for n, one in enumerate(values)]
 
-    rows = {"low": "low", "mid": "mid", "high": "high"}
+    rows = ("low", "mid", "high")
     clear = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.2, 0.2)}
     # The mean is higher by as much, and the seeds differ as much.
     mixed = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.42, 0.08)}
     equal = {"low": seeds(0.1, 0.1), "mid": seeds(0.1, 0.1), "high": seeds(0.1, 0.1)}
     sets = {"clear": clear, "mixed": mixed, "equal": equal}
     whole = SeededResults({(row, name): cells[row] for name, cells in sets.items() for row in rows})
-    block = Block("", rows, ["low"])
-    [table] = study_tables(whole, [block], {}, "Table 1")
+    [table] = study_tables(whole, seeded_pair_rows(whole), ["low"], {}, "Table 1")
     assert [[figure.rank for figure in figures[:3]] for _, figures in table.rows] == [
         [None, None, None],
         [1, None, None],
@@ -215,23 +212,23 @@ def test_bold_is_above_every_other_row() -> None:
 def test_many_data_sets_are_rows() -> None:
     names = [f"set-{number}" for number in range(5)]
     rows = results({"CL": [0.5], "MW": [0.6]}, names)
-    [table] = study_tables(rows, [Block("Base", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 2")
+    [table] = study_tables(rows, seeded_pair_rows(rows), ["CL"], {}, "Table 2")
     assert table.columns == ["Data set", "CL", "MW"]
     assert [name for name, _ in table.rows] == [*names, "Average"]
-    assert table.caption.startswith("nDCG@10. Base. Table 2")
+    assert table.caption.startswith("nDCG@10. Table 2")
 
 
 def test_a_row_without_a_data_set_has_a_dash() -> None:
     cells = dict(results({"CL": [0.5], "MW": [0.6]}, ("one", "two")).cells)
     del cells["MW", "two"]
-    [table] = study_tables(SeededResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
+    [table] = study_tables(SeededResults(cells), [], ["CL"], {}, "Table 1")
     assert dict(table.rows)["MW"][1].text == "-"
     assert len(table.groups) == 2  # and so there is no average
 
 
 def test_steps_are_not_printed_times_100() -> None:
     cells = {("CL", "one"): [seed_metrics(0.5, steps=1250.0)], ("MW", "one"): [seed_metrics(0.5, steps=2000.0)]}
-    text = markdown(study_tables(SeededResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 5"))
+    text = markdown(study_tables(SeededResults(cells), [], ["CL"], {}, "Table 5"))
     assert "Steps to best" in text
     assert "| 1,250 |" in text
     assert "**2,000**" not in text
@@ -240,18 +237,17 @@ def test_steps_are_not_printed_times_100() -> None:
 def test_the_page_shows_each_claim_with_its_verdict() -> None:
     rows = results({"CL": [0.5], "MW": [0.6]})
     claim = Claim("MW is higher | much", "section 5.2", above("MW", "CL", NDCG))
-    tables = study_tables(rows, [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
+    tables = study_tables(rows, seeded_pair_rows(rows), ["CL"], {}, "Table 1")
     text = page_text(
         title="MW and CL",
         lines=["small"],
         tables=tables,
         claims=[(claim, claim.verdict(rows))],
         trainings=[["arm"], ["mw"]],
-        paper={"Table 1": [["a"], ["1"]]},
+        paper=[["a"], ["1"]],
         figures={"figures/roc.png": "ROC"},
-        further={},
     )
     assert text.startswith("# MW and CL\n")
     assert "| MW is higher \\| much | section 5.2 | **held** | MW - CL: one ndcg_at_10 +0.1" in text
     assert "![ROC](figures/roc.png)" in text
-    assert "## Table 1, as printed\n\n| a |" in text
+    assert "## The paper's figures\n\n| a |" in text

@@ -18,21 +18,21 @@ from raytriever.config import Config, Curriculum, Stage, override
 from raytriever.errors import ConfigError, StorageError
 from raytriever.interruption import check_interrupted, interruptible
 from raytriever.metrics.auc import pooled_auc
+from raytriever.studies.arm import arm_folder, with_seed
 from raytriever.studies.claims import Claim, above
-from raytriever.studies.definition import Arm, Drawing, MeasuredDataset, PaperFigures, Study
-from raytriever.studies.run.arm import arm_folder, with_seed
-from raytriever.studies.run.outcome import blocks_of, read_seed_metrics, seeds_of, write_study
-from raytriever.studies.run.study import SETTINGS, check_directory, check_same, run_arms, settings_of
+from raytriever.studies.definition import Arm, MeasuredDataset, Study
+from raytriever.studies.outcome import read_seed_metrics, seeds_of, write_study
+from raytriever.studies.run import SETTINGS, check_directory, check_same, run_arms, settings_of
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:
-    """Return a study of MW, CL and the untrained encoder on a subset that the study wrote itself."""
+    """Return a study of MW, CL and the untrained encoder on a data set in its folder."""
     config = override(Config(), {"data": {"dataset": str(data)}, "loss": {"temperature": temperature}})
     measured = (MeasuredDataset("letters", str(data), "test", ("auc",)),)
     arms = (
         Arm("before", "before", measured, None, model="minilm", lengths=(16, 32)),
-        Arm("cl", "CL", measured, Curriculum(config), block="MiniLM"),
-        Arm("mw", "MW", measured, Curriculum(config), block="MiniLM"),
+        Arm("cl", "CL", measured, Curriculum(config)),
+        Arm("mw", "MW", measured, Curriculum(config)),
     )
     return Study("mw-in-domain", "Title", "Table 1", arms, 3, ("CL",))
 
@@ -41,24 +41,16 @@ def start_study(folder: Path) -> Study:
     """Write the directory of a study that has started."""
     (folder / "data" / "letters").mkdir(parents=True)
     started = study(folder / "data" / "letters")
-    (folder / SETTINGS).write_text(json.dumps(settings_of(started, "smoke", folder)))
+    (folder / SETTINGS).write_text(json.dumps(settings_of(started, folder)))
     return started
 
 
 def test_a_study_continues_after_its_directory_was_moved(tmp_path: Path) -> None:
     start_study(tmp_path / "here")
     shutil.move(tmp_path / "here", tmp_path / "there")
-    check_directory(tmp_path / "there", "mw-in-domain", "smoke")
+    check_directory(tmp_path / "there", "mw-in-domain")
     moved = study(tmp_path / "there" / "data" / "letters")
-    check_same(tmp_path / "there", settings_of(moved, "smoke", tmp_path / "there"))
-
-
-def test_a_study_of_a_version_without_a_setting_continues(tmp_path: Path) -> None:
-    started = start_study(tmp_path)
-    content = json.loads((tmp_path / SETTINGS).read_text())
-    assert content["arms"]["cl"]["trained"]["loss"].pop("loss_precision", "missing") is None
-    (tmp_path / SETTINGS).write_text(json.dumps(content))
-    check_same(tmp_path, settings_of(started, "smoke", tmp_path))
+    check_same(tmp_path / "there", settings_of(moved, tmp_path / "there"))
 
 
 def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
@@ -67,15 +59,10 @@ def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"holds this study with other settings \(arm cl differs in loss.temperature\)"
     ):
-        check_same(tmp_path, settings_of(other, "smoke", tmp_path))
+        check_same(tmp_path, settings_of(other, tmp_path))
     fewer = replace(other, arms=other.arms[:1], baselines=())
     with pytest.raises(ConfigError, match=r"arm cl is missing now"):
-        check_same(tmp_path, settings_of(fewer, "smoke", tmp_path))
-
-
-def test_a_directory_with_unfinished_data_of_a_killed_call_is_accepted(tmp_path: Path) -> None:
-    (tmp_path / "data" / "letters").mkdir(parents=True)
-    check_directory(tmp_path, "mw-in-domain", "smoke")
+        check_same(tmp_path, settings_of(fewer, tmp_path))
 
 
 def test_the_seed_is_set_in_every_stage() -> None:
@@ -90,12 +77,6 @@ def test_an_untrained_encoder_has_one_seed(tmp_path: Path) -> None:
     assert list(seeds_of(mw, 3)) == [0, 1, 2]
     assert arm_folder(tmp_path, before, 0) == tmp_path / "arms" / "before" / "as-it-is"
     assert arm_folder(tmp_path, mw, 2) == tmp_path / "arms" / "mw" / "seed-2"
-
-
-def test_a_block_has_the_baselines_among_its_rows(tmp_path: Path) -> None:
-    alone, sizes = blocks_of(study(tmp_path))
-    assert (alone.rows, alone.baselines) == ({"before": "before"}, [])
-    assert (sizes.rows, sizes.baselines) == ({"MiniLM CL": "CL", "MiniLM MW": "MW"}, ["MiniLM CL"])
 
 
 class ArmFolders:
@@ -141,36 +122,25 @@ def finish_study(output: Path) -> Study:
         arms.write("mw", seed, 1.0)
     return replace(
         finished,
-        claims=(Claim("MW is higher", "section 5", above("MiniLM MW", "MiniLM CL", ("auc",))),),
-        drawings=(Drawing("roc", "roc"), Drawing("gains", "gains", metric="auc")),
-        paper=(PaperFigures("Table 1", ("Model", "AUC"), (("MiniLM", "0.81"),)),),
+        claims=(Claim("MW is higher", "section 5", above("MW", "CL", ("auc",))),),
+        paper={("MW", "letters", "auc"): 0.81},
     )
 
 
-def test_curves_of_all_seeds_are_results(tmp_path: Path) -> None:
-    finished = replace(
-        finish_study(tmp_path), drawings=(Drawing("curves", "dev-auc", "auc"), Drawing("curves", "loss"))
-    )
+def test_dev_losses_of_all_seeds_are_results(tmp_path: Path) -> None:
+    finished = finish_study(tmp_path)
     for (arm, seed), values in {("cl", 0): [0.5, 0.6], ("cl", 1): [0.7], ("mw", 0): [0.8], ("mw", 1): [0.9]}.items():
         lines = [
-            {
-                "step": 25 * number,
-                "milliseconds": number,
-                "measured": {"loss": 1.0, "dev/auc": value, "dev_loss": 1 - value},
-            }
+            {"step": 25 * number, "milliseconds": number, "measured": {"loss": 1.0, "dev_loss": value}}
             for number, value in enumerate(values, 1)
         ]
         folder = tmp_path / "arms" / arm / f"seed-{seed}"
         (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_study(finished, tmp_path, "smoke", 2)
-    curves = json.loads((tmp_path / "results.json").read_text())["curves"]
-    assert curves["dev-auc"]["cl"] == [[[25, 0.5], [50, 0.6]], [[25, 0.7]]]
-    assert curves["loss"]["mw"][1] == [[25, pytest.approx(0.1)]]
-    page = (tmp_path / "study.md").read_text()
-    assert "## AUC on dev data while training, mean over seeds" in page
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
-    assert ["25", "60.00", "85.00"] in rows
-    assert ["50", "-", "-"] in rows
+    write_study(finished, tmp_path, 2)
+    curves = json.loads((tmp_path / "results.json").read_text())["dev_loss"]
+    assert curves["cl"] == [[[25, 0.5], [50, 0.6]], [[25, 0.7]]]
+    assert curves["mw"][1] == [[25, 0.9]]
+    assert (tmp_path / "figures" / "dev-loss.png").exists()
 
 
 def test_the_steps_of_mined_tables_are_results(tmp_path: Path) -> None:
@@ -185,7 +155,7 @@ def test_the_steps_of_mined_tables_are_results(tmp_path: Path) -> None:
     lines[7]["measured"]["refresh_staleness_steps"] = 2.0
     folder = tmp_path / "arms" / "mw" / "seed-1"
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_study(replace(finished, arms=arms, drawings=()), tmp_path, "smoke", 2)
+    write_study(replace(finished, arms=arms), tmp_path, 2)
     results = json.loads((tmp_path / "results.json").read_text())
     assert [one.get("tables") for one in results["trainings"]] == [None, None, [], [[8, 2.0]]]
     lines = (tmp_path / "study.md").read_text().splitlines()
@@ -200,9 +170,9 @@ def test_the_steps_of_mined_tables_are_results(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path: Path) -> None:
     finished = finish_study(tmp_path)
-    write_study(finished, tmp_path, "smoke", 2)
+    write_study(finished, tmp_path, 2)
     results = json.loads((tmp_path / "results.json").read_text())
-    mw = results["rows"]["MiniLM MW"]["letters"]["auc"]
+    mw = results["rows"]["MW"]["letters"]["auc"]
     assert len(mw["values"]) == 2
     assert mw["mean"] == pytest.approx(sum(mw["values"]) / 2)
     assert mw["mark"] == "+"
@@ -211,15 +181,17 @@ def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path:
     assert [(one["arm"], one["seed"]) for one in results["trainings"]] == [("cl", 0), ("cl", 1), ("mw", 0), ("mw", 1)]
     assert results["claims"][0]["verdict"] == "held"
     page = (tmp_path / "study.md").read_text()
-    assert "MiniLM. Table 1, at scale smoke." in page
+    assert "Table 1; 2 seeds" in page
+    assert "[81]" in page
+    assert "## The paper's figures" in page
     assert "**held**" in page
-    assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {"roc.png", "gains.png"}
+    assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {"roc.png", "scores.png"}
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    write_study(finished, tmp_path, "smoke", 2)
+    write_study(finished, tmp_path, 2)
     assert before == {path: path.read_bytes() for path in before}
-    write_study(replace(finished, drawings=()), tmp_path, "smoke", 1)
+    write_study(finished, tmp_path, 1)
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert len(rows["MiniLM MW"]["letters"]["auc"]["values"]) == 1
+    assert len(rows["MW"]["letters"]["auc"]["values"]) == 1
 
 
 def test_the_metrics_of_an_arm_are_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> None:
@@ -236,7 +208,7 @@ def test_the_metrics_of_an_arm_are_read_with_pseudo_values_of_its_auc(tmp_path: 
 
 def test_a_full_disk_is_reported_in_one_line(full_disk: Path) -> None:
     with pytest.raises(StorageError, match="no space left on the disk"):
-        check_directory(full_disk / "study", "mw-in-domain", "smoke")
+        check_directory(full_disk / "study", "mw-in-domain")
 
 
 def pairs_of(folder: Path, seeds: int) -> list[tuple[Arm, int]]:

@@ -118,7 +118,7 @@ CASES = of_area(
         "--loss: unknown value '\\x1b[2J'",
         (write("mine.yaml", 'loss: {loss: "\\e[2J"}'),),
     ),
-    Case("an escape sequence in the name of a study", "study '\x1b[2J' --output out", "unknown study"),
+    Case("an escape sequence in the name of a study", "study '\x1b[2J' --output out", "is no file of a study"),
     Case(
         "an escape sequence in an endpoint",
         "annotate --dataset letters --llm '\x1b[2J' --endpoint 'http://\x1b[2J/v1' --output out",

@@ -23,7 +23,6 @@ WRITES = {
     "index": f"index {LETTERS} --output PATH",
     "export": "export --model model --output PATH",
     "compare": "compare results --output PATH",
-    "study": "study mw-in-domain --output PATH --data-root letters",
     "annotate": "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --output PATH",
 }
 DATA = {
@@ -56,7 +55,7 @@ OTHERS = {
     "the answers": "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --answers PATH --output out",
     "the prompts": "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --prompts PATH --output out",
     "the run": "compare PATH --output out.html",
-    "the data packs": "study mw-in-domain --output out --data-root PATH",
+    "the study": "study PATH.yaml --output out",
     "the search space": "tune --dataset letters --model model --search-space ./PATH --output out",
     "the TREC run": "score --dataset letters --model cross --run PATH --output out",
 }

@@ -30,7 +30,7 @@ FLAGS = {
     "search": "search x --dataset 'X' --model model",
     "export": "export --model 'X' --output out",
     "compare": "compare 'X' --output page.html",
-    "study": "study mw-in-domain --data-root 'X' --output out",
+    "study": "study 'X.yaml' --output out",
     "annotate": "annotate --dataset letters --llm x --endpoint 'X' --output out",
 }
 REFUSED = "leave it out, and set it in the environment"

@@ -1,0 +1,237 @@
+"""Outcome of a study: `results.json`, `table.md`, `table.tex`, `study.md` and the figures.
+
+Everything is computed from the directories of the arms and the file of the study, so every call can write it again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+
+from raytriever.activity import activity
+from raytriever.errors import StorageError
+from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics, seeded_pair_rows
+from raytriever.evaluation.differences.significance import collect_marks, pair_lines
+from raytriever.evaluation.files import LATEX, read_per_query, read_pools
+from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.protocol import AUC
+from raytriever.evaluation.results import read_results, without_nan
+from raytriever.evaluation.tables import latex, markdown
+from raytriever.experiment.directory import METRICS
+from raytriever.metrics.auc import auc_pseudo_values
+from raytriever.reading.structured import read_json
+from raytriever.report.figures import save_curves, save_roc, save_score_histograms
+from raytriever.store.commit import committed_directory, write_atomically
+from raytriever.store.disk import disk_errors
+from raytriever.studies.arm import arm_folder, evaluation_of
+from raytriever.studies.definition import STEPS_TO_BEST, Arm, Study
+from raytriever.studies.page import page_text, study_tables, title_of, value_text
+from raytriever.tracking.steps import end_to_end, stage_folders
+from raytriever.training.config import DEV_LOSS
+
+RESULTS, TABLE, PAGE, FIGURES = "results.json", "table.md", "study.md", "figures"
+FORMAT = 1
+
+
+class _ArmMetrics(TypedDict):
+    measured: dict[str, dict[str, float | None]]
+    steps: NotRequired[int]
+    step_seconds: NotRequired[float]
+
+
+def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
+    """Return the seeds of an arm; an arm that is not trained has one."""
+    return range(1 if arm.curriculum is None else seeds)
+
+
+def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
+    """Return the metrics of all arms of a study by row and data set, seeds ascending."""
+    cells: dict[Cell, list[SeedMetrics]] = {}
+    for arm in study.arms:
+        for seed in seeds_of(arm, seeds):
+            folder = arm_folder(output, arm, seed)
+            measured = _read_arm(folder)["measured"]
+            for dataset in arm.datasets:
+                one = evaluation_of(folder, arm, dataset, seed)
+                values = measured[dataset.name].items()
+                extras = {key: math.nan if value is None else float(value) for key, value in values}
+                metrics = read_seed_metrics(one.folder, one.model, one.dataset, one.seed, extras)
+                cells.setdefault((arm.row, dataset.name), []).append(metrics)
+    return SeededResults(cells)
+
+
+def read_seed_metrics(
+    folder: Path, model: str, dataset: str, seed: int | None, extras: Mapping[str, float]
+) -> SeedMetrics:
+    """Read the metrics of a model on a data set, with values by query, and pseudo-values of the AUC.
+
+    Args:
+        model, dataset: their names in this directory.
+        seed: seed that the model was trained with; None if it was not trained.
+        extras: further metrics that do not come from the evaluation.
+    """
+    results, remedy = read_results(folder), f"remove {folder}; it is measured again"
+    path = folder / "per_query" / f"{dataset}.json"
+    try:
+        metrics = results["models"][model][dataset]
+        values = read_per_query(path, remedy)["models"][model]["metrics"]
+    except (KeyError, FileNotFoundError) as error:
+        raise StorageError(f"has no results of {model} on {dataset}", str(folder), remedy) from error
+    per_query = {name: np.array(column, np.float64) for name, column in values.items()}  # null becomes NaN
+    if AUC in metrics:
+        pools, count = read_pools(folder, model, dataset, remedy), int(results["about"][dataset]["queries"])
+        assert pools.positive_queries is not None  # an evaluation always stores them
+        assert pools.negative_queries is not None
+        per_query[AUC] = auc_pseudo_values(
+            pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries, count
+        )
+    means = {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
+    return SeedMetrics(seed, means | dict(extras), per_query)
+
+
+@activity("writing the tables and figures of the study")
+def write_study(study: Study, output: Path, seeds: int) -> SeededResults:
+    """Write all files of the outcome; raises `StorageError` if the disk is full or the files of an arm are damaged."""
+    results = read_study(study, output, seeds)
+    pairs = seeded_pair_rows(results)
+    tables = study_tables(results, pairs, study.baselines, study.paper, f"{study.source}.")
+    verdicts = [(claim, claim.verdict(results)) for claim in study.claims]
+    with committed_directory(output / FIGURES, {"kind": "figures"}, replace=True) as folder:
+        pictures = _draw(study, results, output, folder)
+    facts = _training_facts(study, output, seeds)
+    page = page_text(
+        title=study.title,
+        lines=[f"{study.source}; {seeds} seed{'s' if seeds > 1 else ''}", *([study.about] if study.about else [])],
+        tables=tables,
+        claims=verdicts,
+        trainings=_training_rows(facts),
+        paper=_paper_rows(study),
+        figures={f"{FIGURES}/{name}": caption for name, caption in pictures.items()},
+        pairs=pair_lines(pairs, test="t-test over queries and seeds"),
+    )
+    write_atomically(output / TABLE, (f"{study.about}\n\n" if study.about else "") + markdown(tables))
+    write_atomically(output / LATEX, latex(tables))
+    write_atomically(output / PAGE, page)
+    content = {
+        "format": FORMAT,
+        "study": study.name,
+        "source": study.source,
+        "seeds": seeds,
+        "about": study.about,
+        "rows": _rows(results, collect_marks(pairs, study.baselines), study.paper),
+        "claims": [
+            {"text": claim.text, "source": claim.source, "verdict": verdict.word, "because": verdict.because}
+            for claim, verdict in verdicts
+        ],
+        "pairs": pairs,
+        "trainings": facts,
+        "dev_loss": {
+            arm.name: [_curve_of(output, arm, seed, DEV_LOSS) for seed in seeds_of(arm, seeds)]
+            for arm in study.arms
+            if arm.curriculum
+        },
+    }
+    text = json.dumps(without_nan(content), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(output / RESULTS, text + "\n")
+    return results
+
+
+def _paper_rows(study: Study) -> list[list[str]]:
+    columns = list(dict.fromkeys((dataset, metric) for _, dataset, metric in study.paper))
+    rows = [["", *(f"{dataset} {title_of(metric)}" for dataset, metric in columns)]]
+    for row in dict.fromkeys(row for row, _, _ in study.paper):
+        values = {cell: study.paper.get((row, *cell), math.nan) for cell in columns}
+        rows.append([row, *(value_text(metric, value) for (_, metric), value in values.items())])
+    return rows
+
+
+def _rows(
+    results: SeededResults,
+    marks: Mapping[tuple[str | None, str, str], str],
+    paper: Mapping[tuple[str, str, str], float],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return, by row, data set and metric, the value of each seed, mean, deviation, mark, and the paper's figure."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for row, dataset in results.cells:
+        for metric in results.cells[row, dataset][0].metrics:
+            key = (row, dataset, metric)
+            rows.setdefault(row, {}).setdefault(dataset, {})[metric] = {
+                "values": results.values(*key).tolist(),
+                "mean": results.mean(*key),
+                "deviation": results.deviation(*key),
+                "mark": marks.get((dataset, row, metric), ""),
+                "paper": paper.get(key),
+            }
+    return rows
+
+
+def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, Any]]:
+    """Return the steps, the best step and the seconds of each training.
+
+    With a refresh of hard negatives, `tables` has the first step with each mined table, and the age of its weights.
+    """
+    trainings = []
+    for arm in study.arms:
+        if arm.curriculum is not None:
+            for seed in seeds_of(arm, seeds):
+                metrics = _read_arm(arm_folder(output, arm, seed))
+                facts = {name: metrics.get(name) for name in ("steps", STEPS_TO_BEST, "step_seconds")}
+                if arm.curriculum.base.refresh.refresh_every:
+                    facts["tables"] = _curve_of(output, arm, seed, "refresh_staleness_steps")
+                trainings.append({"arm": arm.name, "seed": seed, **facts})
+    return trainings
+
+
+def _read_arm(folder: Path) -> Mapping[str, Any]:
+    file, remedy = folder / METRICS, f"remove {folder}; the arm is trained and measured again"
+    with disk_errors(file, reading=True):
+        return read_json(file, _ArmMetrics, remedy, needed=True)
+
+
+def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
+    has_tables = any("tables" in fact for fact in facts)
+    titles = ["arm", "seed", "steps", "best at step", "seconds of steps"]
+    rows = [titles + ["mined tables from step (weights of step)"] * has_tables]
+    for fact in facts:
+        best, tables = fact[STEPS_TO_BEST], [_table_text(fact.get("tables"))] * has_tables
+        steps, seconds = f"{fact['steps']:,}", f"{fact['step_seconds']:,.1f}"
+        rows.append([fact["arm"], str(fact["seed"]), steps, "-" if best is None else f"{best:,}", seconds, *tables])
+    return rows
+
+
+def _table_text(tables: list[tuple[int, float]] | None) -> str:
+    if tables is None:
+        return "-"
+    return ", ".join(f"{first} ({first - 1 - staleness:.0f})" for first, staleness in tables) or "none"
+
+
+def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> dict[str, str]:
+    """Draw dev losses, ROC curves and scores of the first seed; return captions by the file names of the pictures."""
+    captions = {}
+    curves = {arm.name: points for arm in study.arms if (points := _curve_of(output, arm, 0, DEV_LOSS))}
+    if curves:
+        save_curves(folder / "dev-loss.png", curves, "dev loss")
+        captions["dev-loss.png"] = "Dev loss while training, seed 0"
+    for dataset in results.datasets:
+        pools = {}
+        for arm in study.arms:
+            for one in arm.datasets:
+                if one.name == dataset:
+                    evaluated = evaluation_of(arm_folder(output, arm, 0), arm, one)
+                    remedy = f"remove {evaluated.folder}; it is measured again"
+                    pools[arm.row] = read_pools(evaluated.folder, evaluated.model, evaluated.dataset, remedy)
+        name = f"-{safe_name(dataset)}.png" if len(results.datasets) > 1 else ".png"
+        save_roc(folder / f"roc{name}", pools, f"ROC, all queries pooled, {dataset}")
+        save_score_histograms(folder / f"scores{name}", pools, f"Positives and best non-positives, {dataset}")
+        captions[f"roc{name}"] = f"ROC curves with 95 % bands on {dataset}, seed 0"
+        captions[f"scores{name}"] = f"Scores of positives and of the best non-positives on {dataset}, seed 0"
+    return captions
+
+
+def _curve_of(output: Path, arm: Arm, seed: int, metric: str) -> list[tuple[int, float]]:
+    """Return the logged values of a metric by step, over all stages of an arm; empty if nothing was trained."""
+    return end_to_end(stage_folders(arm_folder(output, arm, seed)), metric) if arm.curriculum else []

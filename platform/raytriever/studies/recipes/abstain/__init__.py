@@ -1,1 +1,0 @@
-"""Study of selective retrieval: does training improve the decision to show the best document or nothing?"""

@@ -1,0 +1,279 @@
+"""Run of a study: every arm with every seed, measured alike, and the table that compares them.
+
+1. Check the output directory and the data sets before anything is written or trained. `study.json` stores the settings
+   that decide the results: a directory holds one study.
+2. Train and measure all arms seed by seed: after the first seed the table is complete. Finished arms are skipped. Where
+   the cluster has GPUs, as many arms run at the same time as have room on them.
+3. Write table, figures and page from the directories of the arms alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+
+from raytriever.cluster.placement import count_slots, gpus_of_trial
+from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
+from raytriever.config.settings import hash_of
+from raytriever.errors import ConfigError, setting
+from raytriever.evaluation.differences.seeds import SeededResults
+from raytriever.evaluation.files import LATEX
+from raytriever.evaluation.names import safe_name
+from raytriever.interruption import check_interrupted
+from raytriever.models.files import quiet_transformers
+from raytriever.reading.structured import read_json
+from raytriever.store.commit import remove, write_atomically
+from raytriever.store.disk import check_writable, disk_errors
+from raytriever.studies.arm import ArmRunner, arm_folder, is_finished
+from raytriever.studies.definition import Arm, Study
+from raytriever.studies.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.tracking.mlflow_tracker import flatten
+from raytriever.tracking.spool import Spool, send_pending
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, closing
+from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
+from raytriever.training.config import MAY_CHANGE
+
+SETTINGS = "study.json"
+NICENESS = "RAY_worker_niceness"  # which Ray reads when it starts
+
+
+class _Settings(TypedDict):
+    study: str
+    arms: dict[str, Any]
+
+
+def check_directory(output: Path, name: str) -> None:
+    """Refuse a directory that holds anything but this study. Nothing is written."""
+    check_writable(output)
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not (output / SETTINGS).is_file():
+        raise ConfigError("is not empty and holds no study", setting("output", output), "give another directory")
+    if (stored := _read(output / SETTINGS)["study"]) != name:
+        raise ConfigError(
+            f"holds another study ({stored}; this command asks for {name})",
+            setting("output", output),
+            "give another directory",
+        )
+
+
+def settings_of(study: Study, output: Path) -> dict[str, Any]:
+    """Return the settings that decide the results, by arm; paths below `output` are relative to it."""
+    prefix = str(output.resolve()) + os.sep
+
+    def to_relative(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: to_relative(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [to_relative(one) for one in value]
+        # A word without a slash names a split or a loss, even if a folder of that name exists.
+        if isinstance(value, str) and os.path.dirname(value) and os.path.exists(value):
+            return os.path.abspath(value).removeprefix(prefix)
+        return value
+
+    def settings_of_arm(arm: Arm) -> dict[str, Any]:
+        return {
+            "trained": to_relative(arm.curriculum.to_dict()) if arm.curriculum else [arm.model, arm.lengths],
+            "measured": {
+                one.name: to_relative(
+                    [one.dataset, one.split, one.metrics, one.level, one.drop_own, one.bm25_language, one.max_bad_rows]
+                )
+                for one in arm.datasets
+            },
+        }
+
+    arms = {arm.name: settings_of_arm(arm) for arm in study.arms}
+    settings = {"format": 1, "study": study.name, "arms": arms}
+    return dict(json.loads(json.dumps(settings)))  # equal to the settings that are read back
+
+
+def check_same(output: Path, settings: dict[str, Any]) -> None:
+    """Refuse a directory whose arms have other settings; raises `ConfigError`."""
+    if not (output / SETTINGS).is_file():
+        return
+    stored, arms = _read(output / SETTINGS)["arms"], settings["arms"]
+    for name in sorted(stored.keys() | arms.keys()):
+        before, now = (_deciding(one.get(name, {})) for one in (stored, arms))
+        if before != now:
+            how = "is new" if name not in stored else "is missing now" if name not in arms else _difference(before, now)
+            raise ConfigError(
+                f"holds this study with other settings (arm {name} {how})",
+                setting("output", output),
+                "give another directory",
+            )
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Name the first settings that differ between two arms."""
+    flat, other = flatten(before), flatten(now)
+    names = [key.removeprefix("trained.") for key in {**flat, **other} if flat.get(key) != other.get(key)]
+    return f"differs in {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
+
+
+def _deciding(arm: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of an arm without those of the training that change no result."""
+    return {key: _without(value, MAY_CHANGE if key == "trained" else ()) for key, value in arm.items()}
+
+
+def _without(settings: Any, names: Collection[str]) -> Any:
+    """Return settings without some names."""
+    if isinstance(settings, dict):
+        kept = {key: value for key, value in settings.items() if key not in names}
+        return {key: _without(value, names) for key, value in kept.items()}
+    return settings
+
+
+def _read(file: Path) -> dict[str, Any]:
+    with disk_errors(file, reading=True):
+        return dict(read_json(file, _Settings, f"give another {setting('output')}"))
+
+
+def run_study(
+    study: Study,
+    output: Path,
+    seeds: int,
+    run_name: str,
+    log: Callable[[str], None],
+    trial_gpus: float | None = None,
+    trackers: Sequence[str] = DEFAULT_TRACKERS,
+) -> bool:
+    """Train and measure the missing arms, and write the outcome; return whether there were any.
+
+    Args:
+        seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the
+            further seeds out of the table.
+        trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU where there is one.
+
+    Raises:
+        UserError: something a user can correct; finished arms are kept.
+    """
+    settings = settings_of(study, output)
+    check_same(output, settings)
+    workers = max([1, *(arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum)])
+    if trial_gpus is not None and workers > 1:
+        remedy = "omit it: each of several workers has a GPU of its own"
+        raise ConfigError("applies to arms of one worker", setting("trial_gpus"), remedy)
+    if trial_gpus is not None and not has_gpu():
+        raise ConfigError("this machine has no GPU", setting("trial_gpus"), "omit it, or run on a machine with a GPU")
+    todo = [
+        (arm, seed)
+        for seed in range(seeds)
+        for arm in study.arms
+        if seed in seeds_of(arm, seeds) and not is_finished(arm_folder(output, arm, seed))
+    ]
+    if not todo and (output / RESULTS).is_file():
+        write_study(study, output, seeds)
+        send_pending(output, trackers, log)
+        return False
+    check_cluster()
+    clients = open_trackers(trackers)
+    with disk_errors(output):
+        output.mkdir(parents=True, exist_ok=True)
+    remove(output / RESULTS)  # a study without its results has not ended
+    write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
+    tracker = Spool.open(clients, output, run_name)
+    with closing(tracker):
+        locations = {one.name: one.dataset for arm in study.arms for one in arm.datasets}
+        sources = ",".join(dict.fromkeys(locations.values()))
+        record = DatasetRecord("+".join(locations), sources, hash_of(settings), {})
+        tracker.describe(
+            {"study": study.name, "arms": len(study.arms)},
+            record,
+            {"run_directory": str(output.resolve()), STAGE: "study", "config_hash": hash_of(settings)},
+        )
+        # Ray finds as many GPUs on this machine, and gets processors for as many arms.
+        arms_here = math.ceil(max(1, torch.cuda.device_count()) / (trial_gpus or 1))
+        with _equal_priority(), ray_session(workers * arms_here), quiet_transformers():
+            gpus = gpus_of_trial(trial_gpus)
+            runner = ArmRunner(output, run_name, tracker, record, log, gpus)
+
+            def run(number: int, arm: Arm, seed: int) -> None:
+                log(f"{number} of {len(todo)}: {arm.name}" + (f", seed {seed}" if arm.curriculum else ""))
+                runner.run(arm, seed)
+
+            run_arms(run, todo, count_slots(workers, gpus) if gpus else 1)
+        results = write_study(study, output, seeds)
+        _log_results(tracker, study, results, output, seeds)
+    return True
+
+
+@contextmanager
+def _equal_priority() -> Iterator[None]:
+    """Let a Ray that is started here run its processes at the priority of this one.
+
+    Without a GPU, arms train in this process. Ray's processes, by default nicer by 15, would not get the cores, and a
+    refresh of hard negatives next to the training would hardly ever end.
+    """
+    before = os.environ.get(NICENESS)
+    os.environ.setdefault(NICENESS, "0")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NICENESS]
+
+
+def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int]], at_once: int) -> None:
+    """Run arms, some at the same time. After an error or an interruption no further arm starts.
+
+    Args:
+        run: runs an arm, from its number, the arm and the seed. An interruption ends it on any thread.
+        at_once: number of arms that run at the same time; a single one runs on this thread.
+
+    Raises:
+        UserError: the error of the first arm that failed, when the arms that were running have ended.
+    """
+    if at_once == 1:
+        for number, (arm, seed) in enumerate(todo, 1):
+            run(number, arm, seed)
+        return
+    has_failed = threading.Event()
+
+    def run_unless_failed(number: int, arm: Arm, seed: int) -> None:
+        if has_failed.is_set():
+            return
+        try:
+            run(number, arm, seed)
+        except BaseException:
+            has_failed.set()
+            raise
+
+    with ThreadPoolExecutor(at_once, "raytriever-arm") as pool:
+        try:
+            arms = [pool.submit(run_unless_failed, number, arm, seed) for number, (arm, seed) in enumerate(todo, 1)]
+            while wait(arms, POLL_SECONDS).not_done:
+                check_interrupted()  # a signal that another thread received does not end the wait
+        finally:
+            has_failed.set()
+    for one in arms:
+        one.result()
+
+
+def has_gpu() -> bool:
+    """Return whether this machine has a GPU, or a Ray cluster is configured that may have one."""
+    return torch.cuda.is_available() or bool(os.environ.get("RAY_ADDRESS"))
+
+
+def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
+    """Log the means over the seeds, with the number of seeds as step, and the files of the study."""
+    now = time.time_ns() // 1_000_000
+    names = {(arm.row, one.name): arm.name for arm in study.arms for one in arm.datasets}
+    points = [
+        Point(f"{names.get((row, dataset), safe_name(row))}/{dataset}/{metric}", value, seeds, now)
+        for (row, dataset), cell in results.cells.items()
+        for metric in cell[0].metrics
+        if (value := results.mean(row, dataset, metric)) == value
+    ]
+    tracker.log(points)
+    for name in (SETTINGS, RESULTS, TABLE, LATEX, PAGE, FIGURES):
+        tracker.log_file(output / name)

@@ -1,1 +1,0 @@
-"""Run of a study: settings, arms, tables and figures."""

@@ -1,0 +1,194 @@
+"""Selective retrieval: does training improve the decision to show the best document or nothing?
+
+    python studies/abstain.py questions PACKS [--output packs/abstain]
+    raytriever study studies/abstain.yaml --output DIR
+    python studies/abstain.py analyze DIR
+
+A person gets the best document of a question if its confidence reaches one threshold, and otherwise nothing. The study
+asks whether any training improves this decision beyond the encoder as published, when each uses its best confidence.
+
+- Questions with and without an answer: `questions`. Confidences: `metrics.confidence`. For `combined`, BM25 is asked
+  about the same questions; in the row of BM25 its features describe its own ranking.
+- Trainings: contrastive loss (CL), MW, and their weighted sum (MW+CL), each at two temperatures, on a mixture of all
+  data sets.
+- Choice: for each loss and seed, the arm whose best confidence has the lowest AURC on the dev questions of all data
+  sets in one pool is the row `CL`, `MW` or `MW+CL`. These dev questions also choose and fit the confidence, and choose
+  its threshold. Where a value was fitted on dev, dev itself is scored out of fold. Figures are those of test questions.
+
+The claims were written before the first run of this study. Metrics, each on the test questions of a data set, or of all
+data sets in one pool (`all`):
+
+- `aurc`, `aurc_best`: area under the risk-coverage curve by the score of the best document, and by the best confidence;
+  lower is better.
+- `combined_gain`: AURC by the score minus AURC by `combined`.
+- `f1`, `answered`, `shown_removed`, `shown_foreign`, `shown_hard`: at the threshold of the best confidence with the
+  highest F1 on the pool, F1, the share of questions with an answer that are shown a relevant document, and the share of
+  each kind of questions without an answer that are shown one.
+- `transfer_loss`: F1 by the score at the threshold of the data set's own dev questions, minus the mean F1 at the
+  thresholds of the other data sets' dev questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from analysis import Analysis, analyse
+from measures import POOLED
+from questions import StudySize, StudySource, write_questions
+from raytriever.data.prepare.open import open_dataset
+from raytriever.evaluation.differences.seeds import ABOVE, BELOW, SeededResults, format_outcome
+from raytriever.store.commit import write_atomically
+from raytriever.studies.arm import arm_folder, evaluation_of
+from raytriever.studies.claims import (
+    DID_NOT,
+    HELD,
+    WITHIN_NOISE,
+    Claim,
+    Judge,
+    Verdict,
+    above,
+    above_on_average,
+    every,
+)
+from raytriever.studies.definition import Evaluated, Study
+from raytriever.studies.file import load_study
+from raytriever.studies.outcome import seeds_of
+from raytriever.terminal import markdown_table
+
+FILE = Path(__file__).with_name("abstain.yaml")
+SUM, UNTRAINED, DEV_SUFFIX = "MW+CL", "MiniLM, untrained", " dev"
+_WIKIPEDIA, _BIOMEDICAL = "Wikipedia", "biomedicine"
+PACKS = {
+    "squad": StudySource("SQuAD", _WIKIPEDIA, ("train", "", "dev")),
+    "nq-paragraphs": StudySource("NQ", _WIKIPEDIA, ("", "", "test")),
+    "scifact": StudySource("SciFact", _BIOMEDICAL, ("train", "", "test")),
+    "medquad": StudySource("MedQuAD", _BIOMEDICAL, ("train", "dev", "test")),
+}
+SIZE = StudySize(train=320, dev=150, test=400, foreign_dev=50, foreign_test=100, documents=1_000)
+
+
+def write(packs: Path, output: Path) -> None:
+    """Write the data sets of the questions, and print how many of each kind there are."""
+    openers = {
+        source: partial(open_dataset, packs / pack, [split for split in source.splits if split])
+        for pack, source in PACKS.items()
+    }
+    for name, counts in write_questions(output, openers, SIZE).items():
+        print(f"{name}: " + "; ".join(f"{text} {count:,}" for text, count in counts.items()))
+
+
+def candidates_of(study: Study) -> dict[str, list[str]]:
+    """Return the rows that dev chooses from, by row of the results: `MW + 0.1 CL, temperature 0.05` is one of MW+CL."""
+    candidates: dict[str, list[str]] = {"CL": [], "MW": [], SUM: []}
+    for arm in study.arms:
+        if arm.curriculum is not None:
+            row = arm.row.partition(",")[0]
+            candidates[SUM if "+" in row else row].append(arm.row)
+    return candidates
+
+
+def read_evaluations(study: Study, folder: Path) -> dict[tuple[str, str], list[Evaluated]]:
+    """Return the evaluations of all finished seeds of a study by row and data set."""
+    seeds = len(list((folder / "arms" / study.arms[-1].name).glob("seed-*/metrics.json")))
+    evaluations: dict[tuple[str, str], list[Evaluated]] = {}
+    for arm in study.arms:
+        for seed in seeds_of(arm, seeds):
+            for dataset in arm.datasets:
+                one = evaluation_of(arm_folder(folder, arm, seed), arm, dataset, seed)
+                evaluations.setdefault((arm.row, dataset.name), []).append(one)
+    return evaluations
+
+
+def analyze(file: Path, folder: Path) -> Analysis:
+    """Analyse a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
+    study = load_study(file)
+    by_name = {one.name: one for one in study.arms[0].datasets}
+    datasets = [(one, by_name[name + DEV_SUFFIX]) for name, one in by_name.items() if name + DEV_SUFFIX in by_name]
+    untrained = [arm.row for arm in study.arms if arm.curriculum is None]
+    analysis = analyse(datasets, untrained, candidates_of(study), UNTRAINED, read_evaluations(study, folder))
+    claims = claims_of([test.name for test, _ in datasets])
+    verdicts = [(claim, claim.verdict(analysis.results)) for claim in claims]
+    rows = [[claim.text, claim.source, one.word, one.because] for claim, one in verdicts]
+    tables = {**analysis.tables, "Claims": [["claim", "source", "verdict", "values"], *rows]}
+    text = f"# {study.title}\n" + "".join(f"\n## {title}\n\n{markdown_table(one)}" for title, one in tables.items())
+    captions = analysis.draw(folder)
+    text += "".join(f"\n![{caption}]({name})\n" for name, caption in captions.items())
+    content = {
+        **analysis.content,
+        "claims": [dict(zip(("text", "source", "verdict"), row, strict=False)) for row in rows],
+    }
+    write_atomically(folder / "abstain.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_atomically(folder / "abstain.md", text)
+    return analysis
+
+
+_BEFORE, _PROMISE = "stated before the run", "promise of MW, section 3"
+
+
+def claims_of(datasets: Sequence[str]) -> tuple[Claim, ...]:
+    """Return the claims; `datasets` are the names of the data sets, without the pool."""
+    beyond = "has a lower AURC by its best confidence than the encoder as published by its own, in one pool"
+    return (
+        *(Claim(f"{row} {beyond}", _BEFORE, _lower(row, UNTRAINED, "aurc_best")) for row in ("MW", SUM, "CL")),
+        Claim(
+            f"{SUM} has a lower AURC than MW and than CL, each by its best confidence, in one pool",
+            _BEFORE,
+            every(_lower(SUM, "MW", "aurc_best"), _lower(SUM, "CL", "aurc_best")),
+        ),
+        Claim(
+            "`combined` has a lower AURC than the score in one pool, for the trained rows and the encoder as published",
+            _BEFORE,
+            every(*(_positive(row, "combined_gain") for row in (UNTRAINED, "CL", "MW", SUM))),
+        ),
+        Claim("By its score alone MW has a lower AURC than CL, in one pool", _PROMISE, _lower("MW", "CL", "aurc")),
+        Claim(
+            "A threshold of the score that was chosen on another data set costs MW less F1 than CL, on average",
+            _PROMISE,
+            above_on_average("CL", "MW", ("transfer_loss",), datasets),
+        ),
+        Claim(
+            "MW shows a document for fewer questions with a replaced entity than the encoder as published, in one pool",
+            _BEFORE,
+            _lower("MW", UNTRAINED, "shown_hard"),
+        ),
+    )
+
+
+def _lower(row: str, other: str, metric: str) -> Judge:
+    return above(other, row, (metric,), (POOLED,))
+
+
+def _positive(row: str, metric: str) -> Judge:
+    """Claim that a metric is above 0 in one pool."""
+
+    def judge(results: SeededResults) -> Verdict:
+        one = results.contrast({row: 1}, [POOLED], metric)
+        word = {ABOVE: HELD, BELOW: DID_NOT}.get(one.outcome, WITHIN_NOISE)
+        return Verdict(word, f"{row}: {metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
+
+    return judge
+
+
+def main() -> None:
+    """Write the questions, or analyse a finished study."""
+    parser = argparse.ArgumentParser(description="Questions and analysis of the study abstain.yaml.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    questions = commands.add_parser("questions", help="write the data sets that abstain.yaml names")
+    questions.add_argument("packs", type=Path, metavar="PACKS", help="folder of the data packs")
+    questions.add_argument("--output", type=Path, default=Path("packs/abstain"), metavar="DIR")
+    analysis = commands.add_parser("analyze", help="analyse the output of `raytriever study`")
+    analysis.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study studies/abstain.yaml`")
+    arguments = parser.parse_args()
+    if arguments.command == "questions":
+        write(arguments.packs, arguments.output)
+    else:
+        analyze(FILE, arguments.folder)
+        print((arguments.folder / "abstain.md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""Analysis of the study `abstain`: dev chooses an arm of each loss, test measures it; intervals over questions.
+
+Its figure shows risk-coverage curves by the best confidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from measures import POOLED, QuestionReader, SystemMeasures, of_all
+from raytriever.data.prepare.open import open_dataset
+from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
+from raytriever.evaluation.results import without_nan
+from raytriever.metrics.confidence import NAMES, SCORE
+from raytriever.metrics.selective import bootstrap_interval, pseudo_values, resampling_weights, risk_coverage
+from raytriever.report.figures import PANEL, label, lines, picture
+from raytriever.studies.definition import Evaluated, MeasuredDataset
+
+SAMPLES, SEED = 1_000, 0
+_COLUMNS = 3
+# Decimals and title of each metric.
+_TITLES = {
+    "f1": (3, "F1 at the threshold of all data sets"),
+    "answered": (3, "Answered rightly, of those with an answer"),
+    "aurc": (4, "AURC by the score, lower is better"),
+    "aurc_best": (4, "AURC by the best confidence, lower is better"),
+    "combined_gain": (4, "AURC by the score minus AURC by `combined`"),
+    "shown_removed": (3, "Share shown, answer removed, lower is better"),
+    "shown_foreign": (3, "Share shown, of another domain, lower is better"),
+    "shown_hard": (3, "Share shown, entity replaced, lower is better"),
+    "transfer_loss": (4, "F1 by the score lost at thresholds of other data sets, lower is better"),
+}
+
+Rows = list[list[str]]
+BySeed = Mapping[int | None, SystemMeasures]
+Nested = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Results computed from the evaluations of all arms.
+
+    Args:
+        results: metrics of the rows, with pseudo-values of each question, for the claims.
+        tables: tables of the page by title: a row of titles, then the other rows.
+        content: all numbers of these tables and of the figure, as JSON values.
+        draw: draws the figure into a folder, and returns its caption by file name.
+    """
+
+    results: SeededResults
+    tables: Mapping[str, Rows]
+    content: Mapping[str, Any]
+    draw: Callable[[Path], Mapping[str, str]]
+
+
+def title_of(metric: str) -> str:
+    """Return the printed name of a metric."""
+    return _TITLES[metric][1]
+
+
+def value_text(metric: str, value: float) -> str:
+    """Return the printed value of a metric; `-` if it is not finite."""
+    return f"{value:.{_TITLES[metric][0]}f}" if math.isfinite(value) else "-"
+
+
+def analyse(
+    datasets: Sequence[tuple[MeasuredDataset, MeasuredDataset]],
+    untrained: Sequence[str],
+    candidates: Mapping[str, Sequence[str]],
+    baseline: str,
+    evaluations: Mapping[Cell, Sequence[Evaluated]],
+) -> Analysis:
+    """Analyse the evaluations of all arms.
+
+    Args:
+        datasets: test and dev questions of each data set.
+        candidates: rows of the arms of each loss; for each seed the one with the lowest AURC by its best confidence on
+            the dev questions of the pool becomes the row of the loss.
+    """
+    names = [test.name for test, _ in datasets]
+    arms: dict[str, dict[int | None, SystemMeasures]] = {}
+    parts: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for test, dev in datasets:
+        reader = QuestionReader(open_dataset(test.dataset, [test.split], max_bad_rows=1.0))
+        for row in (*untrained, *(arm for some in candidates.values() for arm in some)):
+            for on_test, on_dev in zip(evaluations[row, test.name], evaluations[row, dev.name], strict=True):
+                pair = parts.setdefault((row, on_test.seed), [{}, {}])
+                pair[0][test.name], pair[1][test.name] = reader.read(on_dev), reader.read(on_test)
+    for (row, seed), pair in parts.items():
+        arms.setdefault(row, {})[seed] = SystemMeasures(*pair)
+    chosen = {loss: choose_arms({arm: arms[arm] for arm in some}) for loss, some in candidates.items()}
+    rows: dict[str, BySeed] = {row: arms[row] for row in untrained}
+    rows |= {loss: {seed: arms[arm][seed] for seed, arm in by_seed.items()} for loss, by_seed in chosen.items()}
+    measured = _Measured(rows, names)
+    intervals, differences = measured.intervals(), measured.intervals(baseline)
+    best = {row: [one.best for one in seeds.values()] for row, seeds in rows.items()}
+    areas = measured.means(
+        lambda one: {name: of_all(one.area(POOLED, name), sum(one.counts[POOLED])) for name in NAMES}
+    )
+    transfer = measured.means(
+        lambda one: {
+            source: {target: of_all(one.score_f1(target, source), len(test)) for target, test in one.all_test.items()}
+            for source in one.all_dev
+        }
+    )
+    of_arms = {row: _of_arm(seeds) for row, seeds in arms.items()}
+    content = {
+        "confidence": 0.95,
+        "samples": SAMPLES,
+        "intervals": intervals,
+        f"minus {baseline}": differences,
+        "arms": of_arms,
+        "chosen arms": {loss: list(by_seed.values()) for loss, by_seed in chosen.items()},
+        "best confidence": best,
+        "aurc by confidence": areas,
+        "f1 by source and target": transfer,
+    }
+    return Analysis(
+        measured.results(),
+        {
+            "95 % intervals over resampled questions": _interval_table(intervals, with_value=False),
+            f"Difference from {baseline}, with 95 % intervals over resampled questions": _interval_table(
+                differences, with_value=True
+            ),
+            "Arms: dev questions choose one of each loss and seed": _arms_table(of_arms, chosen),
+            "AURC by confidence, all data sets in one pool": [
+                ["row", *NAMES, "best on dev"],
+                *(
+                    [row, *(value_text("aurc", one[name]) for name in NAMES), ", ".join(dict.fromkeys(best[row]))]
+                    for row, one in areas.items()
+                ),
+            ],
+            "F1 on test questions by the score, by the dev questions that chose the threshold": [
+                ["row", "chosen on", *names, POOLED],
+                *(
+                    [row, source, *(value_text("f1", value) for value in one.values())]
+                    for row, by_source in transfer.items()
+                    for source, one in by_source.items()
+                ),
+            ],
+        },
+        without_nan(content),
+        measured.draw,
+    )
+
+
+def choose_arms(arms: Mapping[str, BySeed]) -> dict[int | None, str]:
+    """Return for each seed the arm with the lowest AURC by its best confidence on dev; the first of equal ones."""
+    seeds = next(iter(arms.values()))
+    return {seed: min(arms, key=lambda arm: arms[arm][seed].dev_area) for seed in seeds}
+
+
+def _of_arm(seeds: BySeed) -> dict[str, list[Any]]:
+    """Return the figures of an arm by seed: on dev, and on the test questions of the pool."""
+    return {
+        "seed": list(seeds),
+        "confidence": [one.best for one in seeds.values()],
+        "dev": [one.dev_area for one in seeds.values()],
+        **{name: [one.value(POOLED, name) for one in seeds.values()] for name in ("aurc", "aurc_best", "f1")},
+    }
+
+
+def _arms_table(
+    arms: Mapping[str, Mapping[str, Sequence[Any]]], chosen: Mapping[str, Mapping[int | None, str]]
+) -> Rows:
+    titles = ["arm", "seed", "chosen", "best confidence", "AURC on dev"]
+    table = [[*titles, f"AURC by the {SCORE}", "AURC by the best confidence", "F1"]]
+    picked = {(arm, seed) for by_seed in chosen.values() for seed, arm in by_seed.items()}
+    for arm, one in arms.items():
+        for seed, confidence, *values in zip(*one.values(), strict=True):
+            texts = map(value_text, ("aurc", "aurc", "aurc", "f1"), values)
+            mark = "yes" if (arm, seed) in picked else ""
+            table.append([arm, "-" if seed is None else str(seed), mark, confidence, *texts])
+    return table
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Measures of all rows by seed, on data sets without the pool."""
+
+    systems: Mapping[str, BySeed]
+    datasets: Sequence[str]
+
+    def results(self) -> SeededResults:
+        """Return the metrics of all rows, with pseudo-values of each question."""
+        cells: dict[Cell, list[SeedMetrics]] = {}
+        for row, seeds in self.systems.items():
+            for name in (*self.datasets, POOLED):
+                for seed, one in seeds.items():
+                    statistics, count = one.statistics[name], len(one.all_test[name])
+                    metrics = {metric: one.value(name, metric) for metric in statistics}
+                    values = {metric: pseudo_values(statistics[metric], count) for metric in statistics}
+                    cells.setdefault((row, name), []).append(SeedMetrics(seed, metrics, values))
+        return SeededResults(cells)
+
+    @cached_property
+    def samples(self) -> dict[str, dict[str, dict[str, Float64[ndarray, " samples"]]]]:
+        """Metrics of resampled questions by row, data set and metric: means over the seeds of a row."""
+        samples: dict[str, dict[str, dict[str, ndarray]]] = {row: {} for row in self.systems}
+        counts = next(iter(next(iter(self.systems.values())).values())).counts
+        for name in (*self.datasets, POOLED):
+            weights = resampling_weights(counts[name], SAMPLES, SEED)  # the same for all rows
+            for row, seeds in self.systems.items():
+                by_seed = [one.statistics[name] for one in seeds.values()]
+                samples[row][name] = {
+                    metric: np.mean([statistics[metric](weights) for statistics in by_seed], axis=0)
+                    for metric in by_seed[0]
+                }
+        return samples
+
+    def intervals(self, baseline: str = "") -> dict[str, dict[str, dict[str, list[float]]]]:
+        """Return value and bounds by row, data set and metric; with a baseline those of the difference from it."""
+
+        def interval(row: str, name: str, metric: str) -> list[float]:
+            value, samples = self._value(row, name, metric), self.samples[row][name][metric]
+            if baseline:
+                value = value - self._value(baseline, name, metric)
+                samples = samples - self.samples[baseline][name][metric]
+            return [value, *bootstrap_interval(samples)]
+
+        return {
+            row: {
+                name: {metric: interval(row, name, metric) for metric in by_metric}
+                for name, by_metric in by_dataset.items()
+            }
+            for row, by_dataset in self.samples.items()
+            if row != baseline
+        }
+
+    def _value(self, row: str, dataset: str, metric: str) -> float:
+        """Return a metric of all questions, the mean over the seeds."""
+        return float(np.mean([one.value(dataset, metric) for one in self.systems[row].values()]))
+
+    def means(self, of: Callable[[SystemMeasures], Any]) -> dict[str, Any]:
+        """Return values in mappings of mappings by row, each the mean over the seeds."""
+        return {row: _mean([of(one) for one in seeds.values()]) for row, seeds in self.systems.items()}
+
+    def draw(self, folder: Path) -> dict[str, str]:
+        """Draw a risk-coverage curve of each row, the mean over its seeds, in a panel for each data set."""
+        names, file = [*self.datasets, POOLED], "risk-coverage.png"
+        columns = min(_COLUMNS, len(names))
+        rows = math.ceil(len(names) / columns)
+        with picture(folder / file, PANEL * columns, 0.4 + 0.9 * PANEL * rows) as figure:
+            for number, name in enumerate(names, 1):
+                axes = figure.add_subplot(rows, columns, number, title=name)
+                for (row, seeds), (colour, dash) in zip(self.systems.items(), lines(), strict=False):
+                    curves = [
+                        risk_coverage(one.values(name, one.best), one.all_test[name].right) for one in seeds.values()
+                    ]
+                    count = len(next(iter(seeds.values())).all_test[name])
+                    coverage = np.arange(1, count + 1) / count
+                    risk = np.mean([np.interp(coverage, curve.coverage, curve.risk) for curve in curves], axis=0)
+                    axes.plot(coverage, risk, color=colour, linestyle=dash, label=label(row))
+                axes.set(xlabel="share of questions shown", xlim=(0, 1), ylim=(0, 1))
+            figure.axes[0].set_ylabel("wrong, of those shown")
+            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        caption = (
+            "Share of wrong documents among those shown, by the share of questions shown in the order of the best "
+        )
+        return {file: f"{caption}confidence, mean over seeds"}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, or of each entry of mappings."""
+    if isinstance(values[0], Mapping):
+        return {key: _mean([value[key] for value in values]) for key in values[0]}
+    return float(np.mean(values))
+
+
+def _interval_table(intervals: Nested, with_value: bool) -> Rows:
+    first = next(iter(intervals.values()))
+    table = [["metric", "data set", *intervals]]
+    for metric in dict.fromkeys(metric for by_metric in first.values() for metric in by_metric):
+        for dataset in first:
+            if metric in first[dataset]:
+                cells = [[value_text(metric, value) for value in one[dataset][metric]] for one in intervals.values()]
+                texts = [
+                    f"{value} ({low} to {high})" if with_value else f"{low} to {high}" for value, low, high in cells
+                ]
+                table.append([title_of(metric), dataset, *texts])
+    return table

@@ -1,8 +1,7 @@
 """The quickstart: its duration, stage by stage, and the gain of the training.
 
-Run: `python benchmarks/quickstart.py [--json PATH]`. Every cache is cold; the installation is not counted. The job
-chooses its corpus and steps by the speed of the processor; `--help` ends with the environment that makes a larger
-processor behave as one with AVX2 alone. A stage ends where the next one prints its first line.
+Run: `python benchmarks/quickstart.py [--json PATH]`. Every cache is cold; the installation is not counted. A stage
+ends where the next one prints its first line.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ends import End, parser, report
 REPOSITORY = Path(__file__).parent.parent
 # First words of the line that begins a stage, and the name of the stage.
 STAGES = {
-    "This machine encodes": "data set",
+    "pydocs:": "data set",
     "evaluating BM25": "BM25",
     "evaluating minilm before": "encoder before",
     "training": "further steps, end of Ray",
@@ -30,7 +29,7 @@ STAGES = {
 
 def run(command: list[str], folder: str, environment: dict[str, str]) -> list[tuple[str, float]]:
     """Run the job, print its lines, and return the end of each stage in seconds since the epoch."""
-    stage, ends = "imports, speed of the processor", []
+    stage, ends = "imports", []
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

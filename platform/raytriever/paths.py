@@ -197,7 +197,7 @@ DATASET = PathKind(
     "no data set of this name and no such folder",
     "give 'pydocs', or the path or URI of a data set; see docs/reference/formats.md",
     DataError,
-    names=("pydocs", "pydocs-part"),
+    names=("pydocs",),
     optional=False,
     streams=True,
 )

@@ -33,7 +33,7 @@ PROGRAM = f"""
 import os, sys
 from pathlib import Path
 from raytriever.errors import UserError
-from raytriever.data.pydocs.builder import modules_of
+from raytriever.data.pydocs import pairs_of
 from raytriever.data.sources import Source
 from raytriever.models.files import stored_tensors
 from raytriever.store.commit import files_below
@@ -41,7 +41,7 @@ import safetensors.torch
 folder = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setuid({NOBODY})
-for read in (files_below, Source.open, lambda folder: list(modules_of(folder)), stored_tensors):
+for read in (files_below, Source.open, lambda folder: list(pairs_of(folder)), stored_tensors):
     try:
         read(folder)
     except UserError as error:

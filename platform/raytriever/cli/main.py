@@ -38,10 +38,10 @@ TASKS = {
         "score": "score pairs with a cross-encoder, as a teacher for training",
     },
     "Train": {
-        "quickstart": "train on the docstrings of this Python, measure, print a table",
+        "quickstart": "train on the docstrings of Python, measure, print a table",
         "train": "train an encoder and measure it before and after",
         "tune": "search the settings of training and measure the best",
-        "study": "compare losses or settings from a file, or repeat a table of a paper",
+        "study": "compare losses or settings from a file, with several seeds",
     },
     "Measure": {
         "evaluate": "measure models on data sets",

@@ -15,9 +15,7 @@ def main(words: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    purpose = (
-        "Train on the docstrings of this Python with the MW loss, and measure. `raytriever train` has all settings."
-    )
+    purpose = "Train on the docstrings of Python with the MW loss, and measure. `raytriever train` has all settings."
     parser = Parser("quickstart", purpose)
     add_output(parser, "run directory (default: runs/quickstart)", required=False)
     parser.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")

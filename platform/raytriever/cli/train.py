@@ -74,16 +74,11 @@ def main(words: list[str]) -> None:
             show(line)
         return
     output = run_output(arguments, name)
-    is_quickstart = _is_quickstart(arguments)  # whose settings follow from the machine
     # Before anything heavy is imported. The loss of a file is compared with its digest.
-    settings = {} if is_quickstart else to_dict(replace(curriculum.base, loss=curriculum.base.loss.pinned()))
+    settings = to_dict(replace(curriculum.base, loss=curriculum.base.loss.pinned()))
     check_run_directory(output, settings, arguments.fresh)
-    if is_quickstart:
-        from raytriever.experiment.quickstart import size_quickstart
 
-        curriculum = size_quickstart(curriculum, output, arguments.fresh, warn, arguments.trackers)
-
-    from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART
+    from raytriever.data.pydocs import PYDOCS
     from raytriever.evaluation.tables import metrics_table, training_notes
     from raytriever.experiment.directory import RunDirectory, newer_datasets
     from raytriever.experiment.train import run_experiment
@@ -108,9 +103,8 @@ def main(words: list[str]) -> None:
     show_views(finished.path, arguments.trackers)
     dataset = config.data.dataset
     search = [program_path("raytriever"), "search", "--model", finished.path, "--dataset", dataset]
-    question = _EXAMPLE if dataset in (PYDOCS, PYDOCS_PART) else "a question"
-    note = f" (--dataset {PYDOCS} encodes all docstrings first)" if dataset == PYDOCS_PART else ""
-    show(f"  {quote_command(*search, question)}{note}")
+    question = _EXAMPLE if dataset == PYDOCS else "a question"
+    show(f"  {quote_command(*search, question)}")
     show(f"  {finished.path / 'report.html'} (open it in a browser)")
 
 
@@ -155,14 +149,6 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
 def _base(arguments: argparse.Namespace) -> Config:
     """Return the settings without those of the flags and the file."""
     return base_config(arguments.recipe, _flags(arguments)["data"].get("dataset"), bool(arguments.config))
-
-
-def _is_quickstart(arguments: argparse.Namespace) -> bool:
-    """Return True if nothing on the command line says which data and how many steps."""
-    flags = _flags(arguments)
-    sized = {"dataset", "extra_datasets", "epochs", "max_steps", "refresh_every"}
-    given = flags["data"].keys() | flags["training"].keys() | flags["refresh"].keys()
-    return not (sized & given or arguments.recipe or arguments.config)
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Data sets as columns and judgements; sub-packages for formats, preparation, sampling and `pydocs`."""
+"""Data sets as columns and judgements; sub-packages for formats, preparation and sampling; `pydocs`."""

@@ -21,7 +21,7 @@ from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import lent_dev_line, open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART
+from raytriever.data.pydocs import PYDOCS
 from raytriever.data.sampling.examples import check_positives
 from raytriever.data.sampling.spread import shared
 from raytriever.data.statistics import check_overlap, overlaps
@@ -149,8 +149,8 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
         with stage_errors(part):
             build_loss(part.config.loss)  # only for its checks
     names = {base.data.dataset, *(name for part in curriculum.all_stages for name in part.config.data.datasets)}
-    for name in sorted(names.intersection((PYDOCS, PYDOCS_PART))):
-        log(f"{name}: the docstrings of this Python, read once for as long as its packages stay the same")
+    if PYDOCS in names:
+        log(f"{PYDOCS}: the docstrings of Python's standard library, read once for each version")
     cpu = torch.device("cpu")  # the memory of a GPU belongs to the processes that evaluate and train
     retriever = load_for_encoding(base.model, choose_precision(base.training.precision, cpu), cpu)
     for part in curriculum.all_stages:

@@ -29,7 +29,7 @@ COLLECTIONS = tuple(name for name in BOUNDS if name != "pydocs")
 ANSWERS, LOCKS = "answers", "locks"
 # Content of an entry directly below the cache, by the beginning of its name.
 _CONTENTS = {
-    "pydocs": f"docstrings of this Python ({flag_of('dataset')} pydocs or pydocs-part)",
+    "pydocs": f"docstrings of this Python ({flag_of('dataset')} pydocs)",
     ANSWERS: "answers of language models (annotate); they cost money and are never pruned",
     "digests": "digests of files that were read",
     "compiled": "compiled functions",

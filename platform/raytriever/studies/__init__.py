@@ -1,1 +1,1 @@
-"""Studies of papers: the trainings behind a table, their results, claims and pages."""
+"""Study of a file: the trainings behind a table, their results, claims and page."""

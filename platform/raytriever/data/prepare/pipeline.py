@@ -38,7 +38,7 @@ from raytriever.data.prepare.shards import (
     gather,
 )
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
+from raytriever.data.pydocs import PYDOCS, pydocs_folder
 from raytriever.data.records import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError, setting
@@ -176,8 +176,8 @@ def prepare(
         DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
         StorageError: `output` holds something else, or cannot be written.
     """
-    is_embedded = request.dataset in (PYDOCS, PYDOCS_PART)
-    source = Source.open(pydocs_folder(request.dataset) if is_embedded else request.dataset)
+    is_embedded = request.dataset == PYDOCS
+    source = Source.open(pydocs_folder() if is_embedded else request.dataset)
     source = replace(source, name=request.dataset) if is_embedded else source
     if request.tokenisation is not None:
         request = replace(request, tokenisation=request.tokenisation.for_dataset(source.name))

@@ -1,0 +1,154 @@
+"""Embedded data set `pydocs`: the docstrings of Python's standard library as questions and answers.
+
+1. Every source file of the standard library is parsed; nothing is imported.
+2. The first sentence of a docstring is the query; qualified name, signature and the rest are its only passage.
+3. Equal sentences and equal passages count once, so no sentence is in two splits. A sentence that its own passage
+   repeats is left out, because copying would answer it.
+4. A hash of the qualified name decides the split; all passages are the corpus.
+5. The result is a folder in BEIR layout in the cache. It depends on the version of Python alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from raytriever.activity import activity
+from raytriever.data.formats.beir import QRELS_HEADER
+from raytriever.store.cache import cache_folder
+from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.store.disk import walk
+from raytriever.store.parts import make_once
+
+PYDOCS = "pydocs"
+_FORMAT = 4
+_TEST_BELOW, _DEV_BELOW = 0.1, 0.17  # shares of the names
+_FEWEST_QUERY_WORDS, _MOST_QUERY_WORDS = 4, 40
+_FEWEST_REST_WORDS, _MOST_CHARACTERS = 8, 1_200
+# Folders of the standard library that are no interface, or that distributions leave out.
+_SKIPPED = (
+    *("test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "distutils"),
+    *("site-packages", "dist-packages", "__pycache__"),
+)
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """Query and its passage."""
+
+    name: str
+    query: str
+    passage: str
+
+    @property
+    def split(self) -> str:
+        """Split by the hash of the name."""
+        share = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8]) / 2**64
+        return "test" if share < _TEST_BELOW else "dev" if share < _DEV_BELOW else "train"
+
+
+@activity("reading the docstrings of this Python")
+def pydocs_folder() -> Path:
+    """Return the folder of `pydocs` for this version of Python; build it if the cache has no complete one."""
+    folder = cache_folder() / f"{PYDOCS}-{platform.python_version()}-{_FORMAT}"
+
+    def build() -> None:
+        with committed_directory(folder, replace=folder.exists()) as temporary:
+            write_pairs(distinct(pairs_of(Path(sysconfig.get_path("stdlib")))), temporary)
+
+    return make_once(folder, build, read_manifest)
+
+
+def pairs_of(root: Path) -> Iterator[Pair]:
+    """Yield the pair of each public class and function below a folder whose docstring says enough."""
+    for here, folders, files in walk(root):
+        folders[:] = sorted(name for name in folders if name.isidentifier() and name not in _SKIPPED)
+        for file in sorted(name for name in files if name.endswith(".py")):
+            stem = file.removesuffix(".py")
+            parts = [*Path(here).relative_to(root).parts, *([] if stem == "__init__" else [stem])]
+            if any(part.startswith("_") for part in parts):
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escapes
+                module = ast.parse(Path(here, file).read_bytes())
+            for name, node in _definitions(module.body, ".".join(parts)):
+                docstring = ast.get_docstring(node)
+                question = question_and_answer(docstring) if docstring else None
+                if question is not None:
+                    pair = Pair(name, question[0], f"{_signature(node)} {question[1]}")
+                    if normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}"):
+                        yield pair
+
+
+def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Definition]]:
+    """Yield the public classes and functions of a module, and those of its classes, with their qualified names."""
+    for node in body:
+        if isinstance(node, _Definition) and not node.name.startswith("_"):
+            name = f"{prefix}.{node.name}"
+            yield name, node
+            if isinstance(node, ast.ClassDef):
+                yield from _definitions(node.body, name)
+
+
+def _signature(node: _Definition) -> str:
+    if isinstance(node, ast.ClassDef):
+        return f"class {node.name}"
+    return f"{node.name}({ast.unparse(node.args).removeprefix('self').removeprefix(', ')})"
+
+
+def question_and_answer(docstring: str) -> tuple[str, str] | None:
+    """Return the first sentence and the rest, each in one line; None if either says too little."""
+    first, _, after = docstring.partition("\n\n")
+    sentence, _, left = _one_line(first).partition(". ")
+    rest = _one_line(f"{left} {after}")[:_MOST_CHARACTERS]
+    is_sentence = sentence[:1].isupper() and sentence[-1:] not in ":,;"
+    if not is_sentence or not _FEWEST_QUERY_WORDS <= len(sentence.split()) <= _MOST_QUERY_WORDS:
+        return None
+    return (sentence, rest) if len(rest.split()) >= _FEWEST_REST_WORDS else None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("`", "").split())
+
+
+def normalised(text: str) -> str:
+    """Return letters and digits in lower case, separated by blanks: equal results are equal texts for a reader."""
+    return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+
+def distinct(pairs: Iterable[Pair]) -> list[Pair]:
+    """Return one pair for each name, sentence and passage: of several, the one with the shortest name."""
+    seen: set[tuple[str, str]] = set()
+    unique = []
+    for pair in sorted(pairs, key=lambda pair: (pair.name.count("."), pair)):
+        marks = {("name", pair.name.lower()), ("query", normalised(pair.query)), ("passage", normalised(pair.passage))}
+        if not marks & seen:
+            seen |= marks
+            unique.append(pair)
+    return sorted(unique)
+
+
+def write_pairs(pairs: list[Pair], folder: Path) -> None:
+    """Write the pairs in BEIR layout. Query and passage have different ids: BEIR drops documents with equal ids."""
+    with (folder / "corpus.jsonl").open("w", encoding="utf-8", newline="\n") as corpus:
+        corpus.writelines(_line(_id=p.name, title=p.name, text=p.passage) for p in pairs)
+    with (folder / "queries.jsonl").open("w", encoding="utf-8", newline="\n") as queries:
+        queries.writelines(_line(_id=f"q:{p.name}", text=p.query) for p in pairs)
+    (folder / "qrels").mkdir()
+    for split in ("train", "dev", "test"):
+        with (folder / "qrels" / f"{split}.tsv").open("w", encoding="utf-8", newline="\n") as qrels:
+            qrels.write("\t".join(QRELS_HEADER) + "\n")
+            qrels.writelines(f"q:{p.name}\t{p.name}\t1\n" for p in pairs if p.split == split)
+
+
+def _line(**fields: str) -> str:
+    return json.dumps(fields, ensure_ascii=False) + "\n"

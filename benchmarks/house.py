@@ -42,7 +42,7 @@ WRITTEN = (
 WRITTEN_SUFFIXES = ("", ".py", ".md", ".yaml", ".yml", ".html", ".js", ".css", ".json")
 # A generated block of a page, with its markers; see `docs/build.py`.
 GENERATED = re.compile(r"<!-- generated?: .*?<!-- end[^>]*-->", re.DOTALL)
-NOT_SEARCHED = ("benchmarks/house.py", "tests/unit/test_house.py", "tests/fixtures/")
+NOT_SEARCHED = ("benchmarks/house.py", "tests/unit/test_house.py")
 RELATIVE_CLAUSES = re.compile(r"(What|Whether|Who|Which|Where|How|Why|When)\b")
 # Modules whose texts hold flags of other programs; the texts of all others name settings by `errors.setting`.
 FLAGS_OF_OTHERS = {

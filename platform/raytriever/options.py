@@ -29,7 +29,6 @@ def option(
     reads: Callable[[Any], Any] | None = None,
     form: str | None = None,
     needs: str | tuple[str, ...] = (),
-    formerly: str | None = None,
 ) -> Any:
     """Return a dataclass field that declares a setting.
 
@@ -44,7 +43,6 @@ def option(
         reads: function that makes the value from a flag or a file; its ValueError says what to give.
         form: form of the value for `--help`, for a setting with `reads`; that of `pattern` otherwise.
         needs: settings without which this one has no effect; see `NEEDS`. One of several is enough.
-        formerly: earlier name of the setting, which flags and files may still use.
     """
     allowed = tuple(choices) if choices is not None else None
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
@@ -54,33 +52,8 @@ def option(
         "reads": reads,
         "form": form,
         "needs": (needs,) if isinstance(needs, str) else needs,
-        "formerly": formerly,
     }
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def with_current_names(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Return settings of a file with earlier names replaced by those of today.
-
-    Args:
-        settings: values by name.
-        kind: dataclass whose fields were declared with `option`.
-    """
-    names = {field.metadata.get("formerly"): field.name for field in dataclasses.fields(kind)}
-    return {names.get(name, name): value for name, value in settings.items()}
-
-
-def completed(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Return settings that an earlier version stored under the names of today, with None for later settings.
-
-    A later setting whose default is not None stays absent, because the earlier version had no such value.
-
-    Args:
-        settings: values by name.
-        kind: dataclass whose fields were declared with `option`.
-    """
-    without_value = {field.name: None for field in dataclasses.fields(kind) if field.default is None}
-    return without_value | with_current_names(settings, kind)
 
 
 def did_you_mean(wrong: str, choices: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from encoding_case import Case
 from evaluations import write_evaluation
 
 from indexes import write_index
 from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
 from raytriever.evaluation.files import read_per_query
@@ -24,19 +25,20 @@ from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.store import read_meta
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
 from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
 from raytriever.report.page import choose_queries
 from raytriever.report.tables import result_tables, threshold_table
-from raytriever.store.commit import read_manifest
-from raytriever.tracking.run_state import has_unsent_data
+from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.tracking.run_state import EMPTY, has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
-from raytriever.training.checkpoint import read_state
+from raytriever.training.checkpoint import Progression, State, read_state, write_state
 from raytriever.training.refresh import Ledger, Round, read_ledger
 from raytriever.training.validation import Record, Stop, read_records, read_stop, write_record, write_stop
-from raytriever.tuning.trial_log import find_best, read_trials, sweep_rows
+from raytriever.tuning.trial_log import FINISHED, Trial, find_best, read_trials, sweep_rows, write_trials
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "version_0_1"
 # What stands in place of a value; 1e999 is read as infinity.
 VALUES = [
     "null",
@@ -113,8 +115,13 @@ def check(file: Path, read: Callable[[], object]) -> tuple[int, int]:
     return len(refusals), count
 
 
-def copy(name: str, to: Path) -> Path:
-    return Path(shutil.copytree(FIXTURES / name, to / Path(name).name))
+def metrics_of_a_run() -> dict[str, Any]:
+    figures = {"ndcg_at_10": 0.5, "auc": 0.8}
+    pair = {"dataset": "letters", "metric": "auc", "model": "after", "against": "before", "difference": 0.1}
+    pair |= {"low": 0.05, "high": 0.15, "p": 0.01, "p_holm": 0.02, "effect": 0.5, "queries": 40}
+    notes = {"absent_relevant": 0, "relevant": 40, "unanswerable_queries": 0}
+    content = {"dataset": "letters", "split": "test", "bm25": figures, "before": figures, "after": figures}
+    return content | {"pairs": [pair], "judged": notes, "bm25_analyser": {"language": "en", "warning": ""}}
 
 
 def compared(folder: Path, to: Path) -> None:
@@ -143,28 +150,27 @@ def test_values_of_queries(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_metrics_of_a_finished_run(tmp_path: Path) -> None:
-    folder = copy("finished", tmp_path)
-    refused, count = check(folder / "metrics.json", RunDirectory(folder, "finished").metrics)
+    run = RunDirectory(tmp_path, "interrupted")
+    run.finish(metrics_of_a_run())
+    refused, count = check(tmp_path / "metrics.json", run.metrics)
     assert refused > count / 2
-    shutil.rmtree(folder / "per_query")
-    refused, count = check(folder / "metrics.json", lambda: read_directory(folder, "run"))
-    assert refused > count / 2
+    refused, count = check(tmp_path / "metrics.json", lambda: read_directory(tmp_path, "run"))
+    assert refused > count / 4  # it does not read the tests of the pairs
 
 
 def test_an_identity(tmp_path: Path) -> None:
-    folder = copy("finished", tmp_path)
-    file = folder / "run.json"
-    content = json.loads(file.read_bytes())
+    file = tmp_path / "run.json"
+    content = EMPTY | {"tracking_id": "2146d41d", "key": "f80361af", "name": "letters-mw-seed0", "sent": 0}
     dataset = {"name": "a", "source": "b", "digest": "c", "counts": {"d": 1}}
     content |= {"descriptions": [{"params": {"a": "b"}, "dataset": dataset, "tags": {}}]}
-    content |= {"files": [[str(folder / "config.yaml"), ""]], "children": ["trials/000"]}
+    content |= {"files": [[str(tmp_path / "config.yaml"), ""]], "children": ["trials/000"]}
     file.write_text(json.dumps(content))
-    refused, count = check(file, lambda: has_unsent_data(folder, "mlflow"))
+    refused, count = check(file, lambda: has_unsent_data(tmp_path, "mlflow"))
     assert refused > count / 2
     for child in ("/etc", "../other"):
         file.write_text(json.dumps(content | {"children": [child]}))
         with pytest.raises(UserError, match="is not in this one"):
-            has_unsent_data(folder, "mlflow")
+            has_unsent_data(tmp_path, "mlflow")
 
 
 def test_a_line_of_steps(tmp_path: Path) -> None:
@@ -184,20 +190,27 @@ def test_a_line_of_steps(tmp_path: Path) -> None:
 
 
 def test_trials(tmp_path: Path) -> None:
-    folder = copy("sweep", tmp_path)
+    rows = [(0, 0.4), (1, 0.5)]
+    metrics = [{"ndcg_at_10": value, "mrr_at_10": value, "recall_at_100": 1.0, "auc": 0.9} for _, value in rows]
+    trials = [Trial(n, {"loss.temperature": t}, FINISHED, metrics[n], 4, 28.9) for n, t in rows]
+    write_trials(tmp_path, trials, "ndcg_at_10", planned=2)
 
     def read() -> None:
-        trials = read_trials(folder)
+        trials = read_trials(tmp_path)
         find_best(trials, "ndcg_at_10")
         if trials:
             sweep_rows(trials, "ndcg_at_10")
 
-    refused, count = check(folder / "trials.json", read)
+    refused, count = check(tmp_path / "trials.json", read)
     assert refused > count / 2
 
 
 def test_the_state_and_the_manifest_of_a_checkpoint(tmp_path: Path) -> None:
-    folder = copy("finished/checkpoints/step-5", tmp_path)
+    folder = tmp_path / "step-5"
+    with committed_directory(folder) as aside:
+        write_state(
+            State(Progression(5, 5, 0.35), {"data": "39df", "loss.temperature": 0.05, "total_steps": 10}), aside
+        )
     refused, count = check(folder / "state.json", lambda: read_state(folder))
     assert refused > count / 4
     refused, count = check(folder / "manifest.json", lambda: read_manifest(folder))
@@ -224,9 +237,13 @@ def test_records_of_validation_and_refreshes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_manifests_of_stores_indexes_and_prepared_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifests_of_stores_indexes_and_prepared_data(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    passages, prepared, index = copy("passages", tmp_path), copy("prepared", tmp_path), tmp_path / "index"
+    prepared, index = prepare(Request(str(tiny_dataset)), output=tmp_path / "prepared"), tmp_path / "index"
+    config = ModelConfig(model=str(tiny_encoder))
+    passages = Case(config, load_retriever(config), open_dataset(tiny_dataset, []), tmp_path).encode("passages").path
     rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
     write_index(index, build_index(DocumentVectors.of(rows), IndexConfig(index="flat"), None, 0, 1), "flat", {})
     check(passages / "manifest.json", lambda: EmbeddingStore.open(passages).array())

@@ -15,7 +15,14 @@ from raytriever.data.sources import open_raw, open_stream
 from raytriever.errors import StorageError
 from raytriever.store import commit as storage
 from raytriever.store import disk
-from raytriever.store.commit import MANIFEST, committed_directory, one_writer, read_manifest, write_atomically
+from raytriever.store.commit import (
+    MANIFEST,
+    committed_directory,
+    is_committed,
+    one_writer,
+    read_manifest,
+    write_atomically,
+)
 
 
 def commit(path: Path, text: str = "one", replace: bool = False, during: Callable[[], object] = lambda: None) -> None:
@@ -155,13 +162,24 @@ def test_without_verifying_only_names_and_sizes_count(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "run", verify=False)["meta"] == {"by": "one"}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"files": {}}', '{"files": {"a": 3}, "meta": {}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"format": 1, "files": {}}', '{"format": 1, "files": {"a": 3}, "meta": {}}']
+)
 def test_what_has_no_valid_manifest_does_not_exist(tmp_path: Path, content: str) -> None:
     with pytest.raises(StorageError, match=r"cannot read manifest\.json"):
         read_manifest(tmp_path)
     (tmp_path / MANIFEST).write_text(content)
     with pytest.raises(StorageError, match="not a manifest"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["0", "2", "true", '"1"', "null"])
+def test_a_directory_of_another_format_is_refused_in_one_line(tmp_path: Path, number: str) -> None:
+    (tmp_path / MANIFEST).write_text(f'{{"format": {number}, "files": {{}}, "meta": {{}}}}')
+    with pytest.raises(StorageError, match=r"; this version reads format 1; make the directory again$") as error:
+        read_manifest(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / MANIFEST}: ")
+    assert not is_committed(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc/hostname"])

@@ -225,8 +225,6 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
             common["help"] += f"{_CHOICES}{', '.join(choices)}"
         common |= {"type": number_type(types[0], flag_of(field.name)), "metavar": metavar}
         group.add_argument(flag_of(field.name), **common)
-        if field.metadata.get("formerly"):
-            group.add_argument(flag_of(field.metadata["formerly"]), **common | {"help": argparse.SUPPRESS})
 
 
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup

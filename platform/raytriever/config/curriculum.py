@@ -17,7 +17,7 @@ from typing import Any
 
 from raytriever.config.settings import Config, check_config, from_dict, hash_of, override, to_dict
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.options import NEEDS, needs_of, with_current_names, without_effect
+from raytriever.options import NEEDS, needs_of, without_effect
 from raytriever.paths import check_paths
 from raytriever.reading.structured import read_yaml
 from raytriever.store.disk import disk_errors
@@ -225,7 +225,7 @@ def stage_difference(there: Any, here: Curriculum) -> str | None:
     for old, stage in zip(listed, here.stages, strict=True):
         base = to_dict(here.base)
         for section, values in to_dict(stage.config).items():
-            stored = base[section] | with_current_names(old.get(section) or {}, type(getattr(stage.config, section)))
+            stored = base[section] | (old.get(section) or {})
             for name, value in values.items():
                 if stored[name] != value and name not in MAY_CHANGE:
                     return f"{section}.{name} of stage {stage.name!r} is {stored[name]!r} there and {value!r} here"

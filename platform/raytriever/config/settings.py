@@ -18,7 +18,7 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, setting
 from raytriever.losses.config import LossConfig, check_loss
 from raytriever.models.config import ModelConfig
-from raytriever.options import check_changed, check_options, did_you_mean, read_option, with_current_names
+from raytriever.options import check_changed, check_options, did_you_mean, read_option
 from raytriever.training.config import (
     DEV_LOSS,
     RefreshConfig,
@@ -163,7 +163,7 @@ def from_dict(
 def _typed(settings: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     hints, fields = get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
-    for name, value in with_current_names(settings, kind).items():
+    for name, value in settings.items():
         if name not in hints:
             raise ConfigError(f"unknown setting {name!r}", where, did_you_mean(str(name), hints))
         kinds = getattr(hints[name], "__args__", (hints[name],))

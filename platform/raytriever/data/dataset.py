@@ -46,7 +46,7 @@ class Documents:
 
     @cached_property
     def forms(self) -> Forms:
-        """Forms of the passages; computed, which reads all of them, for data sets of earlier versions."""
+        """Forms of the passages; computed, which reads all of them, unless they are stored."""
         return forms_of(Passages(self)) if self.stored_forms is None else self.stored_forms
 
     @cached_property

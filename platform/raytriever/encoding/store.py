@@ -33,7 +33,7 @@ from raytriever.store.commit import MANIFEST, read_manifest
 from raytriever.store.disk import disk_errors
 
 PLAN, SHARDS = "plan.json", "shards"
-KIND, VERSION = "embeddings", 1
+KIND = "embeddings"
 EMBEDDINGS, SCALES, KEYS = "embeddings.npy", "scales.npy", "keys.npy"
 _REMEDY = "encode again"
 _LEVELS = 127
@@ -153,7 +153,7 @@ class EmbeddingStore:
         path = Path(path)
         check_directory(path)
         meta = read_manifest(path, verify=False)["meta"]
-        if meta.get("kind") != KIND or meta.get("version") != VERSION:
+        if meta.get("kind") != KIND:
             raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
         fields = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
         if plan_key(path) != fields["key"]:

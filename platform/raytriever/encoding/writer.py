@@ -26,7 +26,6 @@ from raytriever.encoding.store import (
     KIND,
     PLAN,
     SHARDS,
-    VERSION,
     EmbeddingStore,
     Keyed,
     StoredPlan,
@@ -39,7 +38,16 @@ from raytriever.errors import StorageError, setting
 from raytriever.prompts import Side
 from raytriever.reading.structured import read_json
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import MANIFEST, FileEntry, entry_of, read_manifest, remove, write_atomically
+from raytriever.store.commit import (
+    FORMAT,
+    MANIFEST,
+    FileEntry,
+    entry_of,
+    manifest_text,
+    read_manifest,
+    remove,
+    write_atomically,
+)
 from raytriever.store.disk import disk_errors, files_below, fsync, has_content
 from raytriever.store.lock import check_owner
 from raytriever.store.parts import Parts
@@ -90,7 +98,7 @@ class EmbeddingPlan:
     def key(self) -> str:
         """SHA-256 over everything that decides the bytes of the store."""
         decides = {name: value for name, value in asdict(self).items() if name not in ("model", "dataset")}
-        return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
 
     @property
     def encoder(self) -> str:
@@ -100,7 +108,7 @@ class EmbeddingPlan:
         """
         names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
         decides = {name: getattr(self, name) for name in names}
-        return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
 
     @property
     def bytes(self) -> int:
@@ -207,13 +215,13 @@ class StoreWriter:
             files |= {f"{name}/{file}": entry for file, entry in manifest["files"].items()}
             files[f"{name}/{MANIFEST}"] = entry_of(folder / MANIFEST)
         files[PLAN] = entry_of(self.path / PLAN)
-        meta = {"kind": KIND, "version": VERSION, **self._described()}
+        meta = {"kind": KIND, **self._described()}
         with disk_errors(self.path):
             for name in (WORK, NEXT):
                 remove(self.path / name)
             for leftover in (self.path / SHARDS).glob(".*"):  # from processes that died during a commit
                 remove(leftover)
-        write_atomically(self.path / MANIFEST, json.dumps({"files": files, "meta": meta}, indent=1))
+        write_atomically(self.path / MANIFEST, manifest_text(files, meta))
         return EmbeddingStore(self.path, meta)
 
     def is_whole(self, number: int) -> bool:

@@ -297,6 +297,7 @@ def _shares(
     counts = [key for keys in SHARES.values() for key in keys]
     row: dict[str, Any] = dict.fromkeys([*counts, *bounds, "checked", "low", "high"])
     del row["checked_low"], row["checked_high"]
+    row["unanswerable"] = {}
     if achieved is None:
         return row
     if isinstance(achieved, PairsAchieved):

@@ -27,12 +27,6 @@ KIND_TITLES = {
 Cells = list[dict[str, tuple[str, float | None]]]
 
 
-def chosen_value(row: Mapping[str, Any]) -> float | None:
-    """Return the value of a row's aim on the split on which its threshold was chosen, or the best there is."""
-    value: float | None = row["chosen"] if "chosen" in row else row.get(row["aim"])  # earlier versions had pairs only
-    return value
-
-
 def threshold_cells(rows: Sequence[Mapping[str, Any]], places: int = 3) -> Cells:
     """Return the cells of each row of `calibration_rows`.
 
@@ -40,18 +34,18 @@ def threshold_cells(rows: Sequence[Mapping[str, Any]], places: int = 3) -> Cells
     """
     pairs = any(row["aim"] in PAIR_AIMS for row in rows)
     names = [name for name in SHARES if pairs or not name.startswith("checked")]
-    kinds = [kind for kind in KIND_TITLES if any(kind in (row.get("unanswerable") or {}) for row in rows)]
+    kinds = [kind for kind in KIND_TITLES if any(kind in row["unanswerable"] for row in rows)]
     on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
     return [
         {
             "data set": (row["dataset"], None),
             "model": (row["model"], None),
             "wanted": (aim_text(str(row["aim"]), row["wanted"]), None),
-            "confidence": (row.get("confidence", "score"), None),
+            "confidence": (row["confidence"], None),
             "threshold": (threshold_text(row), row["threshold"] if row["reached"] else None),
-            f"chosen on {on}": (chosen_text(row, places), chosen_value(row)),
-            **{SHARE_TITLES[name]: (share_text(row, name), share_of(row, name)[0]) for name in names},
-            **{KIND_TITLES[kind]: _kind_cell((row.get("unanswerable") or {}).get(kind)) for kind in kinds},
+            f"chosen on {on}": (chosen_text(row, places), row["chosen"]),
+            **{SHARE_TITLES[name]: (share_text(row, name), row[name]) for name in names},
+            **{KIND_TITLES[kind]: _kind_cell(row["unanswerable"].get(kind)) for kind in kinds},
             "calibration error of pairs": (calibration_error_text(row), row["calibration_error"]),
         }
         for row in rows
@@ -75,7 +69,7 @@ def calibration_text(rows: Sequence[Mapping[str, Any]]) -> str:
             (name, one_line(text)) for name, (text, _) in line.items()
         ]
         shown = [(name, text) for name, text in others if text != "-"]
-        checked = ", counted on the questions that chose it" if row.get("checked_on") == row["chosen_on"] else ""
+        checked = ", counted on the questions that chose it" if row["checked_on"] == row["chosen_on"] else ""
         head = f"{dataset[1]}, {model[1]}, {wanted[1]}: threshold {threshold[1]} ({confidence[1]}){checked}\n"
         width = max((len(name) for name, _ in shown), default=0)
         paragraphs.append(head + "".join(f"  {name:<{width}}  {text}\n" for name, text in shown))
@@ -148,24 +142,18 @@ def _kind_cell(share: Mapping[str, Any] | None) -> tuple[str, float | None]:
     return proportion_text(share["part"], share["whole"], share["value"], share["low"], share["high"]), share["value"]
 
 
-def proportion_text(part: int | None, whole: int | None, value: float, low: float, high: float) -> str:
-    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`, without numbers that are not known."""
-    counts = "" if part is None or whole is None else f"{part:,} of {whole:,} = "
-    return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
+def proportion_text(part: int, whole: int, value: float, low: float, high: float) -> str:
+    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`."""
+    return f"{part:,} of {whole:,} = {value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the notes of all rows, each with its data set, model and aim."""
-    notes = [
+    return [
         f"{row['dataset']}, {row['model']}, {aim_text(row['aim'], row['wanted'])}: {note}"
         for row in rows
-        for note in row.get("notes") or ()
+        for note in row["notes"]
     ]
-    if any("coverage" not in row for row in rows):
-        notes.append("An earlier version wrote these results without coverage; evaluate again to measure it.")
-    elif any("calibration_error_low" not in row for row in rows):
-        notes.append("An earlier version overstated the calibration error; evaluate again to measure it.")
-    return notes
 
 
 def threshold_text(row: Mapping[str, Any]) -> str:
@@ -174,8 +162,8 @@ def threshold_text(row: Mapping[str, Any]) -> str:
 
 
 def calibration_error_text(row: Mapping[str, Any]) -> str:
-    """Format the calibration error of a row with its interval; rows of earlier versions have none."""
-    value, low, high = (row.get(f"calibration_error{bound}") for bound in ("", "_low", "_high"))
+    """Format the calibration error of a row with its interval."""
+    value, low, high = (row[f"calibration_error{bound}"] for bound in ("", "_low", "_high"))
     if value is None or value != value:
         return "-"
     return f"{value:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
@@ -183,7 +171,7 @@ def calibration_error_text(row: Mapping[str, Any]) -> str:
 
 def chosen_text(row: Mapping[str, Any], places: int) -> str:
     """Format the value of a row's aim on the choosing split with a number of decimal places."""
-    value = chosen_value(row)
+    value = row["chosen"]
     if value is None or value != value:
         return "-"
     return f"{value:.{places}f}" + ("" if row["reached"] else " at best")
@@ -191,20 +179,10 @@ def chosen_text(row: Mapping[str, Any], places: int) -> str:
 
 def share_text(row: Mapping[str, Any], name: str) -> str:
     """Format a share with its interval, see `proportion_text`; a share of nothing is `none`."""
-    value, low, high = share_of(row, name)
-    if value is None or low is None or high is None:
-        return "none" if row["reached"] and name in row else "-"
-    # Where every query has an answer, as in earlier versions, all shown ones are answered.
-    counts_of = {"shown_answers": row.get("answered_queries"), **row}
-    part, whole = (counts_of.get(key) for key in SHARES[name])
-    return proportion_text(part, whole, value, low, high)
-
-
-def share_of(row: Mapping[str, Any], name: str) -> tuple[float | None, float | None, float | None]:
-    """Return a share on the evaluated split and its bounds; rows of earlier versions have only the wanted share."""
-    if name not in row and name == f"checked_{row['aim']}":
-        return row["checked"], row["low"], row["high"]
-    return row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
+    if row[name] is None:
+        return "none" if row["reached"] else "-"
+    part, whole = (row[key] for key in SHARES[name])
+    return proportion_text(part, whole, row[name], row[f"{name}_low"], row[f"{name}_high"])
 
 
 def decision_points(
@@ -218,7 +196,7 @@ def decision_points(
     points = []
     for row in rows:
         name = f"calibration/{row['model']}/{row['dataset']}/{aim_text(row['aim'], row['wanted']).replace(' ', '-')}"
-        kinds = row.get("unanswerable") or {}
+        kinds = row["unanswerable"]
         figures = {key: value for key, value in row.items() if key != "wanted"}
         figures |= {f"unanswerable_{kind}": share["value"] for kind, share in kinds.items()}
         points += [

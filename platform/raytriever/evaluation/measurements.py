@@ -55,7 +55,7 @@ def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluat
 
 def format_copies(about: Mapping[str, Any]) -> str:
     """Describe the counts of a data set in one line; empty if no system ranks a copy above a relevant passage."""
-    counts = {model: count for model, count in about.get("copies_above", {}).items() if count}
+    counts = {model: count for model, count in about["copies_above"].items() if count}
     if not counts:
         return ""
     listed = ", ".join(f"{model} {count:,}" for model, count in counts.items())

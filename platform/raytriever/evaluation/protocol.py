@@ -193,7 +193,7 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
 
 def format_absent(counts: Mapping[str, Any]) -> str:
     """Describe `JudgedQueries.count_absent` in one line; empty if the corpus holds every relevant document."""
-    if not counts.get("absent_relevant"):
+    if not counts["absent_relevant"]:
         return ""
     alone = counts["unanswerable_queries"]
     line = (

@@ -1,7 +1,7 @@
 """Results of an evaluation, and their file `results.json`.
 
     {"format": 2, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
-     "baselines": [NAME], "pairs": [...], "auc_intervals": [...], "calibration": [...],
+     "baselines": [NAME], "pairs": [...], "auc_intervals": [...], "calibration": [...], "confidences": [...],
      "forms": [...], "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}}, "asked": {...}}
 
 `asked` is the content of the request. The same command replaces its results; another one is refused.
@@ -22,8 +22,6 @@ from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.calibration import PairAim
 from raytriever.mining.analyser import analyser_line
-from raytriever.models.config import ModelConfig
-from raytriever.options import completed
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.disk import disk_errors
 
@@ -66,9 +64,8 @@ class Results:
 
     def content(self, request: Mapping[str, Any]) -> str:
         """Return the text of `results.json`; NaN becomes null."""
-        rows = ("baselines", "pairs", "auc_intervals", "calibration")
-        some = [name for name in ("confidences", "forms") if getattr(self, name)]
-        parts = ("models", "parts", "about", *rows, *some, "systems", "missing")
+        rows = ("baselines", "pairs", "auc_intervals", "calibration", "confidences", "forms")
+        parts = ("models", "parts", "about", *rows, "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(request)}
         return json.dumps(without_nan(whole), indent=1, ensure_ascii=False) + "\n"
 
@@ -92,6 +89,7 @@ def bm25_analysers(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
 class AnalysisAbout(TypedDict):
     """Analysis of a part by BM25's analyser, see `mining.analyser.Analysis`."""
 
+    language: str
     warning: str | None
 
 
@@ -101,10 +99,10 @@ class About(TypedDict):
     queries: int
     documents: int
     split: str
-    absent_relevant: NotRequired[int]  # older versions did not count these three
-    relevant: NotRequired[int]
-    unanswerable_queries: NotRequired[int]
-    copies_above: NotRequired[dict[str, int]]  # by model, see `copies.count_copies_above`
+    absent_relevant: int
+    relevant: int
+    unanswerable_queries: int
+    copies_above: dict[str, int]  # by model, see `copies.count_copies_above`
     bm25: NotRequired[dict[str, AnalysisAbout]]
 
 
@@ -134,16 +132,15 @@ class CalibrationRecord(TypedDict):
     high: float | None
     calibration_error: float | None
     chosen_on: str
-    # Older versions did not write these, nor all of `_FIGURES`.
-    confidence: NotRequired[str]
-    checked_on: NotRequired[str]
-    unanswerable: NotRequired[dict[str, ShareRecord]]
-    notes: NotRequired[list[str]]
+    confidence: str
+    checked_on: str
+    unanswerable: dict[str, ShareRecord]
+    notes: list[str]
 
 
-# Further keys of a threshold. Older versions wrote precision and recall instead of `chosen`.
+# Further keys of a threshold.
 _FIGURES = {f"{name}{end}" for name in (*SHARES, "calibration_error") for end in ("", "_low", "_high")}
-_FIGURES |= {"chosen", "precision", "recall", *(count for counts in SHARES.values() for count in counts)}
+_FIGURES |= {"chosen", *(count for counts in SHARES.values() for count in counts)}
 
 
 class ShareRecord(TypedDict):
@@ -194,14 +191,14 @@ class ResultsContent(TypedDict):
     about: dict[str, About]
     baselines: list[str]
     pairs: list[TestedPair]
-    auc_intervals: NotRequired[list[AucRow]]
-    calibration: NotRequired[list[CalibrationRecord] | None]
-    confidences: NotRequired[list[ConfidenceRecord]]
-    forms: NotRequired[list[FormRow]]
-    parts: NotRequired[dict[str, dict[str, dict[str, float | None]]]]
-    systems: NotRequired[dict[str, dict[str, Any]]]
-    missing: NotRequired[list[str]]
-    asked: NotRequired[dict[str, Any] | None]
+    auc_intervals: list[AucRow]
+    calibration: list[CalibrationRecord]
+    confidences: list[ConfidenceRecord]
+    forms: list[FormRow]
+    parts: dict[str, dict[str, dict[str, float | None]]]
+    systems: dict[str, dict[str, Any]]
+    missing: list[str]
+    asked: dict[str, Any]
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -209,19 +206,19 @@ def read_results(folder: Path) -> dict[str, Any]:
     path, remedy = folder / RESULTS, "evaluate again into another directory"
     try:
         with disk_errors(path, reading=True):
-            content = read_json(path, dict[str, Any], remedy)
+            content = read_json(path, dict[str, Any], remedy, format=FORMAT)
     except FileNotFoundError as error:
         raise StorageError(
             "holds no results.json", str(folder), f"name the {setting('output')} of `raytriever evaluate`"
         ) from error
-    number = content.get("format")
-    if number != FORMAT:
-        version = f"format {number}" if number else "an older format, without a number"
-        raise StorageError(f"is of {version}; this version reads format {FORMAT}", str(path), remedy)
     conform(content, str(path), ResultsContent, remedy)
-    for row in content.get("calibration") or []:
-        conform({name: row[name] for name in _FIGURES & row.keys()}, str(path), dict[str, float | None], remedy)
-        if row["reached"] and (row["threshold"] is None or row.get("chosen", row.get(row["aim"])) is None):
+    for row in content["calibration"]:
+        if missing := sorted(_FIGURES - row.keys()):
+            raise StorageError(f"is damaged or changed: 'calibration.{missing[0]}' is missing", str(path), remedy)
+        conform({name: row[name] for name in _FIGURES}, str(path), dict[str, float | None], remedy)
+        shares = ((name, f"{name}_low", f"{name}_high", *counts) for name, counts in SHARES.items())
+        has_gap = any(row[keys[0]] is not None and None in [row[key] for key in keys] for keys in shares)
+        if has_gap or (row["reached"] and (row["threshold"] is None or row["chosen"] is None)):
             raise StorageError("is damaged or changed: a threshold or what it achieves is missing", str(path), remedy)
     for name in (name for sets in content["models"].values() for name in sets):
         if name not in content["about"]:
@@ -240,12 +237,7 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
         raise ConfigError("is not empty and holds no evaluation", setting("output", output), "give another directory")
     if fresh:
         return
-    old = read_results(output).get("asked") or {}
-    if isinstance(models := old.get("models"), dict):
-        completed_models = {
-            name: completed(model, ModelConfig) if isinstance(model, dict) else model for name, model in models.items()
-        }
-        old = old | {"models": completed_models}
+    old = read_results(output)["asked"]
     new = json.loads(json.dumps(request))
     for name in sorted(old.keys() | new.keys()):
         if not _is_same(old.get(name), new.get(name)):

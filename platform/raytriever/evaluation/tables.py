@@ -80,11 +80,10 @@ def systems_note(systems: Mapping[str, Mapping[str, Any]]) -> str:
 def training_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Describe the effect of training, and what the figures leave out, for below the table of a finished run.
 
-    `figures` is the content of `metrics.json`; earlier versions did not test all pairs.
+    `figures` is the content of `metrics.json`.
     """
-    lines = [format_absent(figures.get("judged", {})), *pair_lines(figures.get("pairs", ()), names)]
-    if analysis := figures.get("bm25_analyser"):
-        lines += [analyser_line(analysis), analysis["warning"]]
+    lines = [format_absent(figures["judged"]), *pair_lines(figures["pairs"], names)]
+    lines += [analyser_line(figures["bm25_analyser"]), figures["bm25_analyser"]["warning"]]
     return "\n".join(filter(None, lines))
 
 

@@ -12,16 +12,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from raytriever.config import Config, read_settings
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.losses.config import LossConfig
-from raytriever.options import with_current_names
 from raytriever.paths import PathKind, expanded
 from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.store.commit import remove, write_atomically
+from raytriever.store.commit import FORMAT, remove, write_atomically
 from raytriever.store.disk import check_writable, disk_errors, files_below
 from raytriever.training.config import MAY_CHANGE
 
@@ -39,20 +38,21 @@ class JudgedCounts(TypedDict):
 
 
 class AnalyserWarning(TypedDict):
-    """Warning of BM25's analyser; empty without one."""
+    """Language of BM25's analyser, and its warning; empty without one."""
 
+    language: str
     warning: str
 
 
 class RunMetrics(TypedDict):
-    """Content of `metrics.json`: metrics by system, and notes on them, which earlier versions did not write."""
+    """Content of `metrics.json`: metrics by system, and notes on them."""
 
     bm25: dict[str, float]
     before: dict[str, float]
     after: dict[str, float]
-    pairs: NotRequired[list[TestedPair]]
-    judged: NotRequired[JudgedCounts]
-    bm25_analyser: NotRequired[AnalyserWarning]
+    pairs: list[TestedPair]
+    judged: JudgedCounts
+    bm25_analyser: AnalyserWarning
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,13 @@ class RunDirectory:
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json`, which marks the run as finished."""
-        write_atomically(self.path / METRICS, json.dumps(metrics, indent=2) + "\n")
+        write_atomically(self.path / METRICS, json.dumps({"format": FORMAT, **metrics}, indent=2) + "\n")
 
     def metrics(self) -> RunMetrics:
         """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is damaged or was changed."""
         with disk_errors(self.path, reading=True):
-            return read_json(
-                self.path / METRICS, RunMetrics, "remove it and give the same command again, which evaluates the model"
-            )
+            remedy = "remove it and give the same command again, which evaluates the model"
+            return read_json(self.path / METRICS, RunMetrics, remedy, format=FORMAT)
 
 
 def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> None:
@@ -162,8 +161,6 @@ def _difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | 
     for section, settings in current.items():
         before = stored.get(section)
         before = before if isinstance(before, dict) else {}
-        if hasattr(defaults, section):  # a sweep has further sections
-            before = with_current_names(before, type(getattr(defaults, section)))
         for name, value in settings.items():
             if before.get(name) == value or name in MAY_CHANGE:
                 continue

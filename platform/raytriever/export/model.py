@@ -38,7 +38,7 @@ from raytriever.prompts import SIDES, Side
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, encoder_digest, read_calibration
-from raytriever.store.commit import committed_directory, write_atomically
+from raytriever.store.commit import FORMAT, committed_directory, write_atomically
 from raytriever.store.disk import check_writable, disk_errors
 from raytriever.store.objects import copy_of
 
@@ -221,7 +221,7 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
         if config.is_file() and metrics.is_file() and (folder / "model") in (path, path / "model"):
             with disk_errors(folder, reading=True):
                 settings = conform(read_yaml(config, _REMEDY), str(config), _Settings, _REMEDY)
-                return {"config": dict(settings), "trained": dict(read_json(metrics, _Trained, _REMEDY))}
+                return {"config": dict(settings), "trained": dict(read_json(metrics, _Trained, _REMEDY, format=FORMAT))}
     return {}
 
 
@@ -229,14 +229,14 @@ def _read_results(folder: Path, model: str) -> dict[str, Any]:
     results = read_results(folder)
     names = [
         name
-        for name, system in results.get("systems", {}).items()
+        for name, system in results["systems"].items()
         if Path(copy_of(system["model"])) in _equivalent_paths(model)
     ]
     if not names:
-        measured = ", ".join(system["model"] for system in results.get("systems", {}).values())
+        measured = ", ".join(system["model"] for system in results["systems"].values())
         raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that you export")
     name = names[0]
-    rows = [row for row in results.get("calibration") or [] if row["model"] == name]
+    rows = [row for row in results["calibration"] if row["model"] == name]
     return {"name": name, "models": results["models"][name], "about": results["about"], "calibration": rows}
 
 

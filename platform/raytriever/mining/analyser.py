@@ -70,11 +70,11 @@ class Analyser:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return a description; that of English has no language, because it was the only one in earlier versions."""
+        """Return a description, with the code of the language."""
         language = LANGUAGES[self.language]
         if self.language == ENGLISH:
             terms = "two or more letters, digits or underscores, in lower case"
-            return {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English"}
+            return {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English", "language": ENGLISH}
         return {
             "terms": f"{language.ngram} adjacent characters, and words of other scripts"
             if language.ngram
@@ -202,7 +202,7 @@ def _run_pattern() -> re.Pattern[str]:
 
 def analyser_line(analysis: Mapping[str, Any]) -> str:
     """Return a description, in one line, of the analyser of stored statistics; see `Analysis.content`."""
-    language = analysis.get("language", ENGLISH)
+    language = analysis["language"]
     return Analyser(language if language in LANGUAGES else OTHER).line
 
 

@@ -35,14 +35,13 @@ from raytriever.models.resolution import commit_of, resolve_model
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import MANIFEST, committed_directory, read_manifest, write_atomically
+from raytriever.store.commit import FORMAT, MANIFEST, committed_directory, read_manifest, write_atomically
 from raytriever.store.disk import check_writable, disk_errors, has_content
 from raytriever.store.parts import Parts
 
 PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
 # A few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
 PART_PAIRS = 8_192
-VERSION = 1
 _OTHER_OUTPUT = f"give another {setting('output')}, or remove it"
 # Fields of the plan by which an existing directory may differ from this one, as the error describes them.
 _DIFFERENCES = {
@@ -89,7 +88,7 @@ class ScorePlan:
     def key(self) -> str:
         """SHA-256 over everything that decides the bytes of the scores."""
         decides = {k: v for k, v in asdict(self).items() if k not in ("model", "revision", "dataset", "split")}
-        return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
 
 
 class _Plan(TypedDict, total=False):

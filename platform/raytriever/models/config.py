@@ -74,10 +74,8 @@ class ModelConfig:
     towers: str | None = option(
         None, "one encoder for queries and passages, or one encoder each (as in DPR)", choices=TOWERS
     )
-    query_prompt: str | None = option(None, "text in front of every query", formerly="query_prefix")
-    passage_prompt: str | None = option(
-        None, "text in front of every passage; {title} in it is the place of the title", formerly="passage_prefix"
-    )
+    query_prompt: str | None = option(None, "text in front of every query")
+    passage_prompt: str | None = option(None, "text in front of every passage; {title} in it is the place of the title")
     query_prompt_name: str | None = option(None, "name of a prompt stored in the model, for every query")
     passage_prompt_name: str | None = option(None, "name of a prompt stored in the model, for every passage")
     dataset_prompts: Mapping[str, str] | None = option(

@@ -17,9 +17,8 @@ from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_nam
 from raytriever.models.files import check_config, read_model_file
 from raytriever.models.pipeline.modules import MODULES, NORMALIZE, Module, Pipeline, read_pipeline, read_pooling
 from raytriever.models.pipeline.transformer import lengths
-from raytriever.options import check_options, with_current_names
+from raytriever.options import check_options
 from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
-from raytriever.reading.structured import conform
 
 log = logging.getLogger(__name__)
 OWN_FILE, LIBRARY_FILE = "raytriever.json", "config_sentence_transformers.json"
@@ -119,7 +118,8 @@ def stored_description(directory: Path, config: ModelConfig) -> Description:
         ModelError: a file is missing or damaged, or names something that is not supported.
     """
     if (directory / OWN_FILE).is_file():
-        return _check_ranges(_own_description(directory / OWN_FILE), directory / OWN_FILE)
+        file = directory / OWN_FILE
+        return _check_ranges(read_model_file(file, Description), file)
     if (directory / MODULES).is_file():
         return _check_ranges(_sentence_transformers(directory, config), directory)
     sides, settings = lengths(directory), check_config(directory)
@@ -181,14 +181,6 @@ def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, 
         if (chosen := getattr(config, f"{name}_name")) is not None:
             overrides[name] = prompt_by_name(chosen, stored, name)
     return overrides
-
-
-def _own_description(file: Path) -> Description:
-    """Read `raytriever.json`, of any version."""
-    settings = with_current_names(read_model_file(file, dict[str, Any]), ModelConfig)
-    if "prompts" not in settings:  # before version 0.2
-        settings["prompts"] = _prompts(_library_settings(file.parent))
-    return conform(settings, str(file), Description, "copy the model again", error=ModelError)
 
 
 def _check_ranges(described: Description, where: Path) -> Description:

@@ -54,6 +54,7 @@ def read_json(
     error: type[UserError] = StorageError,
     most: int = MOST_JSON_BYTES,
     needed: bool = False,
+    format: int | None = None,
 ) -> T:
     """Read a JSON file of at most `most` bytes; see `conform`.
 
@@ -68,7 +69,7 @@ def read_json(
         raise
     if len(text) > most:
         raise error(f"{wrong}: it is longer than {most >> 20} MB", str(file), remedy)
-    return parse_json(text, str(file), kind, remedy, wrong, error)
+    return parse_json(text, str(file), kind, remedy, wrong, error, format)
 
 
 def parse_json(
@@ -78,11 +79,12 @@ def parse_json(
     remedy: str,
     wrong: str = _CHANGED,
     error: type[UserError] = StorageError,
+    format: int | None = None,
 ) -> T:
-    """Parse the content of a file or a line; see `conform`.
+    """Parse the content of a file or a line; see `conform`. A `format` is the number that its key `format` must have.
 
     Raises:
-        UserError: of the kind `error`: not JSON, nested more than 100 deep, or not of the type.
+        UserError: of the kind `error`: not JSON, nested more than 100 deep, of another format, or not of the type.
     """
     raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     try:
@@ -93,6 +95,11 @@ def parse_json(
         raise error(f"{wrong}: it is nested more than {_MOST_DEPTH} deep", where, remedy) from None
     except ValueError as reason:
         raise error(f"{wrong}: it is not JSON ({' '.join(str(reason).split())[:200]})", where, remedy) from reason
+    if format is not None and isinstance(value, dict):
+        there = value.get("format")
+        if type(there) is not int or there != format:
+            what = "has no number of its format" if there is None else f"is of format {_shown(there)}"
+            raise error(f"{what}; this version reads format {format}", where, remedy)
     return conform(value, where, kind, remedy, wrong, error)
 
 

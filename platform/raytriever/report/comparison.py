@@ -26,7 +26,7 @@ from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics, 
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.files import QueryMetrics, values_of
 from raytriever.evaluation.names import distinct_names, unique_names
-from raytriever.evaluation.protocol import AUC, metric_title
+from raytriever.evaluation.protocol import metric_title
 from raytriever.metrics.significance import LEVEL
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
@@ -210,10 +210,7 @@ def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[
 def _untested(figures: Figures, values: Mapping[str, Mapping[str, Mapping[str, ndarray]]]) -> list[str]:
     """Return lines on models without values by query."""
     none = [model for model in figures if model not in values]
-    lines = [f"No difference of {', '.join(none)} is tested: the run has no values by query."] if none else []
-    has_auc = [model for model, sets in figures.items() if any(AUC in one for one in sets.values())]
-    old = [one for one in has_auc if one in values and not any(AUC in each for each in values[one].values())]
-    return lines + ([f"The AUC of {', '.join(old)} is not tested: an earlier version measured it."] if old else [])
+    return [f"No difference of {', '.join(none)} is tested: the run has no values by query."] if none else []
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[HtmlTable]:

@@ -49,17 +49,17 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """
     results = read_results(folder)
     models, pairs = results["models"], results["pairs"]
-    calibration, forms = results.get("calibration") or [], results.get("forms") or []
+    calibration, forms = results["calibration"], results["forms"]
     datasets, figures = datasets_of(models), folder / FIGURES
     baselines = [name for name in results["baselines"] if name in models] or list(models)[:1]
     page = Page(
         title=title,
-        about=[*about_lines(results["about"]), *map(str, results.get("missing", ()))],
+        about=[*about_lines(results["about"]), *map(str, results["missing"])],
         tables=[
             *result_tables(models, pairs, baselines),
-            *auc_table(results.get("auc_intervals") or ()),
+            *auc_table(results["auc_intervals"]),
             *threshold_table(calibration),
-            *confidence_table(results.get("confidences") or []),
+            *confidence_table(results["confidences"]),
             *form_tables(forms),
         ],
         pictures=[

@@ -20,6 +20,7 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
+from raytriever.store.commit import FORMAT
 from raytriever.store.disk import disk_errors
 from raytriever.tracking.mlflow_tracker import (
     SQLITE,
@@ -95,7 +96,7 @@ def _training(folder: Path, name: str) -> FinishedRun:
             path,
             _Trained,
             "remove it and give the command of the run again, which evaluates it",
-            "is not what this version writes",
+            format=FORMAT,
         )
     if measured := content.get("measured"):
         return _arm(folder, measured)
@@ -144,7 +145,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
     if not any(results["models"].values()):
         raise StorageError("holds no metrics", str(folder / RESULTS), "evaluate again")
     splits = {dataset: about["split"] for dataset, about in results["about"].items()}
-    settings = {key: value for key, value in flatten(results.get("asked") or {}).items() if value != str(None)}
+    settings = {key: value for key, value in flatten(results["asked"]).items() if value != str(None)}
     figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}
     return FinishedRun(name, figures, splits, settings, queries=read_queries(folder))
 

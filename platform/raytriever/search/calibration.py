@@ -162,11 +162,9 @@ def read_calibration(file: Path) -> Calibration | None:
     """
     try:
         with disk_errors(file, reading=True):
-            content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES)
+            content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES, format=FORMAT)
     except FileNotFoundError:
         return None
-    if content.get("format") != FORMAT:
-        raise StorageError(f"is of another format than {FORMAT}", str(file), AGAIN)
     if "stale" in content:
         raise StorageError("is damaged or changed: 'stale' is no key of it", str(file), AGAIN)
     try:

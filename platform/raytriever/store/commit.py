@@ -1,7 +1,7 @@
 """Everything on disk commits the same way, so that what a crash leaves behind is never mistaken for a result.
 
 1. Write aside: into a hidden sibling on the same file system.
-2. fsync every file, then write `manifest.json` last: each file's size and SHA-256, and free `meta`.
+2. fsync every file, then write `manifest.json` last: the `format`, each file's size and SHA-256, and free `meta`.
 3. One rename, or exchange of two names, puts the whole in its place; fsync of the parent makes it last.
 
 What has no valid manifest does not exist.
@@ -32,6 +32,7 @@ from raytriever.store.disk import ASIDE, disk_errors, exchange, files_below, fsy
 from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = objects.MANIFEST
+FORMAT = 1  # of every committed directory, run and sweep; another number is refused
 _STALE_SECONDS = 60
 
 
@@ -183,8 +184,9 @@ class FileEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """Files of a committed directory by name, and metadata of its writer."""
+    """Number of the format of a committed directory, its files by name, and metadata of its writer."""
 
+    format: int
     files: dict[str, FileEntry]
     meta: dict[str, Any]
 
@@ -204,19 +206,19 @@ def check_names(path: Path) -> None:
 
 
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
-    """Return the manifest of a committed directory: `{"files": {name: {"size", "sha256"}}, "meta": {...}}`.
+    """Return the manifest of a committed directory: `{"format", "files": {name: {"size", "sha256"}}, "meta": {...}}`.
 
     Args:
         verify: whether every byte is read and compared, or only names and sizes; None to read the manifest alone.
 
     Raises:
-        StorageError: there is no manifest, or a file it names is missing, damaged or changed.
+        StorageError: there is no manifest or one of another format, or a file it names is missing, damaged or changed.
     """
-    path = Path(path)
+    path, remedy = Path(path), "make the directory again"
     if not (path / MANIFEST).exists():
         remote.pull(path, owned=True)
     try:
-        manifest = read_json(path / MANIFEST, Manifest, "make the directory again", "is not a manifest")
+        manifest = read_json(path / MANIFEST, Manifest, remedy, "is not a manifest", format=FORMAT)
     except OSError as error:
         raise StorageError(
             f"cannot read {MANIFEST} ({error.strerror})", str(path), "it was never completed; make it again"
@@ -226,17 +228,16 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     for name, entry in manifest["files"].items() if verify is not None else ():
         file = path / name
         if os.path.isabs(name) or ".." in name.split("/"):
-            raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), "make the directory again")
+            raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), remedy)
         if not file.is_file():
-            raise StorageError("missing, though the manifest names it", str(file), "make the directory again")
+            raise StorageError("missing, though the manifest names it", str(file), remedy)
         if (size := file.stat().st_size) != entry["size"]:
-            raise StorageError(f"incomplete: {size} bytes of {entry['size']}", str(file), "make the directory again")
+            raise StorageError(f"incomplete: {size} bytes of {entry['size']}", str(file), remedy)
     if verify:
         names = list(manifest["files"])
         with ThreadPoolExecutor(usable_cores()) as threads:  # hashing releases the lock of the interpreter
             for name, digest in zip(names, threads.map(lambda name: sha256_of(path / name), names), strict=True):
                 if digest != manifest["files"][name]["sha256"]:
-                    remedy = "make the directory again"
                     raise StorageError("changed: its SHA-256 is not the manifest's", str(path / name), remedy)
     return manifest
 
@@ -262,7 +263,12 @@ def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, uploaded: Map
     if durable:
         for folder in (Path(here, name) for here, names, _ in walk(directory) for name in names):
             fsync(folder)
-    _write(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1), durable)
+    _write(directory / MANIFEST, manifest_text(entries, meta), durable)
+
+
+def manifest_text(files: Mapping[str, FileEntry], meta: Mapping[str, Any]) -> str:
+    """Return the text of a manifest."""
+    return json.dumps({"format": FORMAT, "files": dict(files), "meta": dict(meta)}, indent=1)
 
 
 def entry_of(file: Path) -> FileEntry:

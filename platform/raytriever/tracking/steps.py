@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import parse_json
@@ -143,14 +143,14 @@ def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
 
 class _Entry(TypedDict):
     step: int
-    milliseconds: NotRequired[int]  # runs of older versions have none
+    milliseconds: int
     measured: dict[str, float]
 
 
 def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
     """Yield the whole lines from a byte offset on, each with the offset after it.
 
-    Lines that are not JSON are skipped: earlier versions did not remove incomplete lines.
+    Lines that are not JSON are skipped: a crash of the machine may have written a line in part.
     """
     if not file.is_file():
         return
@@ -177,7 +177,7 @@ def _is_entry(entry: Any) -> bool:
     """Return whether a line has the types of `_Entry`, ten times faster than `conform`: there may be millions."""
     if type(entry) is not dict or type(entry.get("measured")) is not dict:
         return False
-    for number, limit in zip((entry.get("step"), entry.get("milliseconds", 0)), _LIMITS, strict=True):
+    for number, limit in zip((entry.get("step"), entry.get("milliseconds")), _LIMITS, strict=True):
         if type(number) is not int or not 0 <= number <= limit:
             return False
     values = entry["measured"].values()
@@ -185,6 +185,5 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _points(entry: _Entry) -> Sequence[Point]:
-    # Runs of older versions have no times; 0 is used.
-    at = entry.get("milliseconds", 0)
+    at = entry["milliseconds"]
     return [Point(name, float(value), entry["step"], at) for name, value in entry["measured"].items()]

@@ -40,7 +40,7 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
         whole = {"dataset": "letters", "queries": QUERIES, "texts": QUERIES, "relevant": [[]] * 40, "models": actual}
         (work / "per_query").mkdir(exist_ok=True)
         (work / "per_query" / "letters.json").write_text(json.dumps(whole))
-        if number < 2:  # an older version kept none
+        if number < 2:  # a training that ended before its report has none
             tracker.log_file(work / "per_query")
         tracker.finish("FINISHED")
         ids.append(tracker.run_id)

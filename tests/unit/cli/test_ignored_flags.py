@@ -87,7 +87,6 @@ def test_a_file_may_list_settings_of_other_losses(tmp_path: Path) -> None:
 def test_a_flag_that_the_search_space_varies_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # It is no error: the command of a sweep that version 0.1 began has such flags, and must continue it.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text("training: {learning_rate: [1.0e-5, 3.0e-5]}\n")
     for words, line in (

@@ -197,10 +197,3 @@ def _other(value: Any) -> Any:
     if isinstance(value, int | float):
         return value + 1
     return "other"
-
-
-def test_earlier_names_of_settings_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("model: {query_prefix: 'query: '}\n")
-    config = resolved("--config", file, "--passage-prefix", "passage: ")
-    assert (config.model.query_prompt, config.model.passage_prompt) == ("query: ", "passage: ")

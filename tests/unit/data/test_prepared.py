@@ -210,7 +210,7 @@ def test_a_manifest_of_another_form_is_one_line(prepared: Path, change: dict[str
 
 def test_an_entry_of_the_cache_without_its_manifest_is_made_again(small: Path) -> None:
     path = prepare(Request(str(small)))
-    for content in (None, "", '{"files": {}, "meta": {"kind": "dataset", "version": 1}}'):
+    for content in (None, "", '{"format": 1, "files": {}, "meta": {"kind": "dataset"}}'):
         lines: list[str] = []
         if content is None:
             (path / "manifest.json").unlink()

@@ -299,7 +299,7 @@ def test_a_file_that_is_not_the_manifests_is_not_kept(uri: str, objects: dict, t
 
 def test_other_locations_are_left_to_the_reader_of_sources(uri: str, objects: dict, small: Path) -> None:
     assert fetch_dataset(str(small)) is None
-    objects["sets/own/manifest.json"] = b'{"files": {}, "meta": {"kind": "model"}}'
+    objects["sets/own/manifest.json"] = b'{"format": 1, "files": {}, "meta": {"kind": "model"}}'
     assert fetch_dataset(uri) is None
     del objects["sets/own/manifest.json"]
     assert fetch_dataset(uri) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -180,14 +179,13 @@ def test_fp16_refuses_components_beyond_its_range(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.zeros((59, 8), np.float32), "has the shape 59 x 8, expected 60 x 8"),
-        (np.zeros((60, 8), np.float64), "holds values of type '<f8', expected float32 or float16 or int8"),
-        (np.zeros((60, 8), np.int8), "scales.npy: is missing"),
+        (np.zeros((47, 32), np.float32), "has the shape 47 x 32, expected 48 x 32"),
+        (np.zeros((48, 32), np.float64), "holds values of type '<f8', expected float32 or float16 or int8"),
+        (np.zeros((48, 32), np.int8), "scales.npy: is missing"),
     ],
 )
-def test_a_shard_of_another_shape_ends_in_one_line(tmp_path: Path, values: np.ndarray, message: str) -> None:
-    fixture = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "passages"
-    store = EmbeddingStore.open(shutil.copytree(fixture, tmp_path / "store"))
-    np.save(tmp_path / "store" / "shards" / "000000" / "embeddings.npy", values)
+def test_a_shard_of_another_shape_ends_in_one_line(case: Case, values: np.ndarray, message: str) -> None:
+    store = EmbeddingStore.open(case.encode().path)
+    np.save(shard_folder(store.path, 0) / "embeddings.npy", values)
     with pytest.raises(StorageError, match=message):
         store.array()

@@ -15,9 +15,6 @@ from raytriever.annotation.output import write_annotated
 from raytriever.data.combine import combine
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request, prepare
-from raytriever.data.prepare.prepared import read_prepared
-from raytriever.data.statistics import describe
 from raytriever.evaluation.datasets import describe_datasets, sample_corpus
 from raytriever.evaluation.files import write_run
 from raytriever.evaluation.job import format_results, run_evaluation
@@ -27,7 +24,6 @@ from raytriever.evaluation.systems import Bm25System, evaluate_embeddings
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import about_lines
-from raytriever.store.commit import committed_directory, read_manifest
 from raytriever.tracking.tracker import Tracker
 
 TREC = {
@@ -146,18 +142,6 @@ def test_the_digest_is_of_the_judgements_too(folder: Path, tiny_dataset: Path) -
     clean = open_dataset(tiny_dataset, ["test"])
     assert clean.absent == {}
     assert "test_absent_positives" not in clean.counts()
-
-
-def test_a_directory_of_an_earlier_version_is_read_on(folder: Path, tmp_path: Path) -> None:
-    path = prepare(Request(str(folder), max_bad_rows=SHARE))
-    with committed_directory(tmp_path / "older", json.loads((path / "manifest.json").read_bytes())["meta"]) as aside:
-        shutil.copytree(path, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", "absent"))
-    older, newer = read_prepared(tmp_path / "older"), read_prepared(path)
-    lines = describe(newer, read_manifest(path)["meta"]["sides"], {}, around=0)
-    assert lines["test: positives not in the corpus"] == "3"
-    assert older.absent == {}
-    assert newer.absent.keys() == {"test"}
-    assert len(older.judgements["test"]) == len(newer.judgements["test"]) == 31
 
 
 def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_path: Path) -> None:

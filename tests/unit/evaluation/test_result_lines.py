@@ -46,7 +46,6 @@ def test_metrics_in_the_words_users_know() -> None:
 def test_a_metric_without_a_cutoff_has_that_of_the_run_files() -> None:
     assert read_metrics("map,mrr,ndcg,recall,map@100") == ("map_at_100", "mrr_at_100", "ndcg_at_100", "recall_at_100")
     assert read_best_metric("map") == "map_at_100"
-    assert metric_title("map") == "MAP"  # of results that an earlier version wrote
 
 
 def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path) -> None:

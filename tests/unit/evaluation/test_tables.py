@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from evaluations import threshold_row
 
 from raytriever.evaluation.decision_tables import calibration_table
 from raytriever.evaluation.differences import rows as differences
@@ -119,9 +120,8 @@ def test_a_name_stays_within_its_cell(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_of_the_calibration_table_is_one_row(name: str) -> None:
-    row = {"dataset": name, "model": name, "aim": "precision", "wanted": 0.9, "chosen_on": name, "reached": False}
-    row |= {"precision": 0.5, "coverage": None, "checked_precision": None, "calibration_error": 0.1}
-    row |= {"calibration_error_low": 0.0, "calibration_error_high": 0.2, "notes": ["There is no threshold."]}
+    row = threshold_row(dataset=name, model=name, aim="precision", wanted=0.9, chosen_on=name, reached=False)
+    row |= {"chosen": 0.5, "calibration_error": 0.1, "notes": ["There is no threshold."]}
     table, notes = calibration_table([row]).split("\n\n")
     lines = table.splitlines()
     assert len(lines) == 3

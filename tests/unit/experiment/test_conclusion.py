@@ -24,8 +24,8 @@ from raytriever.tracking.steps import STEPS, read_curve
 
 def stage(folder: Path, losses: dict[int, float], looks: dict[int, float]) -> Path:
     folder.mkdir()
-    lines = [{"step": step, "measured": {"loss": loss}} for step, loss in losses.items()]
-    lines += [{"step": step, "measured": {"dev_loss": loss}} for step, loss in looks.items()]
+    lines = [{"step": step, "milliseconds": 0, "measured": {"loss": loss}} for step, loss in losses.items()]
+    lines += [{"step": step, "milliseconds": 0, "measured": {"dev_loss": loss}} for step, loss in looks.items()]
     (folder / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -43,7 +43,9 @@ def test_the_report_says_how_many_negatives_a_guide_masked(tmp_path: Path) -> No
     plain, guided = (tmp_path / name for name in ("plain", "guided"))
     stage(plain, {1: 0.5}, {})
     guided.mkdir()
-    lines = [{"step": step, "measured": {"guide_masked": share}} for step, share in ((1, 0.01), (2, 0.03))]
+    lines = [
+        {"step": step, "milliseconds": 0, "measured": {"guide_masked": share}} for step, share in ((1, 0.01), (2, 0.03))
+    ]
     (guided / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert masking_lines([plain]) == []
     assert masking_lines([plain, guided]) == ["The guide masked 2.00% of the negatives of a batch, at most 3.00%"]

@@ -20,7 +20,12 @@ from raytriever.training.config import MAY_CHANGE, TrainingConfig, ValidationCon
 
 CONFIG = to_dict(Config())
 TEXT = dump_config(Config())
-METRICS = {name: {"auc": 0.75} for name in ("bm25", "before", "after")}
+NOTES: dict[str, Any] = {
+    "pairs": [],
+    "judged": {"absent_relevant": 0, "relevant": 9, "unanswerable_queries": 0},
+    "bm25_analyser": {"language": "en", "warning": ""},
+}
+METRICS = {"format": 1, **{name: {"auc": 0.75} for name in ("bm25", "before", "after")}, **NOTES}
 
 
 def opened(path: Path, fresh: bool = False) -> RunDirectory:
@@ -168,7 +173,7 @@ def test_an_invalid_configuration_is_a_user_error(tmp_path: Path, content: str |
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 2}'])
 def test_an_error_names_the_damaged_metrics_file(tmp_path: Path, content: str) -> None:
     opened(tmp_path).begin(TEXT)
     (tmp_path / "metrics.json").write_text(content)
@@ -197,12 +202,12 @@ def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path)
         ("pairs", {}, "'pairs' is"),
         ("pairs", [{"metric": "auc", "model": "after", "against": "before", "p": None}], "'pairs.0"),
         ("judged", {"absent_relevant": "many"}, "'judged"),
-        ("bm25_analyser", {"warning": 5}, "'bm25_analyser.warning' is"),
+        ("bm25_analyser", {"language": "en", "warning": 5}, "'bm25_analyser.warning' is"),
     ],
 )
 def test_the_notes_on_metrics_are_checked_too(tmp_path: Path, name: str, value: object, message: str) -> None:
     run = opened(tmp_path / "run")
     run.begin(TEXT)
-    run.finish({"bm25": {}, "before": {}, "after": {}, name: value})
+    run.finish(METRICS | {name: value})
     with pytest.raises(StorageError, match=message):
         run.metrics()

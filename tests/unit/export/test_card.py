@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import yaml
+from evaluations import threshold_row
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from markdown_it import MarkdownIt
@@ -21,43 +22,36 @@ TRAINED = {
     "before": {"ndcg_at_10": 0.55, "auc": 0.85},
     "after": {"ndcg_at_10": 0.66123456, "auc": 0.9},
 }
-ROW = {
-    "dataset": "other set",
-    "model": "mine",
-    "aim": "precision",
-    "wanted": 0.9,
-    "threshold": 0.625,
-    "reached": True,
-    "precision": 0.9,
-    "recall": 0.4,
-    "checked": 0.88,
-    "low": 0.8,
-    "high": 0.93,
-    "calibration_error": 0.1,
-    "chosen_on": "dev",
-}
-OLD_KEYS = tuple(ROW)
-ROW |= {
-    "queries": 30,
-    "answered_queries": 1,
-    "coverage": 1 / 30,
-    "coverage_low": 0.006,
-    "coverage_high": 0.167,
-    "relevant_answers": 1,
-    "top_precision": 1.0,
-    "top_precision_low": 0.207,
-    "top_precision_high": 1.0,
-    "pairs_above": 10,
-    "relevant_pairs_above": 8,
-    "relevant_pairs": 90,
-    "checked_precision": 0.8,
-    "checked_precision_low": 0.49,
-    "checked_precision_high": 0.943,
-    "checked_recall": 8 / 90,
-    "checked_recall_low": 0.046,
-    "checked_recall_high": 0.166,
-    "notes": ["Few answers: 1 of 30 queries of test have one."],
-}
+ROW = threshold_row(
+    dataset="other set",
+    model="mine",
+    aim="precision",
+    wanted=0.9,
+    threshold=0.625,
+    reached=True,
+    chosen=0.9,
+    calibration_error=0.1,
+    answered_queries=1,
+    queries=30,
+    coverage=1 / 30,
+    coverage_low=0.006,
+    coverage_high=0.167,
+    relevant_answers=1,
+    shown_answers=1,
+    top_precision=1.0,
+    top_precision_low=0.207,
+    top_precision_high=1.0,
+    relevant_pairs_above=8,
+    pairs_above=10,
+    relevant_pairs=90,
+    checked_precision=0.8,
+    checked_precision_low=0.49,
+    checked_precision_high=0.943,
+    checked_recall=8 / 90,
+    checked_recall_low=0.046,
+    checked_recall_high=0.166,
+    notes=["Few answers: 1 of 30 queries of test have one."],
+)
 RESULTS = {
     "models": {"other set": {"ndcg_at_10": 0.4, "auc": None}},
     "about": {"other set": {"split": "test"}},
@@ -91,19 +85,11 @@ def test_the_card_shows_data_prefixes_results_and_thresholds() -> None:
     assert "queries begin with `query: `" in text
     assert "| this model | 0.6612 | 0.9000 |" in text
     row = "| other set | mine | precision 0.9 | score | 0.625 | 0.900 | 1 of 30 = 0.033 (0.006 to 0.167) | 1 of 1 = "
-    row += "1.000 (0.207 to 1.000) | - | 8 of 10 = 0.800 (0.490 to 0.943) | 8 of 90 = 0.089 (0.046 to 0.166) | 0.100 |"
+    row += (
+        "1.000 (0.207 to 1.000) | none | 8 of 10 = 0.800 (0.490 to 0.943) | 8 of 90 = 0.089 (0.046 to 0.166) | 0.100 |"
+    )
     assert row in text
     assert "- other set, mine, precision 0.9: Few answers: 1 of 30 queries" in text
-
-
-def test_a_threshold_of_an_earlier_version_shows_its_available_columns() -> None:
-    old = {key: value for key, value in ROW.items() if key in ("dataset", "model", *OLD_KEYS)}
-    text = card(results={**RESULTS, "calibration": [old]}).text
-    assert (
-        "| other set | mine | precision 0.9 | score | 0.625 | 0.900 | - | - | - | 0.880 (0.800 to 0.930) | - | 0.100 |"
-        in text
-    )
-    assert "An earlier version wrote these results without coverage; evaluate again to measure it." in text
 
 
 def test_the_card_contains_the_settings() -> None:

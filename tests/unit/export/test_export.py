@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluations import write_results
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -131,7 +132,9 @@ def test_the_card_of_a_run_has_its_data_loss_and_metrics(tiny_encoder: Path, tmp
     export(ModelConfig(str(tiny_encoder)), ExportConfig(), run / "model", ignore)
     loss = LossConfig("own/loss.py:hinge")
     (run / "config.yaml").write_text(dump_config(Config(data=DataConfig(dataset="letters"), loss=loss)))
-    (run / "metrics.json").write_text(json.dumps({"dataset": "letters", "split": "test", "after": {"auc": 0.75}}))
+    (run / "metrics.json").write_text(
+        json.dumps({"format": 1, "dataset": "letters", "split": "test", "after": {"auc": 0.75}})
+    )
     for number, model in enumerate((run, run / "model")):
         export(ModelConfig(str(model)), ExportConfig(), tmp_path / f"out{number}", ignore)
         card = (tmp_path / f"out{number}" / "README.md").read_text()
@@ -147,18 +150,7 @@ def test_an_export_checks_its_settings_before_it_writes(
         check_options(ExportConfig(formats="onnx,tflite"))
     with pytest.raises(StorageError, match=r"holds no results\.json"):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
-    (tmp_path / "results.json").write_text(
-        json.dumps(
-            {
-                "format": 2,
-                "models": {},
-                "systems": {"BM25": {"model": "bm25"}},
-                "baselines": [],
-                "pairs": [],
-                "about": {},
-            }
-        )
-    )
+    write_results(tmp_path, systems={"BM25": {"model": "bm25"}})
     with pytest.raises(StorageError, match="measured bm25, not "):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
     monkeypatch.setitem(PACKAGES, "onnx", ("onnx", "nowhere_to_be_found"))

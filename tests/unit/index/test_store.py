@@ -82,7 +82,6 @@ def test_a_finder_of_other_embeddings_ends_in_one_line(made: Path, tmp_path: Pat
         ({"effort": None}, "'effort' is null, expected a whole number"),
         ({"index": ["hnsw"]}, "is not an index"),
         ({"index": "vamana"}, "'degree'"),
-        ({"version": 1}, "has the format 1, expected 2; build the index again"),
     ],
 )
 def test_a_manifest_of_another_form_ends_in_one_line(

@@ -197,10 +197,10 @@ def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
     [
         ("per_query/letters.json", "{}", "is damaged or changed: 'dataset' is missing"),
         ("scores/letters.bm25.npz", "nothing", "is damaged or changed: File is not a zip file"),
-        ("results.json", '{"split": "test"}', "older format"),
+        ("results.json", '{"format": 1}', "is of format 1; this version reads format 2; evaluate again"),
     ],
 )
-def test_a_damaged_or_older_file_gives_one_line(
+def test_a_damaged_file_or_one_of_another_format_gives_one_line(
     evaluation: Path, tmp_path: Path, file: str, content: str, message: str
 ) -> None:
     for name in ("results.json", file):

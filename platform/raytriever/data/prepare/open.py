@@ -30,7 +30,7 @@ from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import MANIFEST, Manifest, committed_directory, is_committed
+from raytriever.store.commit import FORMAT, MANIFEST, Manifest, committed_directory, is_committed
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of, is_uri
 from raytriever.store.parts import make_once
@@ -51,7 +51,7 @@ def fetch_dataset(uri: str) -> Path | None:
     try:
         with open_raw(_below(uri, MANIFEST)) as stream:
             written = stream.read(MOST_JSON_BYTES)
-        manifest = parse_json(written, _below(uri, MANIFEST), Manifest, _REMEDY)
+        manifest = parse_json(written, _below(uri, MANIFEST), Manifest, _REMEDY, format=FORMAT)
     except (DataError, StorageError):
         return None
     if manifest["meta"].get("kind") != "dataset":

@@ -27,7 +27,7 @@ from raytriever.data.formats.division import test_file
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.assemble import BadRows, assemble
-from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, VERSION, DatasetMeta, prepared_meta
+from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, DatasetMeta, prepared_meta
 from raytriever.data.prepare.shards import (
     WORK,
     ShardReport,
@@ -45,7 +45,7 @@ from raytriever.errors import DataError, StorageError, setting
 from raytriever.processes import ProcessDeath, map_in_processes
 from raytriever.store.cache import cache_folder, keep_within_bound
 from raytriever.store.capacity import check_disk, format_size
-from raytriever.store.commit import committed_directory, one_writer
+from raytriever.store.commit import FORMAT, committed_directory, one_writer
 from raytriever.store.disk import files_below
 from raytriever.terminal import warn
 
@@ -161,7 +161,7 @@ class Request:
         tokens = self.tokenisation.digest if self.tokenisation else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
-        decides: list[Any] = [VERSION, _READING, plan.format, tokens, source.where, files, sorted(read)]
+        decides: list[Any] = [FORMAT, _READING, plan.format, tokens, source.where, files, sorted(read)]
         decides += [part.header for part in plan.parts if part.kind == "table"]
         decides += [plan.division] if plan.division else []
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
@@ -260,7 +260,6 @@ def _fill(
     QuarantineReport(tuple(entries)).write(aside)
     shutil.rmtree(aside / WORK)
     meta |= {
-        "version": VERSION,
         "name": name,
         "format": plan.format,
         "tokenisation": request.tokenisation.digest if request.tokenisation else None,

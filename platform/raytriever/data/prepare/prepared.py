@@ -47,7 +47,6 @@ from raytriever.store.commit import MANIFEST, read_manifest
 from raytriever.store.disk import disk_errors
 
 T = TypeVar("T")
-VERSION = 1
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
 JUDGEMENTS, NEGATIVES, ABSENT, UNANSWERABLE = "judgements", "negatives", "absent", "unanswerable"
@@ -98,7 +97,6 @@ class DatasetMeta(TypedDict):
     """Metadata in the manifest of a prepared data set."""
 
     kind: Literal["dataset"]
-    version: int
     key: str
     source: str
     name: str
@@ -109,8 +107,8 @@ class DatasetMeta(TypedDict):
 
 
 def prepared_meta(folder: Path) -> DatasetMeta | None:
-    """Return the metadata of a prepared data set, damaged or not; None if there is none of this version. Raise
-    `StorageError` if the manifest has changed."""
+    """Return the metadata of a prepared data set, damaged or not; None if there is none. Raise `StorageError` if
+    the manifest has changed, or is of another format."""
     file = folder / MANIFEST
     if not file.is_file():
         return None
@@ -120,7 +118,7 @@ def prepared_meta(folder: Path) -> DatasetMeta | None:
         if all((folder / side).is_dir() for side in (DOCUMENTS, QUERIES)):
             raise
         return None
-    if meta.get("kind") != "dataset" or meta.get("version") != VERSION:
+    if meta.get("kind") != "dataset":
         return None
     return conform(meta, str(file), DatasetMeta, PREPARE_AGAIN)
 
@@ -163,7 +161,7 @@ def require_splits(folder: Path, splits: Iterable[str], where: str) -> None:
 def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
     meta = prepared_meta(folder)
     if meta is None:
-        raise StorageError("holds no prepared data set of this version", str(folder), PREPARE_AGAIN)
+        raise StorageError("holds no prepared data set", str(folder), PREPARE_AGAIN)
     tokenised, sides = meta["tokenisation"], meta["sides"]
     files = partial(_files, folder, sorted(read_manifest(folder, verify=None)["files"]))
     tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
@@ -179,16 +177,15 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
     return RetrievalDataset(
         name=meta["name"],
         documents=Documents(
-            ids, titles, texts, sides["documents"]["digest"], None, _forms(files, DOCUMENTS, documents)
+            ids, titles, texts, sides["documents"]["digest"], None, _forms(folder, DOCUMENTS, documents)
         ),
-        queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(files, QUERIES, queries)),
+        queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(folder, QUERIES, queries)),
         judgements=by_split(JUDGEMENTS, ".npy", lambda file: _judgements(file, queries, documents)),
         quarantine=QuarantineReport.read(folder).without(other),
         negatives=_first(files(f"{NEGATIVES}.npy"), lambda file: _negatives(file, queries, documents)),
         answers=_first(files(FILE), lambda file: Answers(*_query_texts(file, queries, full, 0))),
         prompts=_first(files(PROMPTS), lambda file: QueryPrompts(*_query_texts(file, queries, full, 1))),
         location=str(folder),
-        # Data sets of earlier versions have no such files.
         absent=by_split(ABSENT, ".arrow", lambda file: _absent(file, queries, full)),
         unanswerable=by_split(UNANSWERABLE, ".npy", lambda file: _unanswerable(file, queries)),
         tokens=Tokens(query_tokens, document_tokens, tokenised)
@@ -226,10 +223,9 @@ def _side(
     return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
 
 
-def _forms(files: Callable[..., list[Path]], name: str, rows: int) -> Forms | None:
-    """Return the forms of the texts of a side; None for a data set that an earlier version prepared."""
-    read = partial(read_array, dtypes=["uint64"], shape=(rows,), remedy=PREPARE_AGAIN, mapped="r")
-    return _first(files(f"{name}.{FORMS}"), read)
+def _forms(folder: Path, name: str, rows: int) -> Forms:
+    """Return the forms of the texts of a side."""
+    return read_array(folder / f"{name}.{FORMS}", ["uint64"], (rows,), PREPARE_AGAIN, mapped="r")
 
 
 def _live(file: Path, rows: int) -> ndarray:

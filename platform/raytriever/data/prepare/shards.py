@@ -285,7 +285,7 @@ class _Meta(TypedDict):
 
 
 def _read_report(path: Path, meta: dict[str, Any]) -> ShardReport:
-    """Return the report of a finished shard; raises `StorageError` for that of another version."""
+    """Return the report of a finished shard; raises `StorageError` for a damaged one."""
     return conform(meta, str(path), _Meta, "prepare the data set again")["report"]
 
 

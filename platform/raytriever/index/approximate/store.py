@@ -33,7 +33,7 @@ from raytriever.reading.structured import conform
 from raytriever.store.commit import MANIFEST, committed_directory, read_manifest
 from raytriever.store.disk import disk_errors
 
-KIND, VERSION = "index", 2
+KIND = "index"
 FINDER = "finder"
 _REMEDY = "build the index again"
 EMBEDDINGS = "embeddings.npy"
@@ -100,7 +100,7 @@ class UnfinishedIndex:
         (self.folder / FINDER).mkdir()
         index.finder.save(self.folder / FINDER)
         rows, width = index.embeddings.shape
-        self.content.update(meta, kind=KIND, version=VERSION, index=kind, effort=index.effort, rows=rows, width=width)
+        self.content.update(meta, kind=KIND, index=kind, effort=index.effort, rows=rows, width=width)
 
 
 @contextmanager
@@ -119,13 +119,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     """Read the inputs and settings of an index; only names and sizes of files are checked.
 
     Raises:
-        StorageError: the directory is not a finished index of this version.
+        StorageError: the directory is not a finished index.
     """
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
     if meta.get("kind") != KIND or str(meta.get("index")) not in _READERS:
         raise StorageError("is not an index", str(path), f"name the {setting('output')} of `raytriever index`")
-    if meta.get("version") != VERSION:
-        raise StorageError(f"has the format {meta.get('version')}, expected {VERSION}", str(path), _REMEDY)
     needed: type[_Meta] = _VamanaMeta if meta["index"] == "vamana" else _Meta
     conform(meta, str(path / MANIFEST), needed, _REMEDY)
     return meta
@@ -136,7 +134,7 @@ def read_index(path: Path) -> ApproximateIndex:
     """Open an index. Every file is compared with its digest once, and again after it has changed.
 
     Raises:
-        StorageError: the directory is damaged, or is not a finished index of this version.
+        StorageError: the directory is damaged, or is not a finished index.
     """
     meta = read_meta(path)
     check_directory(path)

@@ -166,7 +166,12 @@ def cut_short(words: str, path: str, file: str, about: bool = True) -> list[Case
     if about:
         cases += [
             Case(f"{path} with a manifest of another kind", words, "", (of_meta(path, kind="cake"),)),
-            Case(f"{path} with a manifest of a later version", words, "", (of_meta(path, version=99),)),
+            Case(
+                f"{path} with a manifest of a later version",
+                words,
+                "is of format 99; this version reads format 1",
+                (document(manifest, lambda content: content.update(format=99)),),
+            ),
             Case(f"{path} with a manifest about nothing", words, "", (document(manifest, _about_nothing),)),
         ]
     return cases

@@ -51,13 +51,13 @@ CASES = of_area(
     Case(
         "metrics of words",
         COMPARE,
-        "run/metrics.json: is not what this version writes: 'after.ndcg_at_10' is a text, expected ",
+        "run/metrics.json: is damaged or changed: 'after.ndcg_at_10' is a text, expected ",
         (document(METRICS, lambda c: c.update(after={"ndcg_at_10": "good"})),),
     ),
     Case(
         "metrics of another data set",
         COMPARE,
-        "run/metrics.json: is not what this version writes: 'dataset' is 7, expected a text",
+        "run/metrics.json: is damaged or changed: 'dataset' is 7, expected a text",
         (document(METRICS, lambda c: c.update(dataset=7)),),
     ),
     Case("steps that are cut short", CONTINUE, code=0, make=(cut(STEPS, -40),), leaves=("run*",)),

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import processes
+from processes import of_session, processes, wait_for
 
 REPOSITORY = Path(__file__).parent.parent.parent
 
@@ -52,6 +53,29 @@ class CommandLine:
         process = self.start("train", *self.settings, *words)
         out, err = process.communicate(timeout=500)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def end(
+        self, by: signal.Signals, when: Callable[[], object], stage: str, *words: str, everything: bool = False
+    ) -> tuple[subprocess.Popen[str], str]:
+        """Start a stage and send it a signal as soon as `when` returns something true.
+
+        Args:
+            everything: whether all processes of the stage get the signal, as from systemd or a loss of power.
+
+        Returns:
+            The ended process and its standard error.
+        """
+        process = self.start(stage, *words)
+        try:
+            wait_for(when, 300, process)
+            for pid in of_session(process.pid) if everything else [process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, by)
+            _, err = process.communicate(timeout=120)
+        finally:
+            for pid in of_session(process.pid) if process.poll() is None else ():
+                os.kill(pid, signal.SIGKILL)
+        return process, err
 
 
 @pytest.fixture(scope="session")

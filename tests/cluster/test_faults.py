@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,21 +36,18 @@ def short_folder() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
-    command_line: Callable, started: list, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+    command_line: Callable, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli = command_line()
     assert cli.train(*SETTINGS, "--output", "peace").returncode == 0
 
     monkeypatch.setenv("TMPDIR", str(short_folder))  # where what Ray Train keeps of the run lies
-    started.append(cli.start("train", *cli.settings, *SETTINGS, "--output", "interrupted"))
     run = cli.folder / "interrupted"
-    wait_for((run / "checkpoints" / "step-60").exists, 200, started[0])
-    os.kill(started[0].pid, signal.SIGKILL)
-    started[0].communicate(timeout=60)
-    end = time.monotonic() + 60
-    while of_session(started[0].pid, "RayTrainWorker"):
-        assert time.monotonic() < end, "workers outlive their driver"
-        time.sleep(0.1)
+    there = (run / "checkpoints" / "step-60").exists
+    cli.end(signal.SIGKILL, there, "train", *cli.settings, *SETTINGS, "--output", "interrupted")
+    wait_for(
+        lambda: not processes("RayTrainWorker", lambda pid: str(cli.folder) in os.readlink(f"/proc/{pid}/cwd")), 60
+    )
 
     leftovers = [file for folder in short_folder.glob("raytriever-*") for file in folder.rglob("*") if file.is_file()]
     for number, file in enumerate(leftovers):
@@ -76,21 +72,16 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sigterm_to_every_process_ends_a_command_in_one_line_and_the_same_command_continues(
-    command_line: Callable, started: list
+    command_line: Callable,
 ) -> None:
     """As `timeout`, systemd and Slurm send it."""
     cli = command_line()
     words = [*SETTINGS, "--output", "run", "--num-workers", "2"]
-    started.append(cli.start("train", *cli.settings, *words))
-    wait_for((cli.folder / "run" / "checkpoints" / "step-20").exists, 300, started[0])
-    for pid in of_session(started[0].pid):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    _, err = started[0].communicate(timeout=120)
-    assert started[0].returncode == 130, err
+    there = (cli.folder / "run" / "checkpoints" / "step-20").exists
+    code, err = cli.end(signal.SIGTERM, there, "train", *cli.settings, *words, everything=True)
+    assert code == 130, err
     assert "Traceback" not in err
     assert err.strip().splitlines()[-1] == "interrupted; run the same command again to continue"
-    wait_for(lambda: not of_session(started[0].pid), 60)
     again = cli.train(*words)
     assert again.returncode == 0, again.stderr
     assert "Resumed from checkpoint step-" in again.stderr
@@ -153,11 +144,8 @@ def test_workers_that_die_as_they_start_end_the_run_in_one_line(command_line: Ca
 def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, started: list) -> None:
     cli = command_line()
     words = [*cli.settings, *SETTINGS, "--max-steps", "3000", "--checkpoint-steps", "10"]
-    peace = cli.start("train", *words, "--output", "peace")
-    started.append(peace)
-    wait_for((cli.folder / "peace" / "checkpoints" / "step-60").exists, 200, peace)
-    os.kill(peace.pid, signal.SIGINT)
-    assert peace.wait(60) == 130
+    there = (cli.folder / "peace" / "checkpoints" / "step-60").exists
+    assert cli.end(signal.SIGINT, there, "train", *words, "--output", "peace")[0] == 130
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         node = cluster.add_node(num_cpus=1)

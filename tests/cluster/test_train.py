@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 from mlflow import MlflowClient
-from processes import of_session, steps, wait_for
+from processes import steps
 
 from raytriever.evaluation.protocol import metric_title
 from raytriever.store.commit import read_manifest
@@ -61,79 +61,45 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_goes_on_after_a_worker_is_killed_and_after_an_interruption(command_line: Callable) -> None:
-    cli = command_line()
-    words = [*cli.settings, "--max-steps", "160", "--eval-steps", "20", "--patience", "99"]
-    whole = cli.start("train", *words, "--output", "whole")
-    interrupted = None
-    try:
-        assert whole.communicate(timeout=300) is not None
-        assert whole.returncode == 0
-
-        interrupted = cli.start("train", *words, "--output", "interrupted")
-        checkpoints = cli.folder / "interrupted" / "checkpoints"
-        wait_for(lambda: (checkpoints / "step-40").exists(), 300)
-        [worker] = of_session(interrupted.pid, "RayTrainWorker")
-        os.kill(worker, signal.SIGKILL)
-        wait_for(lambda: (checkpoints / "step-80").exists(), 300)
-        os.kill(interrupted.pid, signal.SIGINT)
-        _, err = interrupted.communicate(timeout=60)
-        assert interrupted.returncode == 130, err
-        assert "interrupted; run the same command again to continue" in err
-        assert "Resumed from checkpoint" in err  # the killed worker's successor
-
-        again = cli.start("train", *words, "--output", "interrupted")
-        _, err = again.communicate(timeout=300)
-        assert again.returncode == 0, err
-        assert "Resumed from checkpoint" in err
-    finally:
-        for process in (whole, interrupted):
-            if process is not None and process.poll() is None:
-                process.kill()
-    # Whatever happened on the way, the figures and every step's loss are those of the run that was left in peace.
-    one, other = cli.folder / "whole", cli.folder / "interrupted"
-    assert json.loads((one / "metrics.json").read_text()) == json.loads((other / "metrics.json").read_text())
-    losses = [{step: measured["loss"] for step, measured in steps(run).items()} for run in (one, other)]
-    assert losses[0] == losses[1]
-    client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
-    [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
-    runs = client.search_runs([experiment.experiment_id])
-    assert len(runs) == 2
-    for run in runs:
-        history = client.get_metric_history(run.info.run_id, "loss")
-        assert sorted(point.step for point in history) == list(range(1, 161))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_run_with_prompts_of_data_sets_resumes(command_line: Callable, started: list) -> None:
-    """The prompts are in a file of settings, and end in the model; the resumed steps are those of the whole run."""
+def test_a_run_continues_after_a_killed_worker_and_an_interruption(command_line: Callable) -> None:
+    """Its prompts of data sets are in a file of settings, and end in the model."""
     cli = command_line()
     prompt = {"query": "letters of: ", "passage": "spelled: "}
     (cli.folder / "run.yaml").write_text(yaml.safe_dump({"model": {"dataset_prompts": {"letters": prompt}}}))
-    words = ["--max-steps", "120", "--eval-steps", "10", "--patience", "99"]
-    with_prompts = ["--config", "run.yaml", *words]
-    assert cli.train(*with_prompts, "--output", "whole").returncode == 0
+    words = ["--config", "run.yaml", "--max-steps", "160", "--eval-steps", "20", "--patience", "99"]
+    assert cli.train(*words, "--output", "whole").returncode == 0
+    whole, run = cli.folder / "whole", cli.folder / "interrupted"
+    killed = list[int]()
 
-    started.append(cli.start("train", *cli.settings, *with_prompts, "--output", "interrupted"))
-    wait_for((cli.folder / "interrupted" / "checkpoints" / "step-20").exists, 120)
-    os.kill(started[0].pid, signal.SIGINT)
-    _, err = started[0].communicate(timeout=60)
-    assert started[0].returncode == 130, err
-    again = cli.train(*with_prompts, "--output", "interrupted")
+    def is_far() -> bool:
+        """Kill the worker after step 40; its successor goes on to step 80."""
+        if not killed and (run / "checkpoints" / "step-40").exists():
+            killed.extend(processes("RayTrainWorker", lambda pid: parent(os.getsid(pid)) == os.getpid()))
+            os.kill(*killed, signal.SIGKILL)
+        return (run / "checkpoints" / "step-80").exists()
+
+    code, err = cli.end(signal.SIGINT, is_far, "train", *cli.settings, *words, "--output", "interrupted")
+    assert code == 130, err
+    assert "interrupted; run the same command again to continue" in err
+    assert "Resumed from checkpoint" in err
+    again = cli.train(*words, "--output", "interrupted")
     assert again.returncode == 0, again.stderr
     assert "Resumed from checkpoint" in again.stderr
 
-    whole, interrupted = (cli.folder / name for name in ("whole", "interrupted"))
-    losses = [{step: one["loss"] for step, one in steps(run).items()} for run in (whole, interrupted)]
-    assert len(losses[0]) == 120
-    assert losses[0] == losses[1]
-    results = [json.loads((run / "metrics.json").read_text()) for run in (whole, interrupted)]
+    # The figures and the losses of all steps are those of the whole run.
+    results = [json.loads((folder / "metrics.json").read_text()) for folder in (whole, run)]
     assert results[0] == results[1]
-    saved = json.loads((interrupted / "model" / "config_sentence_transformers.json").read_text())["prompts"]
-    assert {"letters of: ", "spelled: "} <= set(saved.values())
+    assert list(losses(whole)) == list(range(1, 161))
+    assert losses(whole) == losses(run)
+    saved = json.loads((run / "model" / "config_sentence_transformers.json").read_text())["prompts"]
+    assert set(prompt.values()) <= set(saved.values())
+    client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
+    [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
+    tracked = client.search_runs([experiment.experiment_id])
+    histories = [client.get_metric_history(one.info.run_id, "loss") for one in tracked]
+    assert [sorted(point.step for point in history) for history in histories] == [list(range(1, 161))] * 2
 
-    changed = cli.train("--config", "run.yaml", *words, "--query-prompt", "q: ", "--output", "interrupted")
+    changed = cli.train(*words, "--query-prompt", "q: ", "--output", "interrupted")
     assert changed.returncode == 2
     assert "holds a run with other settings" in changed.stderr
 

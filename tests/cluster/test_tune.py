@@ -57,38 +57,24 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Call
     steps = 300
     settings = [*cli.settings, "--max-steps", str(steps), "--eval-steps", "10", "--patience", "99"]
     words = [*settings, "--search-space", space, "--trials-at-once", "2", "--output", "sweep", "--run-name", "sweep"]
-    killed = cli.start("tune", *words)
-    again = None
-    try:
-        # One trial is over, and the other one or the next has a checkpoint of which it may go on.
-        def in_the_middle() -> bool:
-            if not (folder / "trials.json").exists():
-                return False
-            done = [trial["status"] for trial in trial_log(folder)].count("finished")
-            begun = [t["number"] for t in trial_log(folder) if t["status"] == "running"]
-            return done >= 1 and any(
-                list((folder / "trials" / f"{n:03d}" / "checkpoints").glob("step-*")) for n in begun
-            )
 
-        wait_for(in_the_middle, 200)
-        os.kill(killed.pid, signal.SIGKILL)
-        killed.wait(timeout=60)
-        for stream in (killed.stdout, killed.stderr):
-            stream.close()  # processes of its session may hold the other end
-        before = {t["number"]: t for t in trial_log(folder) if t["status"] == "finished"}
-        assert 0 < len(before) < 4
-        marks = {n: (folder / "trials" / f"{n:03d}" / "metrics.json").stat().st_mtime_ns for n in before}
+    # One trial is over, and the other one or the next has a checkpoint of which it may go on.
+    def in_the_middle() -> bool:
+        trials = trial_log(folder) if (folder / "trials.json").exists() else []
+        begun = [folder / "trials" / f"{t['number']:03d}" for t in trials if t["status"] == "running"]
+        is_done = any(trial["status"] == "finished" for trial in trials)
+        return is_done and any(list((path / "checkpoints").glob("step-*")) for path in begun)
 
-        listed = read_run(folder)
-        assert listed is not None
-        assert (listed.state, listed.detail) == ("interrupted", f"{len(before)} of 4 trials")
-        again = cli.start("tune", *words)
-        out, err = again.communicate(timeout=280)
-        assert again.returncode == 0, err
-    finally:
-        for process in (killed, again):
-            if process is not None and process.poll() is None:
-                process.kill()
+    cli.end(signal.SIGKILL, in_the_middle, "tune", *words)
+    before = {t["number"]: t for t in trial_log(folder) if t["status"] == "finished"}
+    assert 0 < len(before) < 4
+    marks = {n: (folder / "trials" / f"{n:03d}" / "metrics.json").stat().st_mtime_ns for n in before}
+    listed = read_run(folder)
+    assert listed is not None
+    assert (listed.state, listed.detail) == ("interrupted", f"{len(before)} of 4 trials")
+    again = cli.start("tune", *words)
+    out, err = again.communicate(timeout=280)
+    assert again.returncode == 0, err
 
     # What was finished was left alone; every trial has every step once, whatever was killed.
     after = trial_log(folder)

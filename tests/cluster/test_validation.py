@@ -99,21 +99,19 @@ def test_killed_and_continued_it_is_as_in_peace(command_line: Callable, started:
     assert done.returncode == 0, done.stderr
     run = cli.folder / "interrupted"
     # Everything dies when one evaluation stands and others are waited for.
-    started.append(cli.start("train", *cli.settings, *words, "--output", "interrupted"))
-    wait_for(lambda: read_records(run / "evaluations") and (run / "checkpoints" / "step-6").is_dir(), 200, started[0])
-    for pid in of_session(started[0].pid):  # as a machine that loses its power
-        os.kill(pid, signal.SIGKILL)
+    when = lambda: read_records(run / "evaluations") and (run / "checkpoints" / "step-6").is_dir()  # noqa: E731
+    cli.end(signal.SIGKILL, when, "train", *cli.settings, *words, "--output", "interrupted", everything=True)
     assert len(read_records(run / "evaluations")) < 4
     assert not (run / "metrics.json").exists()
     # Then the one who evaluates dies, over a checkpoint.
     started.append(cli.start("train", *cli.settings, *words, "--output", "interrupted"))
     before = len(read_records(run / "evaluations"))
-    evaluating = wait_for(lambda: of_session(started[1].pid, "ray::CheckpointEvaluator.evaluate"), 200, started[1])
+    evaluating = wait_for(lambda: of_session(started[0].pid, "ray::CheckpointEvaluator.evaluate"), 200, started[0])
     assert len(evaluating) == 1
     os.kill(evaluating[0], signal.SIGKILL)
     assert len(read_records(run / "evaluations")) <= before + 1
-    _, err = started[1].communicate(timeout=250)
-    assert started[1].returncode == 0, err
+    _, err = started[0].communicate(timeout=250)
+    assert started[0].returncode == 0, err
     assert "failed" not in err
     assert "Resumed from checkpoint" in err
     assert_as_in_peace(cli)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluations import about_of, write_results
 
 from raytriever.config import Config, Curriculum, Stage, override
 from raytriever.errors import ConfigError, StorageError
@@ -101,9 +102,7 @@ class ArmFolders:
         }
         np.savez_compressed(path / "scores" / f"letters.{name}.npz", **pools)
         metrics = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
-        about = {"letters": {"queries": 20, "documents": 60, "split": "test"}}
-        results = {"format": 2, "models": {name: {"letters": metrics}}, "baselines": [], "pairs": [], "about": about}
-        (path / "results.json").write_text(json.dumps(results))
+        write_results(path, models={name: {"letters": metrics}}, about={"letters": about_of(20, 60)})
         queries = [str(query) for query in range(20)]
         models = {name: {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "top": [[]] * 20}}
         values = {"dataset": "letters", "queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}

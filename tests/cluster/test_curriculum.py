@@ -75,8 +75,8 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
     run = cli.folder / "run"
     first, second = run / "stages" / "1-llm", run / "stages" / "2-human"
     there = (second / "checkpoints" / "step-60").exists
-    code, err = cli.end(signal.SIGINT, there, "train", *words)
-    assert code == 130, err
+    ended, err = cli.end(signal.SIGINT, there, "train", *words)
+    assert ended.returncode == 130, err
     assert f"stage 1 of 2, llm: {LLM_STEPS} steps" in err
     for name in ("run/metrics.json", "run/model", "run/stages/2-human/metrics.json"):
         assert not (cli.folder / name).exists()

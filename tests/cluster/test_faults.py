@@ -44,10 +44,8 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     monkeypatch.setenv("TMPDIR", str(short_folder))  # where what Ray Train keeps of the run lies
     run = cli.folder / "interrupted"
     there = (run / "checkpoints" / "step-60").exists
-    cli.end(signal.SIGKILL, there, "train", *cli.settings, *SETTINGS, "--output", "interrupted")
-    wait_for(
-        lambda: not processes("RayTrainWorker", lambda pid: str(cli.folder) in os.readlink(f"/proc/{pid}/cwd")), 60
-    )
+    ended, _ = cli.end(signal.SIGKILL, there, "train", *cli.settings, *SETTINGS, "--output", "interrupted")
+    wait_for(lambda: not of_session(ended.pid, "RayTrainWorker"), 60)
 
     leftovers = [file for folder in short_folder.glob("raytriever-*") for file in folder.rglob("*") if file.is_file()]
     for number, file in enumerate(leftovers):
@@ -78,10 +76,11 @@ def test_sigterm_to_every_process_ends_a_command_in_one_line_and_the_same_comman
     cli = command_line()
     words = [*SETTINGS, "--output", "run", "--num-workers", "2"]
     there = (cli.folder / "run" / "checkpoints" / "step-20").exists
-    code, err = cli.end(signal.SIGTERM, there, "train", *cli.settings, *words, everything=True)
-    assert code == 130, err
+    ended, err = cli.end(signal.SIGTERM, there, "train", *cli.settings, *words, everything=True)
+    assert ended.returncode == 130, err
     assert "Traceback" not in err
     assert err.strip().splitlines()[-1] == "interrupted; run the same command again to continue"
+    wait_for(lambda: not of_session(ended.pid), 60)
     again = cli.train(*words)
     assert again.returncode == 0, again.stderr
     assert "Resumed from checkpoint step-" in again.stderr
@@ -145,7 +144,7 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
     cli = command_line()
     words = [*cli.settings, *SETTINGS, "--max-steps", "3000", "--checkpoint-steps", "10"]
     there = (cli.folder / "peace" / "checkpoints" / "step-60").exists
-    assert cli.end(signal.SIGINT, there, "train", *words, "--output", "peace")[0] == 130
+    assert cli.end(signal.SIGINT, there, "train", *words, "--output", "peace")[0].returncode == 130
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         node = cluster.add_node(num_cpus=1)

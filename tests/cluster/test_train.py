@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 from mlflow import MlflowClient
-from processes import steps
+from processes import losses, parent, processes, steps
 
 from raytriever.evaluation.protocol import metric_title
 from raytriever.store.commit import read_manifest
@@ -78,8 +78,8 @@ def test_a_run_continues_after_a_killed_worker_and_an_interruption(command_line:
             os.kill(*killed, signal.SIGKILL)
         return (run / "checkpoints" / "step-80").exists()
 
-    code, err = cli.end(signal.SIGINT, is_far, "train", *cli.settings, *words, "--output", "interrupted")
-    assert code == 130, err
+    ended, err = cli.end(signal.SIGINT, is_far, "train", *cli.settings, *words, "--output", "interrupted")
+    assert ended.returncode == 130, err
     assert "interrupted; run the same command again to continue" in err
     assert "Resumed from checkpoint" in err
     again = cli.train(*words, "--output", "interrupted")

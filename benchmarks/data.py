@@ -34,10 +34,11 @@ def peak_megabytes() -> float:
 def minilm() -> Any:
     """Return the tokenisation of the embedded encoder."""
     from raytriever.data.prepare.tokenisation import Tokenisation
-    from raytriever.models.resolution import resolve_model
+    from raytriever.models.pipeline.transformer import Transformer
+    from raytriever.models.source import embedded_minilm
     from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
 
-    return Tokenisation(content_tokenizer_json(load_tokenizer(resolve_model("minilm", None))))
+    return Tokenisation(content_tokenizer_json(load_tokenizer(Transformer.read(embedded_minilm()))))
 
 
 def seconds(work: Callable[[], object]) -> float:

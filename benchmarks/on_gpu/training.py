@@ -226,9 +226,10 @@ def _their_rates(
 
 def _their_batch(case: Case, directory: Path, seed: int) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the columns of the same batch: queries, positives, and each hard negative."""
+    from raytriever.models.pipeline.transformer import Transformer
     from raytriever.models.tokenisation import Template, load_tokenizer
 
-    template = Template.of(load_tokenizer(directory))
+    template = Template.of(load_tokenizer(Transformer.read(directory)))
     queries = contents(case.queries, case.query_length, seed)
     passages = contents(case.queries * (1 + NEGATIVES), case.passage_length, seed + 100)
     for column, length in [

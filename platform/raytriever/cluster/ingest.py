@@ -35,8 +35,7 @@ from raytriever.errors import DataError, ModelError, StorageError, UserError
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe as describe_model
 from raytriever.models.description import prompt_table
-from raytriever.models.pipeline.modules import read_pipeline
-from raytriever.models.resolution import resolve_model
+from raytriever.models.resolution import read_files
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.processes import TRIES
 from raytriever.prompts import SIDES, Prompts, check_length
@@ -200,9 +199,9 @@ def run_preparation(
         UserError: the data set, the model or the output directory is not usable.
     """
     check_writable(output)
-    directory = resolve_model(model.model, model.revision)
-    description = describe_model(directory, model)
-    tokenizer = load_tokenizer(read_pipeline(directory, "query").transformer)
+    files = read_files(model)
+    description = describe_model(files, model)
+    tokenizer = load_tokenizer(files.sides["query"].transformer)
     template = Template.of(tokenizer)
     table = prompt_table(description, model)
     tokenisation = Tokenisation(content_tokenizer_json(tokenizer), table.query, table.passage, table)

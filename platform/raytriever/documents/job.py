@@ -32,8 +32,7 @@ from raytriever.documents.summary import ImportSummary
 from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
-from raytriever.models.pipeline.modules import read_pipeline
-from raytriever.models.resolution import resolve_model
+from raytriever.models.resolution import read_files
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.reading.documents.read import KINDS, OTHER_KINDS, ending_of, kind_of_document, require_parsers
 from raytriever.reading.documents.sections import ParsedDocument
@@ -216,9 +215,9 @@ def _readable(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
 
 def _chunker(config: ImportConfig, model: ModelConfig) -> Chunker:
     """Return the divider for an encoder: its passages fit, with special tokens and prompt."""
-    directory = resolve_model(model.model, model.revision)
-    description = describe(directory, model)
-    tokenizer = load_tokenizer(read_pipeline(directory, "passage").transformer)
+    files = read_files(model)
+    description = describe(files, model)
+    tokenizer = load_tokenizer(files.sides["passage"].transformer)
     template = Template.of(tokenizer)
     serialized = content_tokenizer_json(tokenizer)
     prompt = prompt_table(description, model).passage

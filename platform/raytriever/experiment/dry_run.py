@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import torch
 
@@ -17,11 +16,12 @@ from raytriever.config import Config, Curriculum, stage_errors
 from raytriever.errors import ConfigError, ModelError, flag_of
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.description import Description, describe, pipelines
+from raytriever.models.description import Description, describe
 from raytriever.models.files import stored_tensors
 from raytriever.models.memory import free_memory
+from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.precision import choose_precision
-from raytriever.models.resolution import resolve_model
+from raytriever.models.resolution import read_files, resolve_model
 from raytriever.terminal import counted, text_table
 from raytriever.training.guide import guide_errors
 from raytriever.training.memory.arithmetic import WorkerTexts, guide_bytes
@@ -89,8 +89,8 @@ def places(precision: str | None) -> list[Place]:
 def _plan(config: Config) -> Iterator[str]:
     directory = resolve_model(config.model.model, config.model.revision, weights=False)
     try:
-        description = describe(directory, config.model)
-        plans = _plans(config, directory, description)
+        files = ModelFiles.read(directory)
+        plans = _plans(config, files, describe(files, config.model))
     except ModelError as error:
         yield f"The memory of {config.model.model} cannot be planned: {error.what}."
         return
@@ -101,7 +101,7 @@ def _plan(config: Config) -> Iterator[str]:
         f"{config.model.model} ({type(backbone).__name__}): {sum(plan.weights.values()):,} weights, "
         f"{plan.trained:,} of them trained{rank}"
     )
-    yield from _missing_weights(directory)
+    yield from _missing_weights(files)
     yield (
         f"A step of one worker: {share.queries:,} queries and {share.passages:,} passages of at most {share.tokens:,} "
         f"tokens; {config.training.strategy}, {counted(share.workers, 'worker')}"
@@ -112,8 +112,8 @@ def _plan(config: Config) -> Iterator[str]:
         yield planned.advice(config)
 
 
-def _missing_weights(directory: Path) -> Iterator[str]:
-    for folder in dict.fromkeys(pipeline.transformer for pipeline in pipelines(directory).values()):
+def _missing_weights(files: ModelFiles) -> Iterator[str]:
+    for folder in dict.fromkeys(pipeline.transformer.folder for pipeline in files.sides.values()):
         try:
             stored_tensors(folder)
         except ModelError as error:
@@ -155,12 +155,12 @@ class _Planned:
         return f"{name}: fits with at most {_flags(largest, share)}{more}"
 
 
-def _plans(config: Config, directory: Path, description: Description) -> list[_Planned]:
+def _plans(config: Config, files: ModelFiles, description: Description) -> list[_Planned]:
     @cache
     def plan_of(device: str, precision: str, checkpointing: bool) -> MemoryPlan:
         """Return one plan for all cards, because a simulated chunk is the same on each of them."""
         model = replace(config.model, activation_checkpointing=checkpointing)
-        encoder = simulate(directory, "passage", model, description, device, precision)
+        encoder = simulate(files, "passage", model, description, device, precision)
         share = _share(config, description, encoder.encoder.width)
         guide = _guide_bytes(config.loss.guide, device, precision, share) if config.loss.guide else 0
         return MemoryPlan(encoder, 1 if description.towers == "shared" else 2, config.training, share, guide)
@@ -187,9 +187,9 @@ def _share(config: Config, description: Description, width: int) -> WorkerTexts:
 
 def _guide_bytes(name: str, device: str, precision: str, share: WorkerTexts) -> int:
     model = ModelConfig(model=name)
-    directory = resolve_model(name, weights=False)
-    description = describe(directory, model)
-    encoder = simulate(directory, "passage", model, description, device, precision).encoder
+    files = read_files(model, weights=False)
+    description = describe(files, model)
+    encoder = simulate(files, "passage", model, description, device, precision).encoder
     weights = sum(parameter.numel() for parameter in encoder.parameters())
     return guide_bytes((1 if description.towers == "shared" else 2) * weights, precision, encoder.width, share)
 

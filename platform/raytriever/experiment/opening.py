@@ -34,7 +34,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, prompt_table, used_settings
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.resolution import commit_of, resolve_model
+from raytriever.models.resolution import commit_of, read_files
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import SIDES, Prompts, PromptTable, merge_prompts
 from raytriever.training.config import check_refresh
@@ -261,7 +261,7 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
 def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: Log) -> OpenStage:
     config = stage.config
     data, training = config.data, config.training
-    description = describe(resolve_model(config.model.model, config.model.revision), config.model)
+    description = describe(read_files(config.model), config.model)
     prompts = prompt_table(description, config.model)
     tokenisation: Tokenisation = replace(
         tokenisation_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=prompts

@@ -37,9 +37,9 @@ from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
-from raytriever.models.description import describe, pipelines
+from raytriever.models.description import describe
 from raytriever.models.files import stored_tensors
-from raytriever.models.resolution import resolve_model
+from raytriever.models.resolution import read_files
 from raytriever.prompts import SIDES, Side
 from raytriever.report.evaluation import write_training_report
 from raytriever.search.calibration import FILE
@@ -129,10 +129,9 @@ def run_experiment(
 def bytes_of_run(curriculum: Curriculum) -> int:
     """Estimate the bytes of the models and of the checkpoints of a run, at most; adapters are not counted."""
     model = curriculum.base.model
-    directory = resolve_model(model.model, model.revision)
-    towers = pipelines(directory)
-    sides: Sequence[Side] = ["passage"] if describe(directory, model).towers == "shared" else SIDES
-    tensors = [tensor for side in sides for tensor in stored_tensors(towers[side].transformer).values()]
+    files = read_files(model)
+    sides: Sequence[Side] = ["passage"] if describe(files, model).towers == "shared" else SIDES
+    tensors = [tensor for side in sides for tensor in stored_tensors(files.sides[side].transformer.folder).values()]
     weights = 4 * sum(prod(tensor.shape) for tensor in tensors)
     total = weights
     for stage in curriculum.all_stages:

@@ -29,12 +29,12 @@ from raytriever.export.graph import FILES, check_packages, open_graph, write_gra
 from raytriever.models.config import ModelConfig
 from raytriever.models.files import quiet_transformers
 from raytriever.models.packing import TokenBatch
-from raytriever.models.pipeline.modules import read_pipeline
+from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.resolution import resolve_model
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.source import MINILM
 from raytriever.models.writer import write_model
-from raytriever.prompts import SIDES, Side
+from raytriever.prompts import Side
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, encoder_digest, read_calibration
@@ -168,7 +168,7 @@ def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
     """Return the side and the directory of each transformer of a written model; both sides may share one."""
     if retriever.query.backbone is retriever.passage.backbone:
         return [("passage", folder)]
-    return [(side, read_pipeline(folder, side).transformer) for side in SIDES]
+    return [(side, pipeline.transformer.folder) for side, pipeline in ModelFiles.read(folder).sides.items()]
 
 
 @activity("writing a graph and comparing it with the encoder")

@@ -21,13 +21,8 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.encoder import check_precision
-from raytriever.models.files import (
-    check_loaded,
-    check_tokens,
-    load_config,
-    load_weights,
-    read_model_file,
-)
+from raytriever.models.files import REMEDY, check_loaded, check_tokens, load_weights, model_errors
+from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
 from raytriever.paths import expanded
@@ -38,7 +33,6 @@ BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
 # The special tokens, and a few tokens of each text.
 _SMALLEST = 8
 ACTIVATIONS = ("Identity", "Sigmoid")
-_REMEDY = "name a directory with config.json and model.safetensors of a cross-encoder"
 
 
 class CrossEncoder:
@@ -61,24 +55,28 @@ class CrossEncoder:
         if precision == "int8":
             raise ConfigError("a cross-encoder has no int8 layers", setting("precision"), "use fp32 or bf16")
         self.directory = directory = expanded(directory)
-        config = load_config(directory, _REMEDY)
-        settings = _sentence_transformers_settings(directory)
-        model, report = load_weights(AutoModelForSequenceClassification, config, directory, _REMEDY, torch.float32)
+        files = ModelFiles.read(directory)
+        _check_plain(files)
+        transformer = files.sides["passage"].transformer
+        model, report = load_weights(AutoModelForSequenceClassification, transformer.config, directory, torch.float32)
         check_loaded(model, report, directory)
         if model.config.num_labels != 1:
             raise ModelError(
                 f"has {model.config.num_labels} labels", str(directory), "name a cross-encoder with one label"
             )
-        self.activation = _activation(model.config, settings)
+        self.activation = _activation(model.config, files.library)
         if self.activation not in ACTIVATIONS:
             raise ModelError(
                 f"has the activation {self.activation!r}",
                 str(directory),
                 f"use a cross-encoder with {' or '.join(ACTIVATIONS)}",
             )
-        self._tokenizer = load_tokenizer(directory)
+        self._tokenizer = load_tokenizer(transformer)
         check_tokens(self._tokenizer, model, directory)
-        limit = min(self._tokenizer.model_max_length, _position_limit(model.config))
+        with model_errors(directory):
+            limit = int(min(self._tokenizer.model_max_length, _position_limit(model.config)))
+        if limit < _SMALLEST:
+            raise ModelError(f"reads {limit} tokens of a pair, fewer than {_SMALLEST}", str(directory), REMEDY)
         if length is not None and not _SMALLEST <= length <= limit:
             raise ModelError(
                 f"reads {limit} tokens of a pair, not {length}", str(directory), f"give {_SMALLEST} to {limit}"
@@ -121,22 +119,15 @@ class CrossEncoder:
         return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
-def _sentence_transformers_settings(directory: Path) -> dict[str, Any]:
-    """Read the settings file of sentence-transformers in a model directory; empty if there is none.
-
-    Raises:
-        ModelError: the model has more modules than a transformer, or needs a prompt before its texts.
-    """
-    file = directory / "modules.json"
-    modules = read_model_file(file, list[dict[str, Any]]) if file.is_file() else []
-    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
-    if len(kinds) > 1:
-        raise ModelError(f"consists of {', '.join(kinds)} and is not a plain cross-encoder", str(directory), _REMEDY)
-    file = directory / "config_sentence_transformers.json"
-    settings = read_model_file(file, dict[str, Any]) if file.is_file() else {}
-    if prompt := settings.get("default_prompt_name"):
-        raise ModelError(f"needs the prompt {prompt!r}", str(directory), "name a cross-encoder without a prompt")
-    return settings
+def _check_plain(files: ModelFiles) -> None:
+    """Check that a model is only a transformer that reads texts without a prompt; raises `ModelError`."""
+    pipeline = files.sides["passage"]
+    after = [module.kind for module in (pipeline.pooling, *pipeline.head) if module is not None]
+    if after or pipeline.transformer.folder != files.directory:
+        kinds = ", ".join(["Transformer", *after])
+        raise ModelError(f"consists of {kinds} and is not a plain cross-encoder", str(files.directory), "name another")
+    if prompt := files.library.get("default_prompt_name"):
+        raise ModelError(f"needs the prompt {prompt!r}", str(files.directory), "name a cross-encoder without a prompt")
 
 
 def _position_limit(config: Any) -> int:

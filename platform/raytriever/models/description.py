@@ -10,18 +10,25 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from raytriever.errors import ConfigError, ModelError, flag_of, setting
 from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
-from raytriever.models.files import check_config, read_model_file
-from raytriever.models.pipeline.modules import MODULES, NORMALIZE, Module, Pipeline, read_pipeline, read_pooling
-from raytriever.models.pipeline.transformer import lengths
+from raytriever.models.files import REMEDY, model_errors
+from raytriever.models.pipeline.modules import (
+    LIBRARY_FILE,
+    MODULES,
+    NORMALIZE,
+    OWN_FILE,
+    ModelFiles,
+    Module,
+    read_pooling,
+)
 from raytriever.options import check_options
 from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
+from raytriever.reading.structured import conform
 
 log = logging.getLogger(__name__)
-OWN_FILE, LIBRARY_FILE = "raytriever.json", "config_sentence_transformers.json"
 DEFAULT_LENGTH = 512
 _logged: set[str] = set()
 
@@ -75,66 +82,54 @@ def used_settings(config: ModelConfig, description: Description) -> dict[str, ob
     return {name: value for name, value in (asdict(config) | description.flags()).items() if value is not None}
 
 
-class _Library(TypedDict, total=False):
-    """`config_sentence_transformers.json`."""
-
-    model_type: str | None
-    prompts: dict[str, str | None] | None
-    default_prompt_name: str | None
-    similarity_fn_name: str | None
-    truncate_dim: int | None
-
-
-def describe(directory: Path, config: ModelConfig) -> Description:
-    """Read the description in a model directory, and override it by the user's settings.
+def describe(files: ModelFiles, config: ModelConfig) -> Description:
+    """Return the description in a model directory, overridden by the user's settings.
 
     A setting that overrides another pooling or similarity is logged once, and so are prompts that do not apply.
 
     Raises:
-        ModelError: a file is missing, damaged or describes what raytriever does not support.
+        ModelError: a file is damaged or describes what raytriever does not support.
         ConfigError: the settings name a prompt that the model does not store, or contradict each other.
     """
     check_prompt_names(config)
-    described = stored_description(directory, config)
+    described = stored_description(files, config)
     overrides = {name: value for name in described.flags() if (value := getattr(config, name)) is not None}
     overrides |= _prompt_overrides(described, config)
     if "passage_length" in overrides and "query_length" not in overrides:
         overrides["query_length"] = overrides["passage_length"]
-    if (directory / OWN_FILE).is_file() or (directory / MODULES).is_file():
+    if files.own is not None or files.has_modules:
         for name in ("pooling", "similarity"):
             value = getattr(described, name)
             if overrides.get(name, value) != value:
-                _log_once(f"{flag_of(name)} {overrides[name]}: is used for {directory}, whose files say {value}.")
+                _log_once(f"{flag_of(name)} {overrides[name]}: is used for {files.directory}, whose files say {value}.")
     return replace(described, **overrides)
 
 
-def stored_description(directory: Path, config: ModelConfig) -> Description:
-    """Read the description in a model directory.
+def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
+    """Return the description in a model directory.
 
     Args:
         config: settings of the user; some of the files are not needed with them.
 
     Raises:
-        ModelError: a file is missing or damaged, or names something that is not supported.
+        ModelError: a file is damaged, or names something that is not supported.
     """
-    if (directory / OWN_FILE).is_file():
-        file = directory / OWN_FILE
-        return _check_ranges(read_model_file(file, Description), file)
-    if (directory / MODULES).is_file():
-        return _check_ranges(_sentence_transformers(directory, config), directory)
-    sides, settings = lengths(directory), check_config(directory)
-    # Of a causal language model, the last token alone has read the whole text.
-    is_causal = str((settings.get("architectures") or [""])[0]).endswith("ForCausalLM")
-    pooling = "last" if is_causal and settings.get("is_causal", True) is not False else "mean"
-    return Description(pooling, query_length=sides["query"], passage_length=sides["passage"])
+    where = files.directory
+    if files.own is not None:
+        settings, where = files.own, files.directory / OWN_FILE
+    else:
+        with model_errors(where, "cannot be read"):
+            settings = _sentence_transformers(files, config) if files.has_modules else _plain(files)
+    described = conform(settings, str(where), Description, REMEDY, error=ModelError)
+    try:
+        check_options(replace(ModelConfig(), **described.flags()))
+    except ConfigError as error:
+        what, setting_name, remedy = error.args
+        raise ModelError(f"has a value that {setting_name} refuses: {what}", str(where), remedy) from error
+    return described
 
 
-def pipelines(directory: Path) -> dict[Side, Pipeline]:
-    """Return the modules of each side; see `read_pipeline`."""
-    return {side: read_pipeline(directory, side) for side in SIDES}
-
-
-def head_modules(directory: Path, description: Description, config: ModelConfig) -> dict[Side, tuple[Module, ...]]:
+def head_modules(files: ModelFiles, description: Description, config: ModelConfig) -> dict[Side, tuple[Module, ...]]:
     """Return the modules after the pooling of each side that an encoder must run.
 
     A Normalize module at the end is left out: cosine similarity scales all embeddings to length one. It is kept only
@@ -143,9 +138,9 @@ def head_modules(directory: Path, description: Description, config: ModelConfig)
     Args:
         description: what `describe` returned for the settings.
     """
-    is_exact = description.similarity == stored_description(directory, config).similarity == "dot"
+    is_exact = description.similarity == stored_description(files, config).similarity == "dot"
     heads: dict[Side, tuple[Module, ...]] = {}
-    for side, pipeline in pipelines(directory).items():
+    for side, pipeline in files.sides.items():
         modules = list(pipeline.head)
         while not is_exact and modules and modules[-1].kind == NORMALIZE:
             modules.pop()
@@ -183,19 +178,22 @@ def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, 
     return overrides
 
 
-def _check_ranges(described: Description, where: Path) -> Description:
-    """Check a description against the ranges of the flags with the same names; raises `ModelError`."""
-    try:
-        check_options(replace(ModelConfig(), **described.flags()))
-    except ConfigError as error:
-        what, setting_name, remedy = error.args
-        raise ModelError(f"has a value that {setting_name} refuses: {what}", str(where), remedy) from error
-    return described
+def _plain(files: ModelFiles) -> dict[str, Any]:
+    """Return the settings of a plain transformers checkpoint."""
+    transformer = files.sides["passage"].transformer
+    sides, config = transformer.lengths, transformer.config
+    # Of a causal language model, the last token alone has read the whole text.
+    is_causal = str((config.architectures or [""])[0]).endswith("ForCausalLM")
+    pooling = "last" if is_causal and getattr(config, "is_causal", True) is not False else "mean"
+    return {"pooling": pooling, "query_length": sides["query"], "passage_length": sides["passage"]}
 
 
-def _sentence_transformers(directory: Path, config: ModelConfig) -> Description:
-    sides, poolings = pipelines(directory), dict[Side, tuple[str, bool]]()
-    for side, pipeline in sides.items():
+def _sentence_transformers(files: ModelFiles, config: ModelConfig) -> dict[str, Any]:
+    directory, library, poolings = files.directory, files.library, dict[Side, tuple[str, bool]]()
+    kind = library.get("model_type") or "SentenceTransformer"
+    if kind != "SentenceTransformer":
+        raise ModelError(f"is a {kind}", str(directory), "use a SentenceTransformer model, with one vector per text")
+    for side, pipeline in files.sides.items():
         if pipeline.pooling is None:
             raise ModelError("has no Pooling module", str(directory / MODULES), "use a model with a Pooling module")
         poolings[side] = read_pooling(pipeline.pooling)
@@ -203,49 +201,38 @@ def _sentence_transformers(directory: Path, config: ModelConfig) -> Description:
         names = " and ".join(mode for mode, _ in poolings.values())
         raise ModelError(f"pools its two sides differently ({names})", str(directory), "use a model with one pooling")
     pooling, pool_prompt = poolings["query"]
-    library = _library_settings(directory)
-    prompts = _prompts(library)
+    prompts = {name: prompt or "" for name, prompt in (library.get("prompts") or {}).items()}
     _log_prompts(library, prompts, directory, config)
-    return Description(
-        pooling=pooling,
-        similarity=_similarity(library, directory, config),
-        towers="shared" if sides["query"].transformer == sides["passage"].transformer else "separate",
-        query_prompt=prompts.get("query", ""),
-        passage_prompt=prompts.get("document", ""),
-        query_length=lengths(sides["query"].transformer)["query"],
-        passage_length=lengths(sides["passage"].transformer)["passage"],
-        truncate_dim=library.get("truncate_dim"),
-        prompts=prompts,
-        pool_prompt=pool_prompt,
-    )
+    query, passage = (files.sides[side].transformer for side in SIDES)
+    return {
+        "pooling": pooling,
+        "similarity": _similarity(library, directory, config),
+        "towers": "shared" if query is passage else "separate",
+        "query_prompt": prompts.get("query", ""),
+        "passage_prompt": prompts.get("document", ""),
+        "query_length": query.lengths["query"],
+        "passage_length": passage.lengths["passage"],
+        "truncate_dim": library.get("truncate_dim"),
+        "prompts": prompts,
+        "pool_prompt": pool_prompt,
+    }
 
 
-def _library_settings(directory: Path) -> _Library:
-    file = directory / LIBRARY_FILE
-    library = read_model_file(file, _Library) if file.is_file() else _Library()
-    kind = library.get("model_type") or "SentenceTransformer"
-    if kind != "SentenceTransformer":
-        raise ModelError(f"is a {kind}", str(directory), "use a SentenceTransformer model, with one vector per text")
-    return library
-
-
-def _prompts(library: _Library) -> dict[str, str]:
-    return {name: prompt or "" for name, prompt in (library.get("prompts") or {}).items()}
-
-
-def _similarity(library: _Library, directory: Path, config: ModelConfig) -> str:
+def _similarity(library: dict[str, Any], directory: Path, config: ModelConfig) -> str:
     """Return the similarity that a model is for, which sentence-transformers leaves out for cosine."""
     similarity = library.get("similarity_fn_name") or "cosine"
-    if similarity not in SIMILARITIES and config.similarity is None:
+    if similarity in SIMILARITIES:
+        return str(similarity)
+    if config.similarity is None:
         raise ModelError(
             f"similarity {similarity!r} is not supported",
             str(directory / LIBRARY_FILE),
             f"choose {setting('similarity')} {' or '.join(SIMILARITIES)}",
         )
-    return config.similarity or similarity if similarity not in SIMILARITIES else similarity
+    return config.similarity
 
 
-def _log_prompts(library: _Library, prompts: dict[str, str], directory: Path, config: ModelConfig) -> None:
+def _log_prompts(library: dict[str, Any], prompts: dict[str, str], directory: Path, config: ModelConfig) -> None:
     """Log prompts that `encode_query` and `encode_document` of sentence-transformers do not use."""
     other = next((name for name in ("passage", "corpus") if prompts.get(name) and "document" not in prompts), None)
     if other and config.passage_prompt is None:

@@ -23,11 +23,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.decoder import disable_cache
-from raytriever.models.files import check_loaded, first_line, load_config, load_weights
+from raytriever.models.files import check_loaded, first_line, load_weights
 from raytriever.models.lora import DROPOUT
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pipeline.head import output_width
-from raytriever.models.pipeline.transformer import config_settings
+from raytriever.models.pipeline.transformer import Transformer
 from raytriever.models.varlen import packed_states
 
 States = Float[Tensor, "texts tokens width"]
@@ -169,7 +169,6 @@ MODES: dict[str, Callable[[States, Mask, Mask], Pooled]] = {
 ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")
 # Models whose layers read the probabilities of their dropout in the configuration.
 READ_CONFIG = ("falcon",)
-_REMEDY = "give a directory with config.json and model.safetensors"
 
 
 class Encoder(nn.Module):
@@ -259,8 +258,8 @@ def hidden_size(backbone: nn.Module) -> int:
     return int(backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
 
-def load_backbone(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Load a transformers model from the safetensors of a local directory, without running code of the directory.
+def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Load a transformers model from its safetensors, without running code of its directory.
 
     A pooler without weights in the files is removed, as in a model without a pooler.
 
@@ -270,11 +269,11 @@ def load_backbone(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Mod
     Raises:
         ModelError: the files are missing or damaged, are not of a text encoder, or do not hold all of its weights.
     """
-    config = load_config(directory, _REMEDY, **config_settings(directory))
+    directory, config = transformer.folder, transformer.config
     disable_cache(config)
     _check_not_quantised(config, directory)
     kind = _model_class(config, directory)
-    backbone, report = load_weights(kind, config, directory, _REMEDY, dtype, _check_text_encoder)
+    backbone, report = load_weights(kind, config, directory, dtype, _check_text_encoder)
     pooler = {name for name, _ in backbone.named_parameters() if name.startswith("pooler.")}
     if pooler and pooler <= report["missing_keys"] and "add_pooling_layer" in signature(type(backbone)).parameters:
         backbone.pooler = None

@@ -1,11 +1,10 @@
-"""Checks of the files of a model directory before and after a library builds a model from them.
+"""Files of a model directory: how JSON is read, whose errors become one line, and where every weight comes from.
 
-transformers and tokenizers raise arbitrary exceptions for malformed files, and build a model of any size that
-`config.json` names. The checks before cover what the libraries assume: types, ranges, and paths inside the directory.
 No file of a model can run code: weights are safetensors, and `auto_map`, which names Python files, is never used.
+transformers and tokenizers raise any exception for damaged files; `model_errors` converts them.
 
-Then all weights must come from the files: `from_pretrained` initialises a missing tensor with random numbers and
-continues with a warning, and a search with such a model returns nonsense without an error.
+All weights must come from the files: `from_pretrained` initializes a missing tensor with random numbers and continues
+with a warning, and a search with such a model returns nonsense without an error.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from math import prod
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from raytriever.errors import ModelError
+from raytriever.errors import ModelError, UserError
 from raytriever.models.source import ADAPTER
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import read_json
@@ -29,68 +28,19 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Types of stored tensors that a float parameter can have; other types need a scale, which transformers does not have.
 FLOATS = ("F64", "F32", "F16", "BF16")
-_TYPES_OF_TOKENS = "type_vocab_size"  # 0 in DeBERTa, whose tokens have no types
-# Names of sizes in the configurations of transformers, by their largest plausible value. A directory with a larger size
-# is damaged, and building its model would exhaust the memory or take hours.
-_MOST = {
-    1_000: ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
-    100_000: ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_key_value_heads", _TYPES_OF_TOKENS),
-    1_000_000: ("hidden_size", "dim", "d_model", "n_embd", "intermediate_size", "hidden_dim", "d_ff", "head_dim"),
-    100_000_000: ("vocab_size", "max_position_embeddings", "n_positions"),
-}
-_TYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-_REMEDY = "copy the model again"
-
-
-class _Config(TypedDict, total=False):
-    """Settings of `config.json` whose types transformers takes for granted."""
-
-    model_type: str | None
-    pad_token_id: int | None
-    dtype: str | None
-    torch_dtype: str | None
-    quantization_config: dict[str, Any] | None
-    sentence_transformers: dict[str, Any] | None
-
-
-class _Token(TypedDict):
-    content: str
-
-
-class _TokenizerConfig(TypedDict, total=False):
-    tokenizer_class: str | None
-    added_tokens_decoder: dict[str, dict[str, Any]]
-    extra_special_tokens: dict[str, Any] | list[Any]
-    model_max_length: Any  # often a number of more than 64 bits; `check_tokenizer_files` checks the range
-    pad_token: str | _Token | None
-    unk_token: str | _Token | None
-    cls_token: str | _Token | None
-    sep_token: str | _Token | None
-    mask_token: str | _Token | None
-    bos_token: str | _Token | None
-    eos_token: str | _Token | None
-
-
-class _Tokenizer(TypedDict):
-    model: dict[str, Any]
-    added_tokens: list[dict[str, Any]]
-
-
-class _Index(TypedDict):
-    weight_map: dict[str, str]
-
-
-_TOKENIZER_FILES: dict[str, Any] = {
-    "tokenizer.json": _Tokenizer,
-    "tokenizer_config.json": _TokenizerConfig,
-    "special_tokens_map.json": dict[str, Any],
-    "added_tokens.json": dict[str, int],
-}
+REMEDY = "copy the model again, or give another one"
+# Errors whose text alone is a sentence; others are shown with the name of their class.
+_SENTENCES = (OSError, ValueError, RuntimeError, ImportError)
+_NOT_SAFE = "give a directory with config.json and model.safetensors"
+_ONE_MODEL = "give a directory whose config.json and safetensors files belong to one model"
+_LISTED = 3
+_reported: set[Path] = set()
 
 
 def read_model_file(file: Path, kind: type[T]) -> T:
@@ -100,44 +50,28 @@ def read_model_file(file: Path, kind: type[T]) -> T:
         ModelError: the file cannot be read, is not JSON, or has another type.
     """
     try:
-        return read_json(file, kind, _REMEDY, error=ModelError)
+        return read_json(file, kind, REMEDY, error=ModelError)
     except OSError as error:
-        raise ModelError(f"cannot be read ({error.strerror})", str(file), _REMEDY) from error
+        raise ModelError(f"cannot be read ({error.strerror})", str(file), REMEDY) from error
 
 
-def check_config(directory: Path) -> dict[str, Any]:
-    """Return the settings in `config.json` of a transformers directory.
+@contextmanager
+def model_errors(where: Path, what: str = "cannot be loaded") -> Iterator[None]:
+    """Convert the errors that damaged files of a model cause, in a library or in its reader, into a `ModelError`.
 
-    Raises:
-        ModelError: there is no such file, a setting has another type, or a size is out of range.
+    Args:
+        where: file or directory that is read.
+        what: beginning of the line.
     """
-    file = directory / CONFIG
-    if not file.is_file():
-        raise ModelError("has no config.json", str(directory), "give the directory of a transformers model")
-    config: dict[str, Any] = dict(read_model_file(file, _Config))
-    for most, names in _MOST.items():
-        for name in names:
-            _check_size(file, name, config.get(name), most)
-    for name in ("dtype", "torch_dtype"):
-        if config.get(name) is not None and config[name].removeprefix("torch.") not in _TYPES:
-            raise ModelError(f"{name} is {config[name]!r}, expected one of {', '.join(_TYPES)}", str(file), _REMEDY)
-    padding, words = config.get("pad_token_id"), config.get("vocab_size")
-    if padding is not None and words is not None and padding >= words:
-        raise ModelError(f"pad_token_id is {padding}, but vocab_size is {words}", str(file), _REMEDY)
-    return config
-
-
-def check_tokenizer_files(directory: Path) -> None:
-    """Check the types of the content of tokenizer files; raises `ModelError`."""
-    for name, kind in _TOKENIZER_FILES.items():
-        if not (directory / name).is_file():
-            continue
-        content: dict[str, Any] = read_model_file(directory / name, kind)
-        length = content.get("model_max_length", 1)
-        if length is not None and (isinstance(length, bool) or not isinstance(length, int | float) or length < 1):
-            raise ModelError(
-                f"model_max_length is {length!r}, expected a number of tokens", str(directory / name), _REMEDY
-            )
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        is_sentence = text and (isinstance(error, _SENTENCES) or type(error) is Exception)
+        reason = text if is_sentence else f"{type(error).__name__}: {text}"
+        raise ModelError(f"{what} ({reason})", str(where), REMEDY) from error
 
 
 @dataclass(frozen=True)
@@ -146,9 +80,6 @@ class StoredTensor:
 
     kind: str
     shape: tuple[int, ...]
-
-
-_NOT_SAFE = "give a directory with config.json and model.safetensors"
 
 
 def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, StoredTensor]:
@@ -166,8 +97,8 @@ def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, Stored
     stored: dict[str, StoredTensor] = {}
     for file in _weight_files(directory, remedy):
         if not file.is_file():
-            raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), _REMEDY)
-        with disk_errors(file, reading=True), open_tensors(file, _REMEDY, ModelError) as tensors:
+            raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), REMEDY)
+        with disk_errors(file, reading=True), open_tensors(file, REMEDY, ModelError) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 one = tensors.get_slice(name)
                 stored[name] = StoredTensor(str(one.get_dtype()), tuple(one.get_shape()))
@@ -180,35 +111,21 @@ def first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-def _check_size(file: Path, name: str, value: Any, most: int) -> None:
-    least = 0 if name == _TYPES_OF_TOKENS else 1
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most):
-        return
-    expected = f"expected a whole number from {least} to {most:,}"
-    value_text = repr(value) if isinstance(value, int | float | str) else type(value).__name__
-    raise ModelError(f"{name} is {value_text[:80]}, {expected}", str(file), _REMEDY)
-
-
 def _weight_files(directory: Path, remedy: str) -> list[Path]:
     """Return the safetensors files that transformers reads, in order."""
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if (directory / INDEX).is_file():
-        names = sorted(set(read_model_file(directory / INDEX, _Index)["weight_map"].values()))
-        outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+        with model_errors(directory / INDEX, "cannot be read"):
+            names = sorted(set(read_model_file(directory / INDEX, dict[str, Any])["weight_map"].values()))
+            outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
         if outside or not names:
             reason = f"names {outside[0]!r}, which is not a safetensors file next to it" if outside else "names no file"
-            raise ModelError(reason, str(directory / INDEX), _REMEDY)
+            raise ModelError(reason, str(directory / INDEX), REMEDY)
         return [directory / name for name in names]
     pickles = sorted(file.name for file in directory.glob("*.bin"))
     reason = f"only {pickles[0]}, a pickle, which may run code and is never read" if pickles else f"no {WEIGHTS}"
     raise ModelError(f"cannot be loaded ({reason})", str(directory), remedy)
-
-
-log = logging.getLogger(__name__)
-_LISTED = 3
-_ONE_MODEL = "give a directory whose config.json and safetensors files belong to one model"
-_reported: set[Path] = set()
 
 
 @contextmanager
@@ -232,39 +149,10 @@ def quiet_transformers(warnings: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-@contextmanager
-def loading(directory: Path, remedy: str) -> Iterator[None]:
-    """Convert errors of transformers while it loads a checked directory into a `ModelError`."""
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
-
-    load_errors = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, StrictDataclassError)
-    try:
-        with quiet_transformers(warnings=False):
-            yield
-    except load_errors as error:
-        reason = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else first_line(error)
-        raise ModelError(f"cannot be loaded ({reason})", str(directory), remedy) from error
-
-
-def load_config(directory: Path, remedy: str, **settings: Any) -> Any:
-    """Load the configuration of a transformers directory, without running code of the directory.
-
-    Raises:
-        ModelError: see `files.check_config`; or transformers does not support the model.
-    """
-    check_config(directory)
-    with loading(directory, remedy):
-        from transformers import AutoConfig
-
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **settings)
-
-
 def load_weights(
     kind: Any,
     config: Any,
     directory: Path,
-    remedy: str,
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> tuple[Any, dict[str, Any]]:
@@ -280,7 +168,7 @@ def load_weights(
     import torch
 
     stored = stored_tensors(directory)
-    with loading(directory, remedy):
+    with model_errors(directory), quiet_transformers(warnings=False):
         with torch.device("meta"):
             empty = kind.from_config(config, trust_remote_code=False)
         check(empty, directory)

@@ -15,12 +15,14 @@ import shutil
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError
+from raytriever.models.config import ModelConfig
 from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
-from raytriever.models.pipeline.modules import MODULES, read_pipeline
+from raytriever.models.pipeline.modules import MODULES, ModelFiles
+from raytriever.models.pipeline.transformer import Transformer
 from raytriever.models.source import ADAPTER, MINILM, find_model
 from raytriever.paths import expanded
 from raytriever.reading.arrays import open_tensors
@@ -50,6 +52,11 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
     return merged_model(directory, weights) if (directory / ADAPTER).is_file() else directory
 
 
+def read_files(config: ModelConfig, weights: bool = True) -> ModelFiles:
+    """Find the model that a configuration names, and read its files of settings; see `resolve_model`."""
+    return ModelFiles.read(resolve_model(config.model, config.revision, weights))
+
+
 def commit_of(name: str, revision: str | None = None) -> str | None:
     """Return the current commit of a hub model's name and revision; None for a model on this machine."""
     if name == MINILM or expanded(name).exists():
@@ -67,12 +74,6 @@ _PREFIX = re.compile(r"^base_model\.model\.(model\.)?")
 _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
 
 
-class _AdapterConfig(TypedDict, total=False):
-    base_model_name_or_path: str | None
-    peft_type: str | None
-    revision: str | None
-
-
 def merged_model(directory: Path, weights: bool = True) -> Path:
     """Return the directory of the base with the adapters of a directory merged.
 
@@ -83,7 +84,7 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
     Raises:
         ModelError: a file is missing or damaged, the base cannot be found, or the adapters belong to another model.
     """
-    settings = read_model_file(directory / ADAPTER, _AdapterConfig)
+    settings = read_model_file(directory / ADAPTER, dict[str, Any])
     if settings.get("peft_type") != "LORA":
         raise ModelError(f"holds adapters of type {settings.get('peft_type')!r}", str(directory), "give LoRA adapters")
     base = _base_of(directory, settings, weights)
@@ -112,8 +113,8 @@ def _hold(folder: Path) -> None:
     hold(folder, merged_model)
 
 
-def _base_of(directory: Path, settings: _AdapterConfig, weights: bool) -> Path:
-    name, remedy = settings.get("base_model_name_or_path") or "", f"correct base_model_name_or_path in {ADAPTER}"
+def _base_of(directory: Path, settings: dict[str, Any], weights: bool) -> Path:
+    name, remedy = str(settings.get("base_model_name_or_path") or ""), f"correct base_model_name_or_path in {ADAPTER}"
     if not name:
         raise ModelError("does not name the model that its adapters belong to", str(directory), remedy)
     try:
@@ -128,15 +129,16 @@ def _base_of(directory: Path, settings: _AdapterConfig, weights: bool) -> Path:
 
 def _write(directory: Path, base: Path, aside: Path) -> None:
     """Write the whole model: files of the base, the merged weights, and the files next to the adapters."""
-    transformer = read_pipeline(base, "passage").transformer
+    transformer = ModelFiles.read(base).sides["passage"].transformer
+    folder = transformer.folder
     if (directory / MODULES).is_file():  # the adapters come with modules of their own, such as the pooling
-        target = aside / read_pipeline(directory, "passage").transformer.relative_to(directory)
-        _copy((file for file in transformer.iterdir() if file.is_file()), transformer, target)
+        target = aside / ModelFiles.read(directory).sides["passage"].transformer.folder.relative_to(directory)
+        _copy((file for file in folder.iterdir() if file.is_file()), folder, target)
     else:
-        target = aside / transformer.relative_to(base)
+        target = aside / folder.relative_to(base)
         _copy(files_below(base), base, aside)
     _merge(directory, transformer, target)
-    shutil.copyfile(transformer / CONFIG, target / CONFIG)  # as the base has it
+    shutil.copyfile(folder / CONFIG, target / CONFIG)  # as the base has it
     _copy(files_below(directory), directory, aside)
 
 
@@ -147,7 +149,7 @@ def _copy(files: Iterable[Path], source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.relative_to(source))
 
 
-def _merge(directory: Path, transformer: Path, target: Path) -> None:
+def _merge(directory: Path, transformer: Transformer, target: Path) -> None:
     """Write a transformer with the adapters merged, in the type of its files."""
     try:
         from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
@@ -158,7 +160,7 @@ def _merge(directory: Path, transformer: Path, target: Path) -> None:
     from raytriever.models.encoder import load_backbone
     from raytriever.models.lora import merged_weights
 
-    kinds = {one.kind for one in stored_tensors(transformer).values()}
+    kinds = {one.kind for one in stored_tensors(transformer.folder).values()}
     backbone: Any = load_backbone(transformer, torch.bfloat16 if kinds == {"BF16"} else torch.float32)
     remedy = f"correct base_model_name_or_path in {ADAPTER}, or copy the adapters again"
     try:
@@ -170,9 +172,11 @@ def _merge(directory: Path, transformer: Path, target: Path) -> None:
         unexpected = set_peft_model_state_dict(backbone, stored).unexpected_keys
     except (ValueError, KeyError, RuntimeError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"its adapters do not fit {transformer} ({reason})", str(directory), remedy) from error
+        raise ModelError(f"its adapters do not fit {transformer.folder} ({reason})", str(directory), remedy) from error
     if unexpected:
-        raise ModelError(f"its adapters do not fit {transformer}, which has no {unexpected[0]}", str(directory), remedy)
+        raise ModelError(
+            f"its adapters do not fit {transformer.folder}, which has no {unexpected[0]}", str(directory), remedy
+        )
     backbone.save_pretrained(target, state_dict=merged_weights(backbone))
 
 

@@ -21,13 +21,14 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
-from raytriever.models.description import Description, describe, head_modules, pipelines, prompt_table
+from raytriever.models.description import Description, describe, head_modules, prompt_table
 from raytriever.models.encoder import Encoder, load_backbone
 from raytriever.models.files import check_tokens
 from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack
 from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import Module
-from raytriever.models.resolution import resolve_model
+from raytriever.models.pipeline.transformer import Transformer
+from raytriever.models.resolution import read_files
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.models.varlen import (
     first_position,
@@ -264,21 +265,21 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
         ModelError: the model cannot be found, trusted or read.
         ConfigError: `truncate_dim` exceeds the width of the embeddings.
     """
-    directory = resolve_model(config.model, config.revision)
-    description = describe(directory, config)
-    sides = pipelines(directory)
-    folders = {side: pipeline.transformer for side, pipeline in sides.items()}
-    if description.towers == "shared" and folders["query"] != folders["passage"]:
+    files = read_files(config)
+    directory, description = files.directory, describe(files, config)
+    transformers = {side: pipeline.transformer for side, pipeline in files.sides.items()}
+    has_one = transformers["query"] is transformers["passage"]
+    if description.towers == "shared" and not has_one:
         raise ModelError("has two towers", str(directory), f"remove {setting('towers')} shared")
-    tokenizer = load_tokenizer(folders["query"])
-    if folders["query"] != folders["passage"]:
-        _check_same_tokenizer(tokenizer, load_tokenizer(folders["passage"]), directory)
+    tokenizer = load_tokenizer(transformers["query"])
+    if not has_one:
+        _check_same_tokenizer(tokenizer, load_tokenizer(transformers["passage"]), directory)
     append_end_token(tokenizer, description.append_eos, description.pooling, directory)
-    heads = head_modules(directory, description, config)
-    query = _load_tower(folders["query"], description, heads["query"], {}, dtype)
+    heads = head_modules(files, description, config)
+    query = _load_tower(transformers["query"], description, heads["query"], {}, dtype)
     if description.towers == "separate":
-        modules = {} if folders["query"] == folders["passage"] else _loaded(heads["query"], query)
-        passage = _load_tower(folders["passage"], description, heads["passage"], modules, dtype)
+        modules = {} if has_one else _loaded(heads["query"], query)
+        passage = _load_tower(transformers["passage"], description, heads["passage"], modules, dtype)
     elif heads["query"] == heads["passage"]:
         passage = query
     else:
@@ -303,7 +304,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
 
 
 def _load_tower(
-    source: Path | nn.Module,
+    source: Transformer | nn.Module,
     description: Description,
     head: Sequence[Module],
     loaded: dict[Path, nn.Module],
@@ -312,13 +313,13 @@ def _load_tower(
     """Load one tower.
 
     Args:
-        source: directory of the transformer, or the loaded transformer of the other tower.
+        source: files of the transformer, or the loaded transformer of the other tower.
         loaded: modules of the other tower by their folders, which this tower shares.
         dtype: type of the weights of the transformer; modules after the pooling are float32.
     """
     backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype)
-    if isinstance(source, Path):
-        set_bidirectional(backbone, description.bidirectional, source)
+    if isinstance(source, Transformer):
+        set_bidirectional(backbone, description.bidirectional, source.folder)
     tower = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
     tower.head = load_head(head, tower.pooled_width, loaded)
     return tower

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +21,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.errors import ModelError
-from raytriever.models.files import CONFIG, check_tokenizer_files, first_line, load_config, quiet_transformers
-from raytriever.models.pipeline.transformer import lowers_case, tokenizer_settings
+from raytriever.models.files import model_errors, quiet_transformers
+from raytriever.models.pipeline.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,8 @@ TOKENIZER_FILES = (
 _reported: set[Path] = set()
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """Load the transformers tokenizer of a model directory, without running code of the directory.
+def load_tokenizer(transformer: Transformer) -> Any:
+    """Load the tokenizer of a transformer, without running code of its directory.
 
     The settings of sentence-transformers for the tokenizer count. A tokenizer without a padding token pads with its end
     token, or else its unknown token, which is logged once.
@@ -47,27 +46,30 @@ def load_tokenizer(directory: Path) -> Any:
     Raises:
         ModelError: the files are missing or damaged.
     """
+    directory = transformer.folder
     # Without any of these files transformers silently makes a tokenizer with an empty vocabulary.
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
             "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json"
         )
-    check_tokenizer_files(directory)
-    remedy = "give a directory with config.json and model.safetensors"
-    config = load_config(directory, remedy) if (directory / CONFIG).is_file() else None
-    settings = tokenizer_settings(directory)
-    with _tokenizer_errors(directory), quiet_transformers(warnings=False):
+    config = transformer.config
+    with model_errors(directory, "has a tokenizer that cannot be loaded"), quiet_transformers(warnings=False):
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(
-            directory, config=config, local_files_only=True, use_fast=True, trust_remote_code=False, **settings
+            directory,
+            config=config,
+            local_files_only=True,
+            use_fast=True,
+            trust_remote_code=False,
+            **transformer.tokenizer_settings,
         )
-    embedded = getattr(config, "vocab_size", None)
-    if tokenizer.is_fast and embedded is not None:
-        _drop_tokens(tokenizer, embedded)
-    if lowers_case(directory):
-        _lower_case(tokenizer)
-    _choose_padding(tokenizer, directory)
+        embedded = getattr(config, "vocab_size", None)
+        if tokenizer.is_fast and embedded is not None:
+            _drop_tokens(tokenizer, embedded)
+        if transformer.lowers_case:
+            _lower_case(tokenizer)
+        _choose_padding(tokenizer, directory)
     return tokenizer
 
 
@@ -130,23 +132,6 @@ def _choose_padding(tokenizer: Any, directory: Path) -> None:
                 _reported.add(directory)
                 log.warning("%s: the tokenizer has no padding token; the %s token %r pads.", directory, role, token)
             return
-
-
-@contextmanager
-def _tokenizer_errors(directory: Path) -> Iterator[None]:
-    """Convert errors of the libraries for a damaged tokenizer into a `ModelError`."""
-    try:
-        yield
-    except Exception as error:
-        # The library `tokenizers` raises Exception itself.
-        load_errors = (OSError, ValueError, KeyError, ImportError)
-        if type(error) is not Exception and not isinstance(error, load_errors):
-            raise
-        raise ModelError(
-            f"has a tokenizer that cannot be loaded ({first_line(error)})",
-            str(directory),
-            "copy tokenizer.json and tokenizer_config.json again",
-        ) from error
 
 
 def content_tokenizer_json(tokenizer: Any) -> str:

@@ -16,15 +16,17 @@ from safetensors.torch import save_file
 from torch import nn
 
 from raytriever.models.config import ModelConfig
-from raytriever.models.description import LIBRARY_FILE, OWN_FILE
 from raytriever.models.encoder import Encoder
+from raytriever.models.files import WEIGHTS
 from raytriever.models.lora import merged_weights, write_adapters
-from raytriever.models.pipeline.head import WEIGHTS, Dense, Normalize
+from raytriever.models.pipeline.head import Dense, Normalize
 from raytriever.models.pipeline.modules import (
     DENSE,
     DROPOUT,
+    LIBRARY_FILE,
     MODULES,
     NORMALIZE,
+    OWN_FILE,
     POOLING,
     ROUTER,
     ROUTES,

@@ -135,14 +135,11 @@ class MtebEncoder:
     @cached_property
     def _has_length_one(self) -> bool:
         """True unless the model's modules of sentence-transformers leave embeddings as long as they are."""
-        from raytriever.models.description import pipelines
-        from raytriever.models.pipeline.modules import MODULES, NORMALIZE
-        from raytriever.models.resolution import resolve_model
+        from raytriever.models.pipeline.modules import NORMALIZE
+        from raytriever.models.resolution import read_files
 
-        directory = resolve_model(self.config.model, self.config.revision)
-        if not (directory / MODULES).is_file():
-            return True
-        return any(module.kind == NORMALIZE for module in pipelines(directory)["passage"].head)
+        files = read_files(self.config)
+        return not files.has_modules or any(module.kind == NORMALIZE for module in files.sides["passage"].head)
 
     def _stored_size(self) -> tuple[int, int]:
         """Return the number of parameters in the files of the model, and the bytes of these files.
@@ -171,7 +168,7 @@ class MtebEncoder:
     def _revision(self) -> str:
         from raytriever.encoding.corpus import weights_digest
         from raytriever.models.description import stored_description
-        from raytriever.models.resolution import commit_of, resolve_model
+        from raytriever.models.resolution import commit_of, read_files
 
         commit = commit_of(self.config.model, self.config.revision)
         if commit is not None:
@@ -179,7 +176,8 @@ class MtebEncoder:
         sides: tuple[Side, ...] = ("query", "passage")
         weights = [weights_digest(self.config, self.retriever, side) for side in sides]
         # Without the settings of the user, which are `experiment_kwargs`.
-        reading = stored_description(resolve_model(self.config.model), ModelConfig(model=self.config.model))
+        plain = ModelConfig(model=self.config.model)
+        reading = stored_description(read_files(plain), plain)
         return hashlib.sha256(json.dumps([weights, asdict(reading)], sort_keys=True).encode()).hexdigest()[:40]
 
     def _changed_settings(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from raytriever.metrics.probability import IsotonicMap, PlattMap
 from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
-from raytriever.models.resolution import resolve_model
+from raytriever.models.resolution import read_files, resolve_model
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import disk_errors, files_below
@@ -248,8 +248,8 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
 def encoder_digest(config: ModelConfig, dataset: str) -> str:
     """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set, by its name:
     it may have prompts of its own."""
-    directory = resolve_model(config.model, config.revision)
-    description = describe(directory, config)
+    model = read_files(config)
+    directory, description = model.directory, describe(model, config)
     prompts = prompt_table(description, config).of(dataset)
     files = {}
     for path in files_below(directory):

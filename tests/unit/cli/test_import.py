@@ -68,13 +68,14 @@ def test_a_folder_becomes_a_data_set(docs: Path, tiny_encoder: Path, capsys: pyt
 def test_no_passage_is_longer_than_the_encoder_reads(docs: Path, tiny_encoder: Path) -> None:
     from raytriever.models.config import ModelConfig
     from raytriever.models.description import describe
-    from raytriever.models.pipeline.modules import read_pipeline
+    from raytriever.models.pipeline.modules import ModelFiles
     from raytriever.models.tokenisation import load_tokenizer
 
     (docs / "letters.txt").write_text("x " * 500)
     assert run("import", words(docs, tiny_encoder, "out")) == 0
-    assert describe(tiny_encoder, ModelConfig(model=str(tiny_encoder), passage_length=32)).passage_length == 32
-    tokenizer = load_tokenizer(read_pipeline(tiny_encoder, "passage").transformer)
+    files = ModelFiles.read(tiny_encoder)
+    assert describe(files, ModelConfig(model=str(tiny_encoder), passage_length=32)).passage_length == 32
+    tokenizer = load_tokenizer(files.sides["passage"].transformer)
     rows = [json.loads(line) for line in Path("out/corpus.jsonl").read_text().splitlines()]
     lengths = [len(tokenizer.encode(f"{row['title']} {row['text']}")) for row in rows]
     assert 30 <= max(lengths) <= 32

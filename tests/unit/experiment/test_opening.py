@@ -17,6 +17,7 @@ from raytriever.experiment.opening import OpenStage, open_run, resolved_config
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe
+from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.training.loop import learning_rate_scale
@@ -30,7 +31,7 @@ def test_a_stage_uses_only_the_weights_of_the_previous_model(tiny_encoder: Path,
     write_model(load_retriever(ModelConfig(str(tiny_encoder), query_prompt="q: ", passage_length=16)), before)
 
     own = ModelConfig(str(tiny_encoder), revision="main", passage_prompt="p: ", query_length=20, lora_rank=4)
-    description = describe(tiny_encoder, own)
+    description = describe(ModelFiles.read(tiny_encoder), own)
     stage = OpenStage(Stage("b", Config(model=own)), description, TrainingData([], Config().data, 1, 0), total_steps=1)
     after = stage.model_after(before)
     assert (after.model, after.revision, after.lora_rank) == (str(before), None, 4)
@@ -96,7 +97,7 @@ def test_the_device_of_a_clusters_workers_is_not_guessed(tiny_encoder: Path, mon
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     config = Config(model=ModelConfig(str(tiny_encoder)))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    used = resolved_config(config, describe(tiny_encoder, config.model))
+    used = resolved_config(config, describe(ModelFiles.read(tiny_encoder), config.model))
     assert "device" not in used["training"]
     assert "precision" not in used["training"]
 

@@ -119,8 +119,9 @@ def test_unusable_directories_are_refused(tiny_encoder: Path, judge: Path, tmp_p
     config = (headless / "config.json").read_text().replace("{", '{"num_labels": 1,', 1)
     (headless / "config.json").write_text(config)
     assert "has no trained weights for classifier" in refused(headless)
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("Transformer", "Pooling")]
     for name, content, message in (
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "b.Pooling"}], "consists of Transformer, Pooling and"),
+        ("modules.json", modules, "consists of Transformer, Pooling and"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "needs the prompt 'query'"),
         ("config_sentence_transformers.json", {"activation_fn": "torch.nn.Tanh"}, "has the activation 'Tanh'"),
         ("config_sentence_transformers.json", [1], "the content is a list, expected an object"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tiny_models import text_of
 from torch import nn
 
 from raytriever.encoding.encode import encode_texts
+from raytriever.models import files
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
@@ -63,6 +65,22 @@ def encodings(model: SentenceTransformer | Retriever) -> ndarray:
 def cosines(one: ndarray, other: ndarray) -> ndarray:
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     return (one * other).sum(1) / lengths
+
+
+def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = routed(same_transformer=False, same_head=True)(tmp_path / "source")
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "model"))
+    read: list[str] = []
+    read_json = files.read_json
+
+    def recorded(file: Path, *arguments: Any, **others: Any) -> Any:
+        read.append(file.relative_to(tmp_path / "model").as_posix())
+        return read_json(file, *arguments, **others)
+
+    monkeypatch.setattr(files, "read_json", recorded)
+    load_retriever(ModelConfig(str(tmp_path / "model")))
+    assert {"modules.json", "router_config.json", "config_sentence_transformers.json"} <= set(read)
+    assert len(read) == len(set(read))
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.pipeline.head import Dense, Normalize
+from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import build_optimizer
@@ -114,7 +115,7 @@ def test_dense_modules_of_a_directory_are_planned_without_their_weights(tmp_path
     real = load_retriever(ModelConfig(str(folder)))
     for file in folder.rglob("*.safetensors"):
         file.unlink()
-    simulated = simulate(folder, "passage", PLAIN, real.description, "cuda", "fp32")
+    simulated = simulate(ModelFiles.read(folder), "passage", PLAIN, real.description, "cuda", "fp32")
     shapes = {name: parameter.shape for name, parameter in real.passage.named_parameters()}
     assert {name: parameter.shape for name, parameter in simulated.encoder.named_parameters()} == shapes
     assert simulated.encoder.width == real.width == 8

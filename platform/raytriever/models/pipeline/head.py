@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
-from raytriever.models.files import check_tensor, read_model_file, stored_tensors
+from raytriever.models.files import REMEDY, WEIGHTS, check_tensor, model_errors, stored_tensors
 from raytriever.models.pipeline.modules import DENSE, DROPOUT, NORMALIZE, Module
 from raytriever.reading.arrays import open_tensors
 from raytriever.store.disk import disk_errors
@@ -24,36 +24,9 @@ ACTIVATIONS = (
     "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "SELU", "CELU", "ReLU6", "Softplus",
     "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "Mish", "LogSigmoid", "Tanhshrink", "PReLU",
 )  # fmt: skip
-WEIGHTS = "model.safetensors"
 _POOLED = "sentence_embedding"
-_REMEDY = "copy the model again"
 _SAVE = "save the model again with sentence-transformers"
 Vectors = Float[Tensor, "texts width"]
-
-
-class _Dense(TypedDict, total=False):
-    """`config.json` of a Dense module."""
-
-    in_features: int
-    out_features: int
-    bias: bool | None
-    activation_function: str | None
-    module_input_name: str | None
-    module_output_name: str | None
-    use_residual: bool | None
-
-
-class _Dropout(TypedDict, total=False):
-    """`config.json` of a Dropout module."""
-
-    dropout: float
-
-
-class _Normalize(TypedDict, total=False):
-    """`config.json` of a Normalize module."""
-
-    module_input_name: str | None
-    module_output_name: str | None
 
 
 class Dense(nn.Module):
@@ -125,22 +98,18 @@ def load_head(
     """
     head = nn.ModuleList()
     for module in modules:
-        file = module.folder / "config.json"
-        if module.kind == DENSE:
-            known = loaded.get(module.folder)
-            dense = known if isinstance(known, Dense) else _load_dense(module.folder, weights)
-            _check_width(dense, width, file)
-            width = dense.linear.out_features
-            head.append(dense)
-        elif module.kind == NORMALIZE:
-            settings = read_model_file(file, _Normalize) if file.is_file() else _Normalize()
-            _check_names(dict(settings), file)
-            head.append(Normalize())
-        elif module.kind == DROPOUT:
-            probability = read_model_file(file, _Dropout).get("dropout", 0.2) if file.is_file() else 0.2
-            if not 0 <= probability <= 1:
-                raise ModelError(f"dropout is {probability}, expected 0 to 1", str(file), _REMEDY)
-            head.append(nn.Dropout(probability))
+        with model_errors(module.file):
+            if module.kind == DENSE:
+                known = loaded.get(module.folder)
+                dense = known if isinstance(known, Dense) else _load_dense(module, weights)
+                _check_width(dense, width, module.file)
+                width = dense.linear.out_features
+                head.append(dense)
+            elif module.kind == NORMALIZE:
+                _check_names(module)
+                head.append(Normalize())
+            elif module.kind == DROPOUT:
+                head.append(nn.Dropout(module.settings.get("dropout", 0.2)))
     return head.eval()
 
 
@@ -171,26 +140,19 @@ def _check_width(dense: Dense, width: int, file: Path) -> None:
         )
 
 
-def _load_dense(folder: Path, weights: bool) -> Dense:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ModelError("is missing", str(file), _REMEDY)
-    settings = read_model_file(file, _Dense)
-    _check_names(dict(settings), file)
-    sizes = {name: settings.get(name) for name in ("in_features", "out_features")}
-    for name, size in sizes.items():
-        if not isinstance(size, int) or not 1 <= size <= 1_000_000:
-            raise ModelError(f"{name} is {size}, expected a whole number from 1 to 1,000,000", str(file), _REMEDY)
+def _load_dense(module: Module, weights: bool) -> Dense:
+    _check_names(module)
+    settings = module.settings
     path = settings.get("activation_function", "torch.nn.modules.activation.Tanh") or "Identity"
     package, _, activation = path.rpartition(".")
     if package.split(".")[:2] not in ([""], ["torch", "nn"]) or activation not in ACTIVATIONS:
-        raise ModelError(
-            f"activation function {path!r} is not supported", str(file), f"use one of {', '.join(ACTIVATIONS)}"
-        )
-    bias, residual = settings.get("bias", True), settings.get("use_residual", False)
-    dense = Dense(settings["in_features"], settings["out_features"], bias is not False, activation, residual is True)
+        reason = f"activation function {path!r} is not supported"
+        raise ModelError(reason, str(module.file), f"use one of {', '.join(ACTIVATIONS)}")
+    bias, residual = settings.get("bias", True) is not False, settings.get("use_residual") is True
+    with torch.device("meta"):
+        dense = Dense(settings["in_features"], settings["out_features"], bias, activation, residual)
     if weights:
-        dense.load_state_dict(_weights(dense, folder))
+        dense.load_state_dict(_weights(dense, module.folder), assign=True)
     return dense
 
 
@@ -202,13 +164,13 @@ def _weights(dense: Dense, folder: Path) -> dict[str, Tensor]:
         if name not in stored:
             raise ModelError(f"has no tensor {name}", str(file), _SAVE)
         check_tensor(name, stored[name], tensor.shape, file)
-    with disk_errors(file, reading=True), open_tensors(file, _REMEDY, ModelError) as tensors:
-        return {name: tensors.get_tensor(name).to(torch.float32) for name in own}
+    with disk_errors(file, reading=True), open_tensors(file, REMEDY, ModelError) as tensors:
+        return {name: tensors.get_tensor(name).to(torch.float32, copy=True) for name in own}
 
 
-def _check_names(settings: dict[str, Any], file: Path) -> None:
+def _check_names(module: Module) -> None:
     """Check that a module reads and writes the pooled vector; raises `ModelError`."""
     for name in ("module_input_name", "module_output_name"):
-        value = settings.get(name) or _POOLED
+        value = module.settings.get(name) or _POOLED
         if value != _POOLED:
-            raise ModelError(f"{name} {value!r} is not supported", str(file), f"use a module of the {_POOLED}")
+            raise ModelError(f"{name} {value!r} is not supported", str(module.file), f"use a module of the {_POOLED}")

@@ -1,4 +1,4 @@
-"""Modules of a model directory in their order, for each side.
+"""Settings in the files of a model directory, each file read once: its modules in their order, for each side.
 
 `modules.json` of sentence-transformers names the modules. A Router, or an Asym of earlier releases, has modules for
 each route. The routes `query` and `document` become the two sides. A module that both sides name is one module.
@@ -7,14 +7,17 @@ each route. The routes `query` and `document` become the two sides. A module tha
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from raytriever.errors import ModelError
-from raytriever.models.files import read_model_file
-from raytriever.prompts import Side
+from raytriever.models.files import CONFIG, REMEDY, model_errors, read_model_file
+from raytriever.models.pipeline.transformer import Transformer
+from raytriever.prompts import SIDES, Side
 
+OWN_FILE, LIBRARY_FILE = "raytriever.json", "config_sentence_transformers.json"
 MODULES, ROUTER = "modules.json", "router_config.json"
 TRANSFORMER, POOLING, DENSE, NORMALIZE, DROPOUT = "Transformer", "Pooling", "Dense", "Normalize", "Dropout"
 _ROUTERS = ("Router", "Asym")
@@ -22,7 +25,6 @@ _HEAD = (DENSE, NORMALIZE, DROPOUT)
 _KNOWN = (TRANSFORMER, POOLING, *_HEAD)
 # Routes of sentence-transformers' encode_query and encode_document.
 ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
-_REMEDY = "copy the model again"
 
 # Modes of pooling by their names in both generations of files. Their order decides concatenations of earlier releases.
 _SWITCHES = {
@@ -45,172 +47,144 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Module:
-    """One module: the name of its class, such as `Dense`, and its folder."""
+    """One module: the name of its class, such as `Dense`, its folder, and its settings."""
 
     kind: str
     folder: Path
+    settings: dict[str, Any]
+
+    @property
+    def file(self) -> Path:
+        """File of the settings."""
+        return self.folder / CONFIG
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Modules of one side.
+    """Modules of one side; without pooling and head in a plain transformers checkpoint."""
 
-    Args:
-        transformer: directory of the transformer and the tokenizer.
-        pooling: folder of the Pooling module; None in a plain transformers checkpoint.
-    """
-
-    transformer: Path
-    pooling: Path | None = None
+    transformer: Transformer
+    pooling: Module | None = None
     head: tuple[Module, ...] = ()
 
 
-class _Entry(TypedDict):
-    """One entry of `modules.json`."""
+@dataclass(frozen=True)
+class ModelFiles:
+    """Settings in the files of a model directory, each file read once.
 
-    type: str
-    path: str
-
-
-class _Parameters(TypedDict, total=False):
-    default_route: str | None
-    allow_empty_key: bool
-    route_mappings: dict[str, str] | None
-
-
-class _Routes(TypedDict):
-    """`router_config.json` of a Router, or `config.json` of an Asym."""
-
-    types: dict[str, str]
-    structure: dict[str, list[str]]
-    parameters: NotRequired[_Parameters]
-
-
-class _Pooling(TypedDict, total=False):
-    """`config.json` of a Pooling module."""
-
-    pooling_mode: str | list[str] | None
-    pooling_mode_cls_token: bool
-    pooling_mode_max_tokens: bool
-    pooling_mode_mean_tokens: bool
-    pooling_mode_mean_sqrt_len_tokens: bool
-    pooling_mode_weightedmean_tokens: bool
-    pooling_mode_lasttoken: bool
-    include_prompt: bool | None
-    word_embedding_dimension: int
-    embedding_dimension: int
-
-
-def read_pipeline(directory: Path, side: Side) -> Pipeline:
-    """Read which modules encode one side.
-
-    Raises:
-        ModelError: a file or folder is missing, damaged or outside of the directory, a module is not supported, or the
-            order of the modules is unusual.
+    Args:
+        own: `raytriever.json`; None in directories of other libraries.
+        library: `config_sentence_transformers.json`; empty if there is none.
+        has_modules: `modules.json` names the modules of each side.
     """
-    file = directory / MODULES
-    if not file.is_file():
-        return Pipeline(directory)
-    modules: list[Module] = []
-    for entry in read_model_file(file, list[_Entry]):
-        modules += _routed(directory, _module(directory, entry["type"], entry["path"], file), side)
+
+    directory: Path
+    own: dict[str, Any] | None
+    library: dict[str, Any]
+    has_modules: bool
+    sides: dict[Side, Pipeline]
+
+    @classmethod
+    def read(cls, directory: Path) -> ModelFiles:
+        """Read the files of a directory.
+
+        Raises:
+            ModelError: a file or folder is missing, damaged or outside of the directory, a module is not supported, or
+                the order of the modules is unusual.
+        """
+        own, library, modules = (directory / name for name in (OWN_FILE, LIBRARY_FILE, MODULES))
+        return cls(
+            directory,
+            read_model_file(own, dict[str, Any]) if own.is_file() else None,
+            read_model_file(library, dict[str, Any]) if library.is_file() else {},
+            modules.is_file(),
+            _read_sides(modules) if modules.is_file() else dict.fromkeys(SIDES, Pipeline(Transformer.read(directory))),
+        )
+
+
+def _read_sides(file: Path) -> dict[Side, Pipeline]:
+    """Read the modules of each side, given the path of `modules.json`."""
+    with model_errors(file, "cannot be read"):
+        entries = [
+            _read_entry(file.parent, entry["type"], entry["path"], file)
+            for entry in read_model_file(file, list[dict[str, Any]])
+        ]
+    sides = {side: [module for entry in entries for module in entry[side]] for side in SIDES}
+    for modules in sides.values():
+        _check_order([module.kind for module in modules], file)
+    folders = {modules[0].folder for modules in sides.values()}
+    transformers = {folder: Transformer.read(folder) for folder in folders}
+    return {
+        side: Pipeline(transformers[modules[0].folder], modules[1] if len(modules) > 1 else None, tuple(modules[2:]))
+        for side, modules in sides.items()
+    }
+
+
+def _check_order(kinds: Sequence[str], file: Path) -> None:
     for kind in (TRANSFORMER, POOLING):
-        if sum(module.kind == kind for module in modules) > 1:
-            raise ModelError(f"names two {kind} modules", str(file), _REMEDY)
-    kinds = [module.kind for module in modules]
+        if kinds.count(kind) > 1:
+            raise ModelError(f"names two {kind} modules", str(file), REMEDY)
     if TRANSFORMER not in kinds:
-        raise ModelError("does not name a Transformer module", str(file), _REMEDY)
+        raise ModelError("does not name a Transformer module", str(file), REMEDY)
     if kinds[0] != TRANSFORMER or kinds[1:2] not in ([], [POOLING]):
         order = ", ".join(kinds)
         raise ModelError(f"has the modules {order}", str(file), "use a model of Transformer, Pooling and then others")
-    return Pipeline(modules[0].folder, modules[1].folder if len(modules) > 1 else None, tuple(modules[2:]))
 
 
-def read_pooling(folder: Path) -> tuple[str, bool]:
-    """Return the pooling of a Pooling module, and whether the tokens of a prompt are pooled.
-
-    Raises:
-        ModelError: the file is missing or damaged, or a mode is unknown.
-    """
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ModelError("is missing", str(file), _REMEDY)
-    settings: dict[str, Any] = dict(read_model_file(file, _Pooling))
-    named = settings.get("pooling_mode")
-    if named is None:
-        modes = [mode for switch, mode in _SWITCHES.items() if settings.get(switch)] or ["mean"]
-    else:
-        names = [named] if isinstance(named, str) else named
-        unknown = [name for name in names if name not in _NAMES]
-        if unknown or not names:
-            wrong = repr(unknown[0]) if unknown else "of no name"
-            raise ModelError(f"pooling mode {wrong} is not supported", str(file), f"use {', '.join(_NAMES)}")
-        modes = [_NAMES[name] for name in names]
-    return "+".join(modes), settings.get("include_prompt") is not False
-
-
-def pooling_settings(pooling: str, width: int, pool_prompt: bool) -> dict[str, Any]:
-    """Return the settings of a Pooling module that releases 5 and 6 of sentence-transformers read alike."""
-    modes = pooling.split("+")
-    switches = {switch: mode in modes for switch, mode in _SWITCHES.items()}
-    settings: dict[str, Any] = {"word_embedding_dimension": width, **switches, "include_prompt": pool_prompt}
-    if [mode for mode in _SWITCHES.values() if mode in modes] != modes:  # only release 6 has other orders
-        settings["pooling_mode"] = [name for mode in modes for name, own in _NAMES.items() if own == mode]
-    return settings
-
-
-def _module(directory: Path, kind: str, path: str, file: Path) -> Module:
-    """Check the class and the folder of a module."""
-    name = kind.rsplit(".", 1)[-1]
-    if not kind.startswith("sentence_transformers."):
-        reason = f"has the module {kind}, whose code is not part of sentence-transformers and never runs"
-        raise ModelError(reason, str(file), f"use a model of {', '.join(_KNOWN)} modules")
-    if name not in (*_KNOWN, *_ROUTERS):
-        raise ModelError(
-            f"has a {name} module, which raytriever does not train",
-            str(file),
-            f"use a model of {', '.join(_KNOWN)} modules",
-        )
-    if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
-        raise ModelError(f"path {path!r} leaves the model's directory", str(file), _REMEDY)
-    # A Normalize module has no files, and its empty directory may be lost in a copy.
-    if name != NORMALIZE and not _is_folder(directory / path):
-        raise ModelError(f"names the directory {path!r}, which is missing", str(file), _REMEDY)
-    return Module(name, directory / path)
-
-
-def _routed(directory: Path, module: Module, side: Side) -> list[Module]:
-    """Return a module, or the modules of a router's route for one side."""
+def _read_entry(directory: Path, kind: str, path: str, file: Path) -> dict[Side, list[Module]]:
+    """Read a module, or those of a router, for each side."""
+    module = _read_module(directory, kind, path, file)
     if module.kind not in _ROUTERS:
-        return [module]
+        return {side: [module] for side in SIDES}
     file = module.folder / ROUTER
     if not file.is_file():
-        file = module.folder / "config.json"
+        file = module.file
     if not file.is_file():
-        raise ModelError(f"has no {ROUTER}", str(module.folder), _REMEDY)
-    settings = read_model_file(file, _Routes)
-    routes = settings["structure"]
-    route = _route(settings, ROUTES[side])
-    if route not in routes:
-        raise ModelError(
-            f"has the routes {', '.join(routes)}, and none for {ROUTES[side]}",
-            str(file),
-            "use a model with the routes query and document",
-        )
-    modules = []
-    for name in routes[route]:
-        if name not in settings["types"]:
-            raise ModelError(f"does not name the type of the module {name!r}", str(file), _REMEDY)
-        modules.append(_module(module.folder, settings["types"][name], name, file))
-        if modules[-1].kind in _ROUTERS:
-            raise ModelError("has a router in a router", str(file), "use a model with one router")
-    return modules
+        raise ModelError(f"has no {ROUTER}", str(module.folder), REMEDY)
+    with model_errors(file, "cannot be read"):
+        settings = read_model_file(file, dict[str, Any])
+        routes: dict[Side, list[str]] = {}
+        for side, task in ROUTES.items():
+            route = _route(settings, task)
+            if route not in settings["structure"]:
+                reason = f"has the routes {', '.join(settings['structure'])}, and none for {task}"
+                raise ModelError(reason, str(file), "use a model with the routes query and document")
+            routes[side] = settings["structure"][route]
+        names = dict.fromkeys(name for names in routes.values() for name in names)
+        modules = {name: _read_module(module.folder, settings["types"][name], name, file) for name in names}
+    if any(each.kind in _ROUTERS for each in modules.values()):
+        raise ModelError("has a router in a router", str(file), "use a model with one router")
+    return {side: [modules[name] for name in names] for side, names in routes.items()}
 
 
-def _route(settings: _Routes, task: str) -> str:
+def _read_module(directory: Path, kind: str, path: str, file: Path) -> Module:
+    """Check the class and the folder of a module, and read its settings."""
+    name = kind.rsplit(".", 1)[-1]
+    supported = f"use a model of {', '.join(_KNOWN)} modules"
+    if not kind.startswith("sentence_transformers."):
+        reason = f"has the module {kind}, whose code is not part of sentence-transformers and never runs"
+        raise ModelError(reason, str(file), supported)
+    if name not in (*_KNOWN, *_ROUTERS):
+        raise ModelError(f"has a {name} module, which raytriever does not train", str(file), supported)
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise ModelError(f"path {path!r} leaves the model's directory", str(file), REMEDY)
+    folder = directory / path
+    # A Normalize module has no files, and its empty directory may be lost in a copy.
+    if name != NORMALIZE and not folder.is_dir():
+        raise ModelError(f"names the directory {path!r}, which is missing", str(file), REMEDY)
+    if name in (POOLING, *_HEAD):
+        config = folder / CONFIG
+        if config.is_file():
+            return Module(name, folder, read_model_file(config, dict[str, Any]))
+        if name in (POOLING, DENSE):
+            raise ModelError("is missing", str(config), REMEDY)
+    return Module(name, folder, {})
+
+
+def _route(settings: dict[str, Any], task: str) -> str:
     """Return the name of the route of a task for texts, by the order of sentence-transformers' `Router`."""
     mappings: dict[Any, str] = {}
-    for key, route in (settings.get("parameters", {}).get("route_mappings") or {}).items():
+    for key, route in ((settings.get("parameters") or {}).get("route_mappings") or {}).items():
         try:
             mappings[ast.literal_eval(key)] = route
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -221,8 +195,32 @@ def _route(settings: _Routes, task: str) -> str:
     return task if task in settings["structure"] or "text" not in settings["structure"] else "text"
 
 
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # the name is not a valid file name
-        return False
+def read_pooling(module: Module) -> tuple[str, bool]:
+    """Return the pooling of a Pooling module, and whether the tokens of a prompt are pooled.
+
+    Raises:
+        ModelError: a mode is unknown.
+    """
+    with model_errors(module.file, "cannot be read"):
+        named = module.settings.get("pooling_mode")
+        if named is None:
+            modes = [mode for switch, mode in _SWITCHES.items() if module.settings.get(switch)] or ["mean"]
+        else:
+            names = [named] if isinstance(named, str) else list(named)
+            unknown = [name for name in names if name not in _NAMES]
+            if unknown or not names:
+                wrong = repr(unknown[0]) if unknown else "of no name"
+                reason = f"pooling mode {wrong} is not supported"
+                raise ModelError(reason, str(module.file), f"use {', '.join(_NAMES)}")
+            modes = [_NAMES[name] for name in names]
+    return "+".join(modes), module.settings.get("include_prompt") is not False
+
+
+def pooling_settings(pooling: str, width: int, pool_prompt: bool) -> dict[str, Any]:
+    """Return the settings of a Pooling module that releases 5 and 6 of sentence-transformers read alike."""
+    modes = pooling.split("+")
+    switches = {switch: mode in modes for switch, mode in _SWITCHES.items()}
+    settings: dict[str, Any] = {"word_embedding_dimension": width, **switches, "include_prompt": pool_prompt}
+    if [mode for mode in _SWITCHES.values() if mode in modes] != modes:  # only release 6 has other orders
+        settings["pooling_mode"] = [name for mode in modes for name, own in _NAMES.items() if own == mode]
+    return settings

@@ -11,11 +11,13 @@ such as a T5 whose tokenizer has none, reads `UNLIMITED` tokens; the library wou
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from raytriever.errors import ModelError
-from raytriever.models.files import check_tokenizer_files, load_config, read_model_file
+from raytriever.models.files import CONFIG, REMEDY, model_errors, quiet_transformers, read_model_file
 from raytriever.prompts import Side
 
 UNLIMITED = 8_192
@@ -29,7 +31,9 @@ ROBERTA_LIKE = (
     "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text", "ibert",
     "longformer", "xmod",
 )  # fmt: skip
-_REMEDY = "give a directory with config.json and model.safetensors"
+# The largest plausible number of layers. transformers builds any number, which would take hours.
+_MOST_LAYERS = 1_000
+_LENGTHS: dict[Side, str] = {"query": "query_length", "passage": "document_length"}
 _TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
 # Settings of each group that are honoured, and those that change no embedding.
 _TOKENIZER = frozenset(
@@ -44,79 +48,101 @@ _WITHOUT_EFFECT = frozenset(
 )
 
 
-class _Settings(TypedDict, total=False):
-    """`sentence_bert_config.json`."""
-
-    max_seq_length: int | None
-    query_length: int | None
-    document_length: int | None
-    do_lower_case: bool | None
-    transformer_task: str | None
-    modality_config: dict[str, dict[str, Any]] | None
-    module_output_name: str | None
-    query_expansion: dict[str, Any] | None
-    processing_kwargs: dict[str, dict[str, Any]] | None
-    tokenizer_name_or_path: str | None
-    tokenizer_args: dict[str, Any] | None
-    processor_kwargs: dict[str, Any] | None
-    model_args: dict[str, Any] | None
-    model_kwargs: dict[str, Any] | None
-    config_args: dict[str, Any] | None
-    config_kwargs: dict[str, Any] | None
-
-
-def lengths(directory: Path) -> dict[Side, int]:
-    """Return the largest number of tokens of a text of each side; see the rules above.
+@dataclass(frozen=True)
+class Transformer:
+    """Transformer of a model, with its tokenizer.
 
     Args:
-        directory: directory of a transformer, with or without settings of sentence-transformers.
+        folder: has `config.json`, the tokenizer and the weights.
+        settings: settings of sentence-transformers; empty if there are none.
+        file: where they are.
     """
-    settings, file = _read_settings(directory)
-    _check_supported(settings, file)
-    config = load_config(directory, _REMEDY)
-    positions = getattr(config, "max_position_embeddings", None)
-    positions = None if positions == -1 else positions
-    usable = positions
-    if positions is not None and config.model_type in ROBERTA_LIKE:
-        usable = positions - (config.pad_token_id or 0) - 1
-    explicit = tokenizer_settings(directory).get("model_max_length") or settings.get("max_seq_length")
-    if explicit is None:
-        limits = (_tokenizer_limit(directory), usable)
-        length = min((limit for limit in limits if limit is not None), default=UNLIMITED)
-    else:
-        length = explicit
-    sides: dict[Side, int] = {}
-    for side, own in (("query", settings.get("query_length")), ("passage", settings.get("document_length"))):
-        side_length = length if own is None else own
-        # Earlier releases stored `max_position_embeddings` of RoBERTa-like models.
-        sides[side] = usable if positions is not None and usable < side_length <= positions else side_length  # type: ignore
-    return sides
+
+    folder: Path
+    settings: dict[str, Any]
+    file: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> Transformer:
+        """Read the settings in a folder; raises `ModelError`."""
+        for file in (folder / name for name in FILES):
+            if file.is_file() and (settings := read_model_file(file, dict[str, Any])):
+                return cls(folder, settings, file)
+        return cls(folder, {}, folder / FILES[0])
+
+    @cached_property
+    def config(self) -> Any:
+        """Configuration of transformers; no code of the folder runs.
+
+        Raises:
+            ModelError: there is no `config.json`, or transformers does not support it.
+        """
+        if not (self.folder / CONFIG).is_file():
+            raise ModelError("has no config.json", str(self.folder), "give the directory of a transformers model")
+        added = self._group(("config_args", "config_kwargs"), _CONFIG)
+        with model_errors(self.folder), quiet_transformers(warnings=False):
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False, **added)
+            layers = getattr(config, "num_hidden_layers", None) or 0
+            if layers > _MOST_LAYERS:
+                raise ModelError(f"has {layers:,} layers, more than {_MOST_LAYERS:,}", str(self.folder), REMEDY)
+        return config
+
+    @cached_property
+    def tokenizer_settings(self) -> dict[str, Any]:
+        """Settings with which sentence-transformers loads the tokenizer; raises `ModelError` for unknown ones."""
+        return self._group(("tokenizer_args", "processor_kwargs"), _TOKENIZER)
+
+    @property
+    def lowers_case(self) -> bool:
+        """True if texts are lowercased before tokenization."""
+        return bool(self.settings.get("do_lower_case"))
+
+    @cached_property
+    def lengths(self) -> dict[Side, int]:
+        """Largest number of tokens of a text of each side; see the rules above.
+
+        Raises:
+            ModelError: a file is missing or damaged, or a setting is not supported.
+        """
+        _check_supported(self.settings, self.file)
+        config = self.config
+        positions = getattr(config, "max_position_embeddings", None)
+        positions = None if positions == -1 else positions
+        usable: Any = positions
+        if positions is not None and config.model_type in ROBERTA_LIKE:
+            usable = positions - (config.pad_token_id or 0) - 1
+        length = self.tokenizer_settings.get("model_max_length") or self.settings.get("max_seq_length")
+        if length is None:
+            limits = (self._tokenizer_limit(), usable)
+            length = min((limit for limit in limits if limit is not None), default=UNLIMITED)
+        sides: dict[Side, int] = {}
+        for side, name in _LENGTHS.items():
+            side_length = length if self.settings.get(name) is None else self.settings[name]
+            # Earlier releases stored `max_position_embeddings` of RoBERTa-like models.
+            sides[side] = usable if positions is not None and usable < side_length <= positions else side_length
+        return sides
+
+    def _tokenizer_limit(self) -> int | None:
+        """Return `model_max_length` of the tokenizer; None if it has no limit, which transformers stores as 1e30."""
+        file = self.folder / "tokenizer_config.json"
+        length = read_model_file(file, dict[str, Any]).get("model_max_length") if file.is_file() else None
+        return None if length is None or length > 2**62 else int(length)
+
+    def _group(self, names: tuple[str, str], honored: frozenset[str]) -> dict[str, Any]:
+        group: dict[str, Any] = {}
+        with model_errors(self.file):
+            for name in names:
+                group |= self.settings.get(name) or {}
+        for name in group:
+            if name not in honored | _WITHOUT_EFFECT:
+                reason = f"{names[0]} {name!r} is not supported"
+                raise ModelError(reason, str(self.file), f"use {', '.join(sorted(honored))}")
+        return {name: value for name, value in group.items() if name in honored}
 
 
-def tokenizer_settings(directory: Path) -> dict[str, Any]:
-    """Return the settings with which sentence-transformers loads a tokenizer; raises `ModelError` for unknown ones."""
-    return _group(directory, ("tokenizer_args", "processor_kwargs"), _TOKENIZER)
-
-
-def config_settings(directory: Path) -> dict[str, Any]:
-    """Return the settings that sentence-transformers adds to `config.json`; raises `ModelError` for unknown ones."""
-    return _group(directory, ("config_args", "config_kwargs"), _CONFIG)
-
-
-def lowers_case(directory: Path) -> bool:
-    """Return true if texts are lowercased before tokenisation."""
-    return bool(_read_settings(directory)[0].get("do_lower_case"))
-
-
-def _read_settings(directory: Path) -> tuple[_Settings, Path]:
-    """Read the first settings file that is not empty; return its settings and its path."""
-    for file in (directory / name for name in FILES):
-        if file.is_file() and (settings := read_model_file(file, _Settings)):
-            return settings, file
-    return _Settings(), directory / FILES[0]
-
-
-def _check_supported(settings: _Settings, file: Path) -> None:
+def _check_supported(settings: dict[str, Any], file: Path) -> None:
     """Refuse settings that change embeddings in ways that raytriever does not follow."""
 
     def refuse(reason: str) -> None:
@@ -140,26 +166,5 @@ def _check_supported(settings: _Settings, file: Path) -> None:
     if settings.get("tokenizer_name_or_path"):
         refuse("tokenizer_name_or_path, the tokenizer of another model, is not supported")
     for name in ("model_args", "model_kwargs"):
-        if other := sorted(set(settings.get(name) or {}) - _WITHOUT_EFFECT):  # type: ignore[call-overload]
+        if other := sorted(set(settings.get(name) or {}) - _WITHOUT_EFFECT):
             refuse(f"{name} {other[0]!r} is not supported")
-
-
-def _group(directory: Path, names: tuple[str, str], honoured: frozenset[str]) -> dict[str, Any]:
-    settings, file = _read_settings(directory)
-    group: dict[str, Any] = {}
-    for name in names:
-        group |= settings.get(name) or {}  # type: ignore[call-overload]
-    for name in group:
-        if name not in honoured | _WITHOUT_EFFECT:
-            raise ModelError(f"{names[0]} {name!r} is not supported", str(file), f"use {', '.join(sorted(honoured))}")
-    return {name: value for name, value in group.items() if name in honoured}
-
-
-def _tokenizer_limit(directory: Path) -> int | None:
-    """Return `model_max_length` of a tokenizer; None if it has no limit, which transformers stores as 1e30."""
-    file = directory / "tokenizer_config.json"
-    if not file.is_file():
-        return None
-    check_tokenizer_files(directory)
-    length = read_model_file(file, dict[str, Any]).get("model_max_length")
-    return None if length is None or length > 2**62 else int(length)

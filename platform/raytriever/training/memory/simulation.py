@@ -17,7 +17,6 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -30,11 +29,11 @@ from torch.utils._pytree import tree_leaves
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import disable_cache
-from raytriever.models.description import Description, head_modules, pipelines
+from raytriever.models.description import Description, head_modules
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, Encoder, set_dropout
-from raytriever.models.files import first_line, load_config, loading
+from raytriever.models.files import first_line, model_errors, quiet_transformers
 from raytriever.models.pipeline.head import load_head
-from raytriever.models.pipeline.transformer import config_settings
+from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever
@@ -42,7 +41,6 @@ from raytriever.prompts import Side
 
 CPU = torch.device("cpu")
 _NAME = "raytriever_fused"
-_REMEDY = "give a directory whose config.json is of a text encoder"
 
 
 @dataclass(frozen=True)
@@ -167,19 +165,18 @@ def fake(module: nn.Module) -> FakeTensorMode:
 
 
 def simulate(
-    directory: Path, side: Side, model: ModelConfig, description: Description, device: str, precision: str
+    files: ModelFiles, side: Side, model: ModelConfig, description: Description, device: str, precision: str
 ) -> SimulatedEncoder:
     """Build an encoder from `config.json`, and prepare it for training; no weights are read.
 
     Raises:
         ModelError: the configuration is missing or damaged, or transformers does not know the architecture.
     """
-    folder = pipelines(directory)[side].transformer
-    config = load_config(folder, _REMEDY, **config_settings(folder))
-    with loading(directory, _REMEDY), torch.device("meta"):
+    config = files.sides[side].transformer.config
+    with model_errors(files.directory), quiet_transformers(warnings=False), torch.device("meta"):
         backbone = text_encoder_of(config, base_type(model.lora_rank, precision))
         encoder = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
-        encoder.head = load_head(head_modules(directory, description, model)[side], encoder.pooled_width, {}, False)
+        encoder.head = load_head(head_modules(files, description, model)[side], encoder.pooled_width, {}, False)
     prepare_encoder(encoder, model)
     return SimulatedEncoder(encoder, device, precision)
 

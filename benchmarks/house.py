@@ -50,7 +50,7 @@ FLAGS_OF_OTHERS = {
     "raytriever.losses.mw.cuda": "the compiler of CUDA",
     "raytriever.models.source": "pip",
     "raytriever.tracking.tensorboard_tracker": "tensorboard",
-    "raytriever.operation.doctor": "`ray start`, nvidia-smi and Docker",
+    "raytriever.operation.doctor": "`ray start` and nvidia-smi",
     "raytriever.reading.documents.markup": "qpdf",
     "raytriever.tracking.mlflow_tracker": "the server of MLflow",
     "raytriever.tracking.tracker": "git",

@@ -118,21 +118,20 @@ def _ps(*words: str, environment: dict[str, str] | None = None) -> str:
 
 
 @cache
-def ensure_home() -> str | None:
-    """Set `HOME` to a folder that can be written, if it is none. Return the former one, or None if it was kept.
+def ensure_home() -> None:
+    """Set `HOME` to a folder that can be written, if it is none.
 
     A container's user (`--user 12345`) has no home. numba, Ray, Matplotlib, Transformers and MLflow keep files below it
     and fail or warn where they cannot. The folder is in the cache, or in the temporary folder.
     """
     former = os.path.expanduser("~")
     if os.path.isabs(former) and os.path.isdir(former) and os.access(former, os.W_OK | os.X_OK):
-        return None
+        return
     home = _own_folder()
     if home is not None:
         if (Path(former) / _HUB).is_dir():
             os.environ.setdefault("HF_HOME", str(Path(former) / _HUB))
         os.environ["HOME"] = str(home)
-    return former
 
 
 def shorten_temporary_folder() -> None:

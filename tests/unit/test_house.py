@@ -30,9 +30,9 @@ LINUX_ONLY = {
     "pidfd_open": set[str](),
     "MAP_POPULATE": set[str](),
     "forkserver": {"machine.py"},
-    "/proc": {"machine.py", "operation/doctor.py"},
-    "/sys": {"machine.py", "operation/doctor.py"},
-    "/dev/shm": {"operation/doctor.py", "cluster/session.py"},
+    "/proc": {"machine.py"},
+    "/sys": {"machine.py"},
+    "/dev/shm": {"cluster/session.py"},
 }
 
 

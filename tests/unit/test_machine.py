@@ -16,7 +16,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from raytriever import machine
-from raytriever.operation.doctor import CHECKS, WARNING
 from raytriever.store.lock import acquire, owner_of
 
 PACKAGE = Path(machine.__file__).parent
@@ -72,15 +71,6 @@ def test_a_lock_of_a_living_process_holds_on_other_systems(tmp_path: Path, monke
     lock.release()
     assert owner is not None
     assert owner.started > 10**9
-
-
-@pytest.mark.usefixtures("hidden")
-def test_the_doctor_reports_another_system_without_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.operation.doctor._lines", lambda file: [])
-    for name in ("processor", "memory"):
-        lines = [line for line in CHECKS[name]() if line.about != "/dev/shm"]
-        assert lines
-        assert not [line for line in lines if line.level == WARNING]
 
 
 # Packages without a wheel for a system, or with wheels for its newest releases only, by the beginnings of their names.

@@ -120,6 +120,8 @@ class Parser(argparse.ArgumentParser):
                 raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
             _check_utf8(word, _setting_before(words, index, flags))
         arguments, unknown = self.parse_known_args(words)
+        if unknown:  # arguments on both sides of a flag, as in `runs clean --finished FOLDER`
+            arguments, unknown = self.parse_known_intermixed_args(words)
         for word in unknown:
             raise ConfigError(f"unexpected argument {word!r}", remedy=f"see `{self.prog} --help`")
         free = getattr(arguments, self._free_text) if self._free_text else None

@@ -54,9 +54,9 @@ TASKS = {
         "export": "write a model for other runtimes, with a model card",
     },
     "Operate": {
-        "runs": "list, show and clean run directories",
+        "runs": "list and clean run directories",
         "cache": "list and prune cached data sets, models and embeddings",
-        "doctor": "check this machine: versions, devices, servers, disks, locks",
+        "doctor": "check this machine: devices, servers, disks, locks",
     },
 }
 STAGES = {name: text for stages in TASKS.values() for name, text in stages.items()}

@@ -54,6 +54,7 @@ _REMOVED = {
     "submit": "give `ray job submit --working-dir . -- python jobs/STAGE.py ...`; see docs/how-to/submit-a-job.md",
     "study ood": "give `python studies/gap.py` in a checkout; see docs/how-to/build-an-index.md",
     "--scale": "a study is a file, such as studies/mw-in-domain.yaml in a checkout; see docs/how-to/run-a-study.md",
+    "runs show": "`raytriever runs list RUN` prints the step and the command that continues",
     "--soft-labels": "use --guide, or --loss kl or margin-mse with the teacher",
     "--gather-precision": "embeddings are sent in fp32; --loss-precision chooses the products",
 }

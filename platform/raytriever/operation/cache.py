@@ -1,4 +1,4 @@
-"""Inventory of the cache: content, size and last use of each entry, and the removal of the least recently used.
+"""Inventory of the cache: size and last use of each entry, and the removal of the least recently used.
 
 The answers of language models cost money and are never pruned. Every other entry can be created again, and is pruned
 unless a process writes it or has it open. An entry is a folder or a file directly below the cache, or directly below
@@ -14,10 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
 
-from raytriever.errors import StorageError, flag_of
-from raytriever.reading.structured import read_json
 from raytriever.store.cache import BOUNDS, cache_folder, is_held
 from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import disk_errors, walk
@@ -27,15 +24,6 @@ from raytriever.store.owner import Owner
 
 COLLECTIONS = tuple(name for name in BOUNDS if name != "pydocs")
 ANSWERS, LOCKS = "answers", "locks"
-# Content of an entry directly below the cache, by the beginning of its name.
-_CONTENTS = {
-    "pydocs": f"docstrings of this Python ({flag_of('dataset')} pydocs)",
-    ANSWERS: "answers of language models (annotate); they cost money and are never pruned",
-    "digests": "digests of files that were read",
-    "compiled": "compiled functions",
-    "chunks": f"chunk sizes that fit into memory ({flag_of('grad_cache_chunk')})",
-    "locations": "paths of embeddings that encode wrote elsewhere",
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,6 @@ class CacheEntry:
     """
 
     path: Path
-    content: str
     size: int
     used_at: float
     owner: Owner | None
@@ -73,9 +60,9 @@ def cache_entries() -> list[CacheEntry]:
     entries = []
     for path in _children(root):
         if path.name in COLLECTIONS:
-            entries += [_entry(child, path.name) for child in _children(path)]
+            entries += map(_entry, _children(path))
         elif path.name != LOCKS:
-            entries.append(_entry(path, ""))
+            entries.append(_entry(path))
     return sorted((entry for entry in entries if entry is not None), key=lambda entry: (entry.used_at, entry.path))
 
 
@@ -100,42 +87,11 @@ def _children(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if not path.name.endswith(LOCK))
 
 
-def _entry(path: Path, collection: str) -> CacheEntry | None:
+def _entry(path: Path) -> CacheEntry | None:
     """Return an entry; None if another process has just removed it."""
     with suppress(FileNotFoundError), disk_errors(path, reading=True):
-        return CacheEntry(
-            path, _describe(path, collection), size_of(path), last_use_time(path), owner_of(path), is_held(path)
-        )
+        return CacheEntry(path, size_of(path), last_use_time(path), owner_of(path), is_held(path))
     return None
-
-
-def _describe(path: Path, collection: str) -> str:
-    if path.name.startswith("."):
-        return "leftover of a killed command"
-    meta = _meta(path)
-    if collection == "datasets":
-        return f"prepared data set {meta.get('name') or path.name}, of {meta.get('source') or 'unknown'}"
-    if collection == "embeddings":
-        dataset, model = meta.get("dataset") or "a data set", meta.get("model") or "an encoder"
-        return f"{meta.get('side') or 'text'} embeddings of {dataset} by {model}" + ("" if meta else ", unfinished")
-    if collection == "bm25":
-        return f"BM25 index of {meta['documents']:,} documents" if "documents" in meta else "BM25 index, unfinished"
-    if collection == "sources":
-        return f"data set that Python code made in memory, {', '.join(one.name for one in _children(path))}"
-    if collection == "negatives" and path.name.endswith("-blocks"):
-        return "hard negatives, unfinished"
-    if collection == "negatives":
-        return f"hard negatives mined by {(meta.get('settings') or {}).get('method') or 'an unfinished call'}"
-    return next((content for name, content in _CONTENTS.items() if path.name.startswith(name)), "unknown")
-
-
-def _meta(path: Path) -> dict[str, Any]:
-    """Return the metadata of a committed directory; an empty dict if it is unfinished or damaged."""
-    try:
-        meta = read_json(path / MANIFEST, dict[str, Any], "").get("meta")
-    except (OSError, StorageError):
-        return {}
-    return meta if isinstance(meta, dict) else {}
 
 
 def format_time(seconds: float | None) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import TRIALS, Config, to_dict
+from raytriever.config import TRIALS
 from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
 from raytriever.operation.cache import size_of
@@ -51,8 +51,6 @@ class RunEntry:
         detail: the process that writes it, its progress, or the damage.
         started, ended: seconds since 1970; None if not recorded.
         metric: name and value of the main metric.
-        settings: settings of a training run that differ from the defaults, as `section.setting`.
-        figures: metrics by system: `bm25`, `before`, `after`.
     """
 
     path: Path
@@ -65,13 +63,11 @@ class RunEntry:
     loss: float | None = None
     metric: tuple[str, float] | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def command(self) -> str | None:
-        """The command that continues an unfinished training run; None for any other entry."""
-        if self.kind != TRAINING or self.state not in (INTERRUPTED, RUNNING):
+        """The command that continues an interrupted training run; None for any other entry."""
+        if self.kind != TRAINING or self.state != INTERRUPTED:
             return None
         return shlex.join(
             ["raytriever", "train", flag_of("config"), str(self.path / CONFIG), flag_of("output"), str(self.path)]
@@ -196,14 +192,14 @@ def _sweep(folder: Path) -> RunEntry:
     statuses = [trial.get("status") for trial in trials]
     ended, failed, planned = len(trials) - statuses.count(RUNNING), statuses.count("failed"), log.get("planned")
     state = FINISHED if (folder / _TABLE).is_file() else INTERRUPTED
-    figures = _figures(_json(folder / _BEST / METRICS)) if (folder / _BEST / METRICS).is_file() else {}
+    after = _metrics_after(folder / _BEST) if (folder / _BEST / METRICS).is_file() else {}
     detail = f"{ended} of {planned} trials" if planned else "no trial has begun"
     detail += f", {failed} failed" * bool(failed)
-    detail += "; the best is not measured" * (state == INTERRUPTED and ended == planned and not figures)
+    detail += "; the best is not measured" * (state == INTERRUPTED and ended == planned and not after)
     name, best = str(log.get("metric")), log.get("best")
     metric = None
-    if state == FINISHED and name in figures.get("after", {}):
-        metric = (name, figures["after"][name])
+    if state == FINISHED and name in after:
+        metric = (name, after[name])
     elif isinstance(best, int) and best < len(trials):
         measured = trials[best].get("metrics", {})
         metric = (f"dev {name.removeprefix('dev_')}", float(measured[name])) if name in measured else None
@@ -218,7 +214,6 @@ def _sweep(folder: Path) -> RunEntry:
         size=size_of(folder),
         metric=metric,
         checkpoints=_checkpoints(folder),
-        figures=figures,
     )
 
 
@@ -230,8 +225,7 @@ def _training(folder: Path) -> RunEntry:
     step, loss = (int(lines[-1]["step"]), float(lines[-1]["measured"]["loss"])) if lines else (0, None)
     checkpoints = _checkpoints(folder)
     finished = (folder / METRICS).is_file()
-    figures = _figures(_json(folder / METRICS)) if finished else {}
-    after = figures.get("after", {})
+    after = _metrics_after(folder) if finished else {}
     metric = next(((name, after[name]) for name in _METRICS if name in after), None)
     total = _total_steps(config, checkpoints)
     stage = f"stage {folders[-1].name}, " if len(folders) > 1 else ""
@@ -247,8 +241,6 @@ def _training(folder: Path) -> RunEntry:
         loss=loss,
         metric=metric,
         checkpoints=checkpoints,
-        settings=_changed_settings(config),
-        figures=figures,
     )
 
 
@@ -264,23 +256,12 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
     return None
 
 
-def _changed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = to_dict(Config())
-    return {
-        f"{section}.{name}": value
-        for section, settings in config.items()
-        if isinstance(settings, Mapping)
-        for name, value in settings.items()
-        if name not in defaults.get(section, {}) or defaults[section][name] != value
-    }
-
-
-def _figures(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    return {
-        system: {name: float(value) for name, value in content[system].items() if isinstance(value, int | float)}
-        for system in ("bm25", "before", "after")
-        if isinstance(content.get(system), Mapping)
-    }
+def _metrics_after(folder: Path) -> dict[str, float]:
+    """Return the metrics of a finished run after its training."""
+    after = _json(folder / METRICS).get("after")
+    if not isinstance(after, Mapping):
+        return {}
+    return {name: float(value) for name, value in after.items() if isinstance(value, int | float)}
 
 
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:

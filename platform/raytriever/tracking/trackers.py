@@ -6,10 +6,7 @@ a service other than MLflow's.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from raytriever.errors import ConfigError, setting
@@ -20,18 +17,6 @@ from raytriever.tracking.tracker import TrackerClient
 TITLES = {"mlflow": "MLflow", "wandb": "W&B", "tensorboard": "TensorBoard", "trackio": "Trackio"}
 NONE = "none"
 DEFAULT_TRACKERS = ("mlflow",)
-# Prints a line for each tracker: why it cannot be used, or nothing.
-_EXAMINE = """
-import sys
-from raytriever.errors import UserError
-from raytriever.tracking.trackers import check_trackers
-for name in sys.argv[1:]:
-    try:
-        check_trackers([name])
-        print()
-    except UserError as error:
-        print(f"{error.what}; {error.remedy}")
-"""
 _OLDEST = {"wandb": "0.19.10", "tensorboard": "2.18", "trackio": "0.43"}
 
 
@@ -85,23 +70,6 @@ def _open(name: str) -> TrackerClient:
 
         return TrackioClient()
     return MlflowServer(tracking_uri())
-
-
-def examine_installed(seconds: float) -> dict[str, str]:
-    """Return the title of each tracker but MLflow whose package is installed, with what keeps it from being used.
-
-    The checks run in a process of their own, because W&B keeps its settings and a server as long as a process lives.
-    """
-    names = []
-    for name in _OLDEST:
-        with suppress(PackageNotFoundError):
-            names += [name] if version(name) else []
-    command = [sys.executable, "-c", _EXAMINE, *names]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
-    except subprocess.SubprocessError as error:
-        raise OSError(str(error)) from error
-    return {TITLES[name]: line for name, line in zip(names, done.stdout.splitlines(), strict=True)}
 
 
 def _check_package(name: str) -> None:

@@ -72,7 +72,6 @@ def test_the_state_of_each_run(folder: Path) -> None:
     assert one.started == pytest.approx(1_795_000_000)
     assert [(point.step, point.path.name) for point in one.checkpoints] == [(4, "step-4"), (8, "step-8")]
     assert one.size == sum(file.stat().st_size for file in one.path.rglob("*") if file.is_file())
-    assert one.settings == {"training.batch_size": 16, "training.max_steps": 10}
     assert entries["finished"].metric == ("ndcg_at_10", 0.5)
     assert entries["finished"].command is None
     assert "metrics.json: is damaged or changed" in entries["damaged"].detail
@@ -186,21 +185,28 @@ def test_a_sweep_that_was_killed_before_its_first_trial_is_a_sweep(tmp_path: Pat
     assert (one.kind, one.state, one.detail) == ("sweep", INTERRUPTED, "no trial has begun")
 
 
-def test_list_and_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_the_step_and_the_command_that_continues(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("runs", ["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["state", "kind", "started", "ended", "size", "loss", "metric", "run"]
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert lines[2].startswith("   finished  training")
     assert lines[2].endswith(f"ndcg_at_10 0.5000  {folder}/finished (step 10 of 10)")
-    assert run("runs", ["show", str(folder / "interrupted")]) == 0
-    out = capsys.readouterr().out
-    assert f"{folder}/interrupted: training, interrupted (at step 8 of 10)\n" in out
-    assert "  training.batch_size: 16\n" in out
-    assert f"  {folder}/interrupted/checkpoints/step-8" in out
-    assert f"continue with:\n  raytriever train --config {folder}/interrupted/config.yaml --output " in out
-    assert run("runs", ["show", str(folder / "photos")]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert lines[4].endswith(f"{folder}/interrupted (at step 8 of 10)")
+    command = f"raytriever train --config {folder}/interrupted/config.yaml --output {folder}/interrupted"
+    assert lines[5] == f"continue with: {command}"
+    assert run("runs", ["show", str(folder / "interrupted")]) == 2
+    assert "'runs show' was removed; `raytriever runs list RUN` prints the step and " in capsys.readouterr().err
+
+
+def test_a_flag_may_be_before_between_and_after_the_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(folder / "other", finished=True)
+    names = [str(folder / name) for name in ("finished", "other")]
+    for words in (["--finished", *names], [names[0], "--finished", names[1]], [*names, "--finished"]):
+        assert run("runs", ["clean", *words]) == 0
+        assert capsys.readouterr().out.count(": 2 checkpoints of a finished run") == 2, words
+    assert run("runs", ["--finished", "clean", names[0], "--surplus"]) == 2
+    assert "--surplus: unknown flag" in capsys.readouterr().err
 
 
 def test_cleaning_shows_the_loss_and_removes_nothing_without_yes(

@@ -39,13 +39,11 @@ def main(words: list[str]) -> None:
 def _list(entries: list[CacheEntry]) -> None:
     from raytriever.terminal import text_table
 
-    rows = [["last used", "size", "entry", "content"]]
+    rows = [["last used", "size", "entry"]]
     for entry in entries:
-        user = f"; in use by {entry.owner}" if entry.owner is not None else "; in use" if entry.is_open else ""
-        content = entry.content + user
-        rows.append(
-            [format_time(entry.used_at), format_size(entry.size), str(entry.path.relative_to(cache_folder())), content]
-        )
+        user = f" (in use by {entry.owner})" if entry.owner is not None else " (in use)" if entry.is_open else ""
+        name = str(entry.path.relative_to(cache_folder()))
+        rows.append([format_time(entry.used_at), format_size(entry.size), name + user])
     if entries:
         show(text_table(rows))
     for name, bound in BOUNDS.items():
@@ -61,7 +59,7 @@ def _prune(entries: list[CacheEntry], max_size: int | None, max_age: float | Non
     for entry in entries_to_prune(entries, limit, before):
         if remove_entry(entry.path):
             left -= entry.size
-            show(f"removed {entry.path.relative_to(cache_folder())}, {format_size(entry.size)}: {entry.content}")
+            show(f"removed {entry.path.relative_to(cache_folder())}, {format_size(entry.size)}")
         else:
             warn(f"{entry.path}: kept, because another process uses it")
     show(f"{cache_folder()}: {format_size(left)} left")

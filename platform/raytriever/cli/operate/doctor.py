@@ -1,4 +1,4 @@
-"""`doctor`: print one line for each thing that a run needs; exit code 1 if one of them is an error."""
+"""`doctor`: print a line for each device, server, disk and lock; exit code 1 if one of them is an error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def main(words: list[str]) -> None:
     """Parse, examine, print."""
     _parser().parse(words)
     findings = examine()
-    for finding in findings:
-        show(str(finding))
-    errors, warnings = (sum(finding.level == level for finding in findings) for level in (ERROR, WARNING))
+    for _, line in findings:
+        show(line)
+    errors, warnings = (sum(level == wanted for level, _ in findings) for wanted in (ERROR, WARNING))
     show(f"\n{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}")
     if errors:
         sys.exit(1)
 
 
 def _parser() -> Parser:
-    return Parser("doctor", "Check versions, processor, memory, devices, servers, disks, locks and tokens.")
+    return Parser("doctor", "Check devices, servers, disks and locks.")

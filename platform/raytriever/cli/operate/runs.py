@@ -1,4 +1,4 @@
-"""`runs`: list, show and clean run directories."""
+"""`runs`: list and clean run directories."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import sys
 from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_path
+from raytriever.cli.suggestions import removed
 from raytriever.errors import ConfigError
 from raytriever.operation.cache import format_time
 from raytriever.operation.runs import (
     FINISHED,
-    IDENTITY,
     INTERRUPTED,
-    MODEL,
-    STEPS,
-    TRAINING,
     RunEntry,
     cleanable_runs,
     describe_loss,
     find_runs,
-    read_run,
     remove_checkpoints,
 )
 from raytriever.options import did_you_mean
@@ -28,28 +24,22 @@ from raytriever.store.capacity import format_size
 from raytriever.store.lock import InUseError
 from raytriever.terminal import show, warn
 
-ACTIONS = ("list", "show", "clean")
+ACTIONS = ("list", "clean")
 
 
 def main(words: list[str]) -> None:
-    """Parse, then list, show or clean."""
+    """Parse, then list or clean."""
     arguments = _parser().parse(words)
     if arguments.action not in ACTIONS:
+        if instead := removed(f"runs {arguments.action}"):
+            raise ConfigError(f"'runs {arguments.action}' was removed", remedy=instead)
         raise ConfigError(f"unknown action {arguments.action!r}", remedy=did_you_mean(arguments.action, ACTIONS))
     if arguments.action != "clean" and (arguments.finished or arguments.interrupted or arguments.yes):
         raise ConfigError(
             "only `runs clean` has --finished, --interrupted and --yes",
             remedy=f"leave them out of `runs {arguments.action}`",
         )
-    folders = [Path(folder) for folder in arguments.folders]
-    if arguments.action == "show":
-        if len(folders) != 1:
-            raise ConfigError(
-                "`runs show` needs one run", remedy="give its directory, as in `raytriever runs show runs/mine`"
-            )
-        _show(folders[0])
-        return
-    runs = find_runs(folders or [runs_folder()])
+    runs = find_runs(map(Path, arguments.folders or [runs_folder()]))
     if arguments.action == "list":
         _list(runs)
     else:
@@ -77,41 +67,9 @@ def _list(runs: list[RunEntry]) -> None:
         for run in runs
     ]
     show(text_table(rows))
-
-
-def _show(folder: Path) -> None:
-    run = read_run(folder)
-    if run is None:
-        raise ConfigError(
-            "the folder holds no run", str(folder), "give a directory that `train`, `tune`, `evaluate` or `study` wrote"
-        )
-    lines = [f"{run.path}: {run.kind}, {run.state}" + (f" ({run.detail})" if run.detail else "")]
-    lines.append(f"started {format_time(run.started)}, ended {format_time(run.ended)}, {format_size(run.size)}")
-    if run.kind == TRAINING:
-        lines += ["", "settings that differ from the defaults:"]
-        lines += [f"  {name}: {value}" for name, value in run.settings.items()] or ["  none"]
-    if run.figures:
-        from raytriever.evaluation.tables import metrics_table
-
-        lines += ["", metrics_table(run.figures)]
-    elif run.loss is not None:
-        lines += ["", f"training loss {run.loss:.4g}"]
-    if run.checkpoints:
-        lines += ["", "checkpoints:"]
-        lines += [f"  {one.path}  {format_size(one.size)}" for one in run.checkpoints]
-    logs = [
-        (STEPS, "metrics of every step"),
-        (IDENTITY, "id of the run in MLflow"),
-        ("report.html", "the report"),
-    ]
-    existing = [f"  {folder / name}  {content}" for name, content in logs if (folder / name).is_file()]
-    if existing:
-        lines += ["", "logs:", *existing, "  session_latest/logs/ in Ray's temporary folder  output of the workers"]
-    if (folder / MODEL).is_dir():
-        lines += ["", f"model: {folder / MODEL}"]
-    if run.command:
-        lines += ["", "continue with:", f"  {run.command}"]
-    show("\n".join(lines))
+    for run in runs:
+        if run.command:
+            show(f"continue with: {run.command}")
 
 
 def _clean(runs: list[RunEntry], finished: bool, interrupted: bool, yes: bool) -> None:
@@ -148,10 +106,8 @@ def _agrees(question: str) -> bool:
 
 
 def _parser() -> Parser:
-    parser = Parser("runs", "List run directories, show one, or remove checkpoints that are no longer needed.")
-    parser.add_argument(
-        "action", metavar="|".join(ACTIONS), help="list runs, show one run, or clean runs of checkpoints"
-    )
+    parser = Parser("runs", "List run directories, or remove checkpoints that are no longer needed.")
+    parser.add_argument("action", metavar="|".join(ACTIONS), help="list runs, or clean runs of checkpoints")
     folders = "run directories, or folders of them (default: RAYTRIEVER_RUNS, or runs/)"
     add_path(parser, "folders", RUN_FOLDER, "FOLDER", folders, nargs="*", default=[])
     parser.add_argument("--finished", action="store_true", help="clean: remove the checkpoints of finished runs")

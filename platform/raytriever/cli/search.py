@@ -7,7 +7,6 @@ import math
 from raytriever.cli.arguments import Parser, add_number, add_path, add_settings, build_config
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
-from raytriever.options import check_options
 from raytriever.paths import DATASET, check_paths
 from raytriever.terminal import show
 from raytriever.training.config import TrainingConfig
@@ -17,7 +16,6 @@ def main(words: list[str]) -> None:
     """Parse, search, print."""
     arguments = _parser().parse(words)
     config = build_config(arguments, ModelConfig)
-    check_options(config)
     if not arguments.query.strip():
         raise ConfigError("the query is empty", remedy='give a few words, such as "read a file line by line"')
     if arguments.top < 1:

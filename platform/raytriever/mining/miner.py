@@ -30,7 +30,7 @@ from raytriever.data.sampling.examples import parse_mix
 from raytriever.data.sampling.order import words
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.config import MiningConfig, check_mining
+from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import (
     ANSWER,
     KEPT,
@@ -238,7 +238,7 @@ def mine(
 
     Args:
         dataset: opened with the split; documents judged relevant in any of its open splits are excluded.
-        config: settings of the methods and the filters.
+        config: settings of the methods and the filters, checked with `check_mining`.
         embeddings: needed by `dense` and `cross-query`.
         bm25: returns the index of all passages; by default the index is built when it is needed.
         judge: scores pairs of texts if the settings name a judge.
@@ -250,8 +250,8 @@ def mine(
         open_corpus: makes the corpora that are searched; by default they are searched in this process.
 
     Raises:
-        ConfigError: settings contradict each other, the range lies beyond the corpus, or gold negatives or answers are
-            requested from a data set that has none.
+        ConfigError: the range lies beyond the corpus, or gold negatives or answers are requested from a data set that
+            has none.
         DataError: no query of the split has a relevant document.
         ModelError: embeddings or scores are not finite.
     """
@@ -297,8 +297,7 @@ def mine(
 
 
 def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> None:
-    """Check the settings, alone and against a data set, in a short time; raises the errors of `mine`."""
-    check_mining(config)
+    """Check the settings against a data set in a short time; raises the errors of `mine`."""
     if not (dataset.judgements[split].scores > 0).any():
         raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
     if config.range_min >= len(dataset.documents):

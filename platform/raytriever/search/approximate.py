@@ -35,7 +35,6 @@ from raytriever.index.exact.search import tie_order, top_k
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
-from raytriever.options import check_changed
 from raytriever.search.calibration import current_calibration
 from raytriever.search.exact import PassageIndex, format_hits, searchable_blocks
 from raytriever.store.capacity import check_disk, check_memory
@@ -97,7 +96,6 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     Raises:
         UserError: an error that the user can correct, such as another index at `output`; nothing is written.
     """
-    check_changed(job.config)
     training_split = (job.config.training_split or _TRAINING_SPLIT) if job.config.index == "roargraph" else None
     if training_split and training_split == job.split:
         raise ConfigError(

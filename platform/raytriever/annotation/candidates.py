@@ -19,6 +19,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.annotation.config import BM25, DENSE
+from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.trec import read_run
 from raytriever.data.keys import normalise
@@ -39,17 +40,20 @@ _FUSION = 60
 Ranking = Int64[ndarray, "queries depth"]
 
 
-def open_checked(
-    name: str, max_bad_rows: float, bm25_language: str | None, report: Callable[[str], None]
-) -> RetrievalDataset:
+def open_checked(data: DataConfig, report: Callable[[str], None]) -> RetrievalDataset:
     """Open a data set with the judgements of all its splits, because the output contains all of them. Raise `DataError`
     if the data set cannot be read, or has no documents or no queries."""
     dataset = open_all_splits(
-        name, [], max_bad_rows=max_bad_rows, bm25_language=bm25_language, run=in_processes, report=report
+        data.dataset,
+        [],
+        max_bad_rows=data.max_bad_rows,
+        bm25_language=data.bm25_language,
+        run=in_processes,
+        report=report,
     )
     for kind, rows in (("documents", dataset.documents), ("queries", dataset.queries)):
         if not len(rows):
-            raise DataError(f"contains no {kind}", name, f"give a data set with {kind}")
+            raise DataError(f"contains no {kind}", data.dataset, f"give a data set with {kind}")
     return dataset
 
 

@@ -24,6 +24,7 @@ from raytriever.annotation.estimate import estimate
 from raytriever.annotation.output import write_annotated
 from raytriever.annotation.prompts import AnnotationPrompts, load_prompts
 from raytriever.annotation.service import Service
+from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ConfigError, DataError, StorageError, UserError, setting
 from raytriever.models.config import ModelConfig
@@ -37,25 +38,20 @@ class AnnotationJob:
     """Data to annotate, the model, and the path of the answers.
 
     Args:
-        dataset: path, URI or name.
         split: split to annotate. A new name means the queries without a judgement.
         model, precision: encoder of `dense`, and its precision.
-        max_bad_rows: largest share of bad rows in each file.
         embeddings: embedding store of the passages, written with `model`.
         answers: folder of the answer log. None means a folder in the cache.
-        bm25_language: language of BM25's analyser; None to detect it.
     """
 
-    dataset: str
+    data: DataConfig
     split: str
     annotation: AnnotationConfig
     service: ServiceConfig
     model: ModelConfig
     precision: str | None
-    max_bad_rows: float
     embeddings: Path | None = None
     answers: Path | None = None
-    bm25_language: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -200,7 +196,7 @@ def run_annotation(
         is_new = not len(log)
         if not dry_run and is_new:  # a wrong address or key shows before the slow steps
             asyncio.run(_check(job, key))
-        dataset = open_checked(job.dataset, job.max_bad_rows, job.bm25_language, report)
+        dataset = open_checked(job.data, report)
         work = _prepare(job, dataset, prompts, log, paid, estimator, report)
         expected = asyncio.run(estimate(work.annotator, (question for _, question in work.questions())))
         table = expected.table(job.service, estimator)
@@ -251,8 +247,8 @@ def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: AnnotationP
     parts.append(prompts.digests)
     if "dense" in job.annotation.retrievers:
         parts.append(asdict(job.model))
-    if job.bm25_language:
-        parts.append(job.bm25_language)
+    if job.data.bm25_language:
+        parts.append(job.data.bm25_language)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas
 
     from raytriever.api.models import ModelLike
+    from raytriever.data.config import DataConfig
 
 Texts = Mapping[str, "str | Mapping[str, str]"]
 Grades = Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -325,6 +326,15 @@ def source_of(data: Dataset | str | os.PathLike[str]) -> str:
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     raise ConfigError(f"is {type(data).__name__}", "data", "give the result of load_dataset or a path")
+
+
+def data_settings(data: Dataset | str | os.PathLike[str]) -> DataConfig:
+    """Return the settings that open a data set; raises as `source_of`."""
+    from raytriever.data.config import DataConfig
+
+    if isinstance(data, Dataset):
+        return DataConfig(dataset=data.source, max_bad_rows=data.max_bad_rows)
+    return DataConfig(dataset=source_of(data))
 
 
 def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: float) -> Dataset:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from raytriever.api.calls import public, working
-from raytriever.api.datasets import Dataset, source_of
+from raytriever.api.datasets import Dataset, data_settings
 from raytriever.api.models import ModelLike, check_texts, loaded, path_of
 from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import INDEXES, IndexConfig
@@ -17,6 +17,7 @@ from raytriever.paths import DATASET
 from raytriever.terminal import warn
 
 if TYPE_CHECKING:
+    from raytriever.data.config import DataConfig
     from raytriever.search.exact import Hits, PassageIndex
 
 
@@ -116,9 +117,8 @@ def build_index(
         >>> [len(each) for each in hits]
         [3, 3]
     """
-    source, encoder = source_of(data), loaded(model)
-    rate = data.max_bad_rows if isinstance(data, Dataset) else 0.01
-    DATASET.check(source, "dataset")
+    source, encoder = data_settings(data), loaded(model)
+    DATASET.check(source.dataset, "dataset")
     if kind == "exact":
         unused = [name for name, value in [("output", output), *settings.items()] if value is not None]
         if unused:
@@ -128,13 +128,13 @@ def build_index(
         from raytriever.search.exact import ExactIndex
 
         with working("build_index"):
-            dataset = open_dataset(source, [], max_bad_rows=rate, run=in_processes, report=warn)
+            dataset = open_dataset(source.dataset, [], max_bad_rows=source.max_bad_rows, run=in_processes, report=warn)
             return Index(kind, ExactIndex.build(encoder.config, encoder.retriever, dataset))
-    return _approximate(encoder, source, kind, output, seed, rate, settings)
+    return _approximate(encoder, source, kind, output, seed, settings)
 
 
 def _approximate(
-    model: Any, source: str, kind: str, output: str | os.PathLike[str] | None, seed: int, rate: float, settings: Any
+    model: Any, data: DataConfig, kind: str, output: str | os.PathLike[str] | None, seed: int, settings: Any
 ) -> Index:
     if kind not in INDEXES:
         raise ConfigError(f"unknown kind {kind!r}", "kind", did_you_mean(kind, ("exact", *INDEXES)))
@@ -149,10 +149,8 @@ def _approximate(
     check_changed(config)
     folder = path_of(output)
 
-    from raytriever.search.approximate import IndexJob, run_index
+    from raytriever.search.approximate import run_index
 
-    job = IndexJob(
-        dataset=source, config=config, model=model.config, precision=model.precision, max_bad_rows=rate, seed=seed
-    )
     with working("build_index", None if folder.exists() else folder):
-        return Index(kind, run_index(job, folder, warn))
+        opened = run_index(config, model.config, data, folder, warn, precision=model.precision, seed=seed)
+        return Index(kind, opened)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from raytriever.api.calls import public, working
-from raytriever.api.datasets import Dataset, source_of
+from raytriever.api.datasets import Dataset, data_settings, source_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_package
 from raytriever.config import (
@@ -42,6 +42,9 @@ from raytriever.tracking.trackers import read_trackers
 
 if TYPE_CHECKING:
     import pandas
+
+    from raytriever.data.config import DataConfig
+    from raytriever.models.config import ModelConfig
 
 # As many of the mined negatives as `raytriever mine` recommends for a training group.
 MOST_DRAWN = 5
@@ -144,7 +147,7 @@ def mine_hard_negatives(
         >>> sorted(hard.to_pandas()["origin"].unique())
         ['dense']
     """
-    from raytriever.mining.job import MiningJob, run_mining
+    from raytriever.mining.job import run_mining
     from raytriever.models.config import ModelConfig
 
     mining = MiningConfig(
@@ -166,25 +169,23 @@ def mine_hard_negatives(
     by_encoder = any(each in ("dense", "cross-query") for each in mining.methods)
     if model is None and by_encoder:
         raise ConfigError(f"{mining.method!r} needs an encoder", "model", "give one, such as load_model('minilm')")
-    source = source_of(data)
-    rate = data.max_bad_rows if isinstance(data, Dataset) else 0.01
-    job = MiningJob(
-        dataset=source,
-        split=split,
-        mining=mining,
-        model=config,
-        precision=precision_of(precision, [model]),
-        max_bad_rows=rate,
-        seed=seed,
-        round=0,
-        embeddings=None,
-    )
-    folder = path_of(output) if output is not None else _cached_negatives(job, data, by_encoder)
+    arithmetic = precision_of(precision, [model])
+    source = data_settings(data)
+    if output is not None:
+        folder = path_of(output)
+    else:
+        decides = [split, dataclasses.asdict(mining), seed, arithmetic]
+        name = data.name if isinstance(data, Dataset) else None
+        folder = _cached_negatives(source, name, config if by_encoder else None, mining.judge, decides)
+
+    def mine() -> None:
+        run_mining(mining, config, source, folder, warn, split=split, precision=arithmetic, seed=seed)
+
     with working("mine_hard_negatives", folder if output is not None else None):
         if output is not None:
-            run_mining(job, folder, warn)
+            mine()
         else:
-            make_once(folder, lambda: run_mining(job, folder, warn))
+            make_once(folder, mine)
     negatives = HardNegatives(folder, read_manifest(folder, verify=None)["meta"])
     hold(folder, negatives)
     return negatives
@@ -318,20 +319,27 @@ def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dic
     return {"negatives_table": path, "negatives_per_query": settings.get("negatives_per_query", min(mined, MOST_DRAWN))}
 
 
-def _cached_negatives(job: Any, data: Dataset | str | os.PathLike[str], by_encoder: bool) -> Path:
-    """Return the path of a table in the cache, named after all that decides its content."""
+def _cached_negatives(
+    data: DataConfig, name: str | None, model: ModelConfig | None, judge: str, decides: list[Any]
+) -> Path:
+    """Return the path of a table in the cache, named after all that decides its content.
+
+    Args:
+        name: name of the data set; by default that of its files.
+        model: the encoder, if a method uses one.
+        decides: the other settings.
+    """
     from raytriever.data.prepare.open import open_all_splits
     from raytriever.data.prepare.pipeline import in_processes
     from raytriever.models.resolution import resolve_model
 
-    opened = open_all_splits(job.dataset, max_bad_rows=job.max_bad_rows, run=in_processes)
+    opened = open_all_splits(data.dataset, max_bad_rows=data.max_bad_rows, run=in_processes)
+    revisions = ({model.model: model.revision} if model else {}) | ({judge: None} if judge else {})
     weights: dict[str, str] = {}
-    for name in [job.model.model] * by_encoder + [job.mining.judge] * bool(job.mining.judge):
-        directory = resolve_model(name, job.model.revision if name == job.model.model else None)
+    for encoder, revision in revisions.items():
+        directory = resolve_model(encoder, revision)
         files = [file for file in files_below(directory) if file.suffix in (".safetensors", ".json", ".txt")]
-        weights |= {f"{name}/{file.relative_to(directory)}": sha256_of(file) for file in files}
-    decides = [opened.digest, job.split, dataclasses.asdict(job.mining), job.seed, job.precision, weights]
-    decides += [dataclasses.asdict(job.model)] if by_encoder else []
+        weights |= {f"{encoder}/{file.relative_to(directory)}": sha256_of(file) for file in files}
+    decides = [opened.digest, *decides, weights, dataclasses.asdict(model) if model else None]
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    name = data.name if isinstance(data, Dataset) else opened.name
-    return cache_folder() / "negatives" / f"{name}-{key[:16]}"
+    return cache_folder() / "negatives" / f"{name or opened.name}-{key[:16]}"

@@ -53,16 +53,14 @@ def main(words: list[str]) -> None:
     from raytriever.annotation.job import AnnotationJob, run_annotation, summary
 
     job = AnnotationJob(
-        dataset=data.dataset,
+        data=data,
         split=arguments.split,
         annotation=annotation,
         service=service,
         model=model,
         precision=training.precision,
-        max_bad_rows=data.max_bad_rows,
         embeddings=arguments.embeddings and Path(arguments.embeddings),
         answers=arguments.answers and Path(arguments.answers),
-        bm25_language=data.bm25_language,
     )
     estimate, annotated = run_annotation(job, output, arguments.dry_run, warn, arguments.wait)
     if annotated is None:

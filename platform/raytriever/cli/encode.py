@@ -25,7 +25,7 @@ def main(words: list[str]) -> None:
     from raytriever.cluster.encoding import run_encoding
     from raytriever.encoding.store import EMBEDDINGS, SCALES
 
-    store = run_encoding(data.dataset, model, config, training.precision, data.max_bad_rows, output, warn)
+    store = run_encoding(config, model, data, output, warn, precision=training.precision)
     size = sum(file.stat().st_size for name in (EMBEDDINGS, SCALES) for file in store.path.rglob(name))
     show(f"{len(store):,} embeddings of width {store.width}, {store.meta['dtype']}, {size / 1e6:,.1f} MB")
     show(f"\n{output}")

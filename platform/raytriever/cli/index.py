@@ -42,19 +42,19 @@ def main(words: list[str]) -> None:
     if not output.exists():  # an existing index is only read
         lock_output(arguments, output)
 
-    from raytriever.search.approximate import IndexJob, format_answers, format_measurements, run_index
+    from raytriever.search.approximate import format_answers, format_measurements, run_index
 
-    job = IndexJob(
-        dataset=data.dataset,
-        config=config,
-        model=model,
+    opened = run_index(
+        config,
+        model,
+        data,
+        output,
+        warn,
         precision=training.precision,
-        max_bad_rows=data.max_bad_rows,
         seed=training.seed,
         split=arguments.split,
         embeddings=arguments.embeddings and Path(arguments.embeddings),
     )
-    opened = run_index(job, output, warn)
     index = opened.index
     action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
     show(

@@ -43,21 +43,20 @@ def main(words: list[str]) -> None:
     check_paths(data, model, mining)
     output = lock_output(arguments)
 
-    from raytriever.mining.job import MiningJob, format_counts, run_mining
+    from raytriever.mining.job import format_counts, run_mining
 
-    job = MiningJob(
-        dataset=data.dataset,
+    mined, quarantined = run_mining(
+        mining,
+        model,
+        data,
+        output,
+        warn,
         split=arguments.split,
-        mining=mining,
-        model=model,
         precision=training.precision,
-        max_bad_rows=data.max_bad_rows,
-        bm25_language=data.bm25_language,
         seed=training.seed,
         round=arguments.round,
         embeddings=arguments.embeddings and Path(arguments.embeddings),
     )
-    mined, quarantined = run_mining(job, output, warn)
     show(format_counts(mined))
     counts = mined.counts_per_query
     short, none = int((counts < mined.wanted).sum()), int((counts == 0).sum())

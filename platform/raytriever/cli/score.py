@@ -28,16 +28,9 @@ def main(words: list[str]) -> None:
     check_paths(data, config)
     output = lock_output(arguments)
 
-    from raytriever.mining.teacher import ScoringJob, run_scoring
+    from raytriever.mining.teacher import run_scoring
 
-    job = ScoringJob(
-        dataset=data.dataset,
-        split=arguments.split,
-        config=config,
-        precision=training.precision,
-        max_bad_rows=data.max_bad_rows,
-    )
-    result = run_scoring(job, output, warn)
+    result = run_scoring(config, data, output, warn, split=arguments.split, precision=training.precision)
     show(f"{'':<12}{'pairs':>12}{'mean':>10}{'deviation':>12}")
     for name, scores in (("positives", result.positives), ("candidates", result.candidates)):
         show(f"{name:<12}{len(scores):>12,}{scores.mean():>10.3f}{scores.std():>12.3f}")

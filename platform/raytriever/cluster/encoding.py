@@ -26,6 +26,7 @@ from raytriever.cluster.gauges import Gauges, with_encoding_gauges
 from raytriever.cluster.ingest import choose_runner, deserialize_error, quiet_data_context, serialize_error
 from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
 from raytriever.cluster.session import ray_session
+from raytriever.data.config import DataConfig
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.corpus import Runner, encode_store, plan_embeddings
@@ -135,13 +136,13 @@ class _Actor:
 
 
 def run_encoding(
-    dataset: str,
-    model: ModelConfig,
     config: EncodeConfig,
-    precision: str | None,
-    max_bad_rows: float,
+    model: ModelConfig,
+    data: DataConfig,
     output: Path,
     log: Callable[[str], None],
+    *,
+    precision: str | None = None,
 ) -> EmbeddingStore:
     """Encode one side of a data set, or resume. Everything is opened and checked before the first text is encoded.
 
@@ -157,9 +158,9 @@ def run_encoding(
         chosen = precision or ("bf16" if on_gpus and here.type == "cpu" else choose_precision(None, here))
         retriever = load_for_encoding(model, chosen, here)
         opened = open_dataset(
-            dataset,
+            data.dataset,
             [],
-            max_bad_rows=max_bad_rows,
+            max_bad_rows=data.max_bad_rows,
             tokenisation=tokenisation_of(retriever),
             run=choose_runner(num_workers=0),
             report=log,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.keys import key_of
 from raytriever.data.negatives import ROW_BYTES, write_negatives
@@ -36,35 +38,27 @@ from raytriever.store.disk import check_writable
 from raytriever.terminal import text_table
 
 
-@dataclass(frozen=True, kw_only=True)
-class MiningJob:
-    """Inputs and settings of a mining job.
+def run_mining(
+    mining: MiningConfig,
+    model: ModelConfig,
+    data: DataConfig,
+    output: Path,
+    report: Callable[[str], None],
+    *,
+    split: str = "train",
+    precision: str | None = None,
+    seed: int = 0,
+    round: int = 0,
+    embeddings: Path | None = None,
+) -> tuple[MiningResult, str | None]:
+    """Mine, and commit the table to `output`, which does not exist yet; `check_mining` has checked the settings.
 
     Args:
-        dataset: path, URI or name.
-        split: split whose queries get negatives.
         model: encoder, used if a method needs embeddings.
+        split: split whose queries get negatives.
         precision: arithmetic of the encoder; None for the fastest on this hardware.
-        max_bad_rows: largest share of bad rows in each file, 0 to 1.
         seed, round: decide the random draws; the round is stored in the table.
         embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
-        bm25_language: language of BM25's analyser; None to detect it.
-    """
-
-    dataset: str
-    split: str
-    mining: MiningConfig
-    model: ModelConfig
-    precision: str | None
-    max_bad_rows: float
-    seed: int
-    round: int
-    embeddings: Path | None = None
-    bm25_language: str | None = None
-
-
-def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> tuple[MiningResult, str | None]:
-    """Mine, and commit the table to `output`, which does not exist yet; `check_mining` has checked the settings.
 
     Returns:
         The result, and a line about quarantined rows if there are any.
@@ -72,63 +66,63 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     Raises:
         UserError: an error that the user can correct; nothing is written.
     """
-    if job.embeddings and not job.mining.needs_embeddings:
-        reason = f"{setting('method')} {job.mining.method} needs no embeddings"
+    if embeddings and not mining.needs_embeddings:
+        reason = f"{setting('method')} {mining.method} needs no embeddings"
         raise ConfigError(reason, setting("embeddings"), f"add dense or cross-query to {setting('method')}")
     if output.exists():
         raise StorageError("already exists", str(output), f"give another {setting('output')}, or remove it")
     check_writable(output)
     device = default_device()
-    precision = choose_precision(job.precision, device)
+    chosen = choose_precision(precision, device)
     judge = None
-    if job.mining.judge:  # no cross-encoder has int8
-        judge = CrossEncoder(job.mining.judge, device, "fp32" if precision == "int8" else precision)
+    if mining.judge:  # no cross-encoder has int8
+        judge = CrossEncoder(mining.judge, device, "fp32" if chosen == "int8" else chosen)
     dataset = open_all_splits(
-        job.dataset,
-        [job.split],
-        max_bad_rows=job.max_bad_rows,
-        bm25_language=job.bm25_language,
+        data.dataset,
+        [split],
+        max_bad_rows=data.max_bad_rows,
+        bm25_language=data.bm25_language,
         run=in_processes,
         report=report,
     )
-    check_data(dataset, job.split, job.mining)
-    if "bm25" in job.mining.methods:
+    check_data(dataset, split, mining)
+    if "bm25" in mining.methods:
         for line in Analysis.of(dataset.documents).notes:
             report(line)
-    rows = len(dataset.positives(job.split).queries) * job.mining.num_negatives * len(job.mining.methods)
+    rows = len(dataset.positives(split).queries) * mining.num_negatives * len(mining.methods)
     check_disk(output, rows * ROW_BYTES, "the negatives")
-    embeddings = documents = None
-    if job.mining.needs_embeddings:
-        retriever = load_for_encoding(job.model, precision, device)
+    encoded = documents = None
+    if mining.needs_embeddings:
+        retriever = load_for_encoding(model, chosen, device)
         report_prompts(retriever, dataset.name, report)
-        documents = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
+        documents = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
         what = "queries" if documents else "queries and passages"
-        report(f"{job.model.model}: {retriever.summary()}")
-        report(f"{dataset.name}: encoding {what} with {job.model.model} ({precision} on {device})")
-        queries = dataset.positives(job.split).queries
-        documents = documents or embed_corpus(job.model, retriever, dataset)
-        embeddings = Embeddings(encode_queries(retriever, dataset, queries), documents)
-    finished = _folder_of_blocks(job, dataset, embeddings, documents, judge)
+        report(f"{model.model}: {retriever.summary()}")
+        report(f"{dataset.name}: encoding {what} with {model.model} ({chosen} on {device})")
+        queries = dataset.positives(split).queries
+        documents = documents or embed_corpus(model, retriever, dataset)
+        encoded = Embeddings(encode_queries(retriever, dataset, queries), documents)
+    finished = _folder_of_blocks([split, asdict(mining), seed, round], dataset, encoded, documents, judge)
     mined = mine(
         dataset,
-        job.split,
-        job.mining,
-        embeddings=embeddings,
+        split,
+        mining,
+        embeddings=encoded,
         judge=judge,
-        seed=job.seed,
-        round=job.round,
+        seed=seed,
+        round=round,
         finished=finished,
     )
     if not len(mined.table):
         raise DataError(f"no negative is left; {_summary(mined)}", dataset.name, "loosen the filters that removed them")
     meta = {
         "kind": "negatives",
-        "split": job.split,
-        "settings": asdict(job.mining),
-        "model": job.model.model if embeddings else None,
+        "split": split,
+        "settings": asdict(mining),
+        "model": model.model if encoded else None,
         "model_digest": documents.meta["model_digest"] if documents else None,
-        "seed": job.seed,
-        "round": job.round,
+        "seed": seed,
+        "round": round,
         **mined.meta(),
     }
     write_negatives(output, mined.table, dataset, meta)
@@ -137,13 +131,13 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
 
 
 def _folder_of_blocks(
-    job: MiningJob,
+    settings: Sequence[Any],
     dataset: RetrievalDataset,
     embeddings: Embeddings | None,
     documents: EmbeddingStore | None,
     judge: CrossEncoder | None,
 ) -> Path:
-    """Make the folder of the finished blocks in the cache, named after all that decides the table."""
+    """Make the folder of the finished blocks in the cache, named after the settings and all else that decides them."""
     rows = hashlib.sha256()
     for column in vars(dataset.negatives).values() if dataset.negatives else ():
         rows.update(np.ascontiguousarray(column).data)
@@ -155,10 +149,7 @@ def _folder_of_blocks(
         dataset.digest,
         rows.hexdigest(),
         Analysis.of(dataset.documents).analyser.settings,
-        job.split,
-        asdict(job.mining),
-        job.seed,
-        job.round,
+        *settings,
         documents.meta["key"] if documents else None,
         hashlib.sha256(np.ascontiguousarray(embeddings.queries).data).hexdigest() if embeddings else None,
         judge.digest() if judge else None,

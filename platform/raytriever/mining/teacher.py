@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
+from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.trec import read_run
 from raytriever.data.negatives import read_negatives, write_pairs
@@ -131,26 +132,6 @@ def _read_plan(path: Path) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringJob:
-    """Inputs and settings of a scoring job.
-
-    Args:
-        dataset: path, URI or name.
-        split: split whose queries are scored.
-        precision: arithmetic of the cross-encoder; None for the fastest on this hardware.
-        max_bad_rows: largest share of bad rows in each file, 0 to 1.
-        part: number of pairs that are committed together.
-    """
-
-    dataset: str
-    split: str
-    config: ScoreConfig
-    precision: str | None
-    max_bad_rows: float
-    part: int = PART_PAIRS
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScoringResult:
     """Result of a scoring job.
 
@@ -172,33 +153,47 @@ class ScoringResult:
     quarantined: str | None
 
 
-def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) -> ScoringResult:
+def run_scoring(
+    config: ScoreConfig,
+    data: DataConfig,
+    output: Path,
+    report: Callable[[str], None],
+    *,
+    split: str = "train",
+    precision: str | None = None,
+    part: int = PART_PAIRS,
+) -> ScoringResult:
     """Score, and commit the scores to `output`. An interrupted job continues with the parts that are missing.
+
+    Args:
+        split: split whose queries are scored.
+        precision: arithmetic of the cross-encoder; None for the fastest on this hardware.
+        part: number of pairs that are committed together.
 
     Raises:
         UserError: an error that the user can correct.
     """
-    if not job.config.model:
+    if not config.model:
         raise ConfigError("is missing", setting("model"), "name a cross-encoder: a directory, or a hub name")
     check_writable(output)
     device = default_device()
-    precision = choose_precision(job.precision, device)
-    commit = commit_of(job.config.model, job.config.revision or _recorded_revision(output, job.config.model))
-    directory = resolve_model(job.config.model, commit or job.config.revision)
-    teacher = CrossEncoder(directory, device, precision, job.config.max_length)
-    dataset = open_all_splits(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
-    pairs = collect_pairs(dataset, job.split, job.config)
+    chosen = choose_precision(precision, device)
+    commit = commit_of(config.model, config.revision or _recorded_revision(output, config.model))
+    directory = resolve_model(config.model, commit or config.revision)
+    teacher = CrossEncoder(directory, device, chosen, config.max_length)
+    dataset = open_all_splits(data.dataset, [split], max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
+    pairs = collect_pairs(dataset, split, config)
     plan = ScorePlan(
-        model=job.config.model,
+        model=config.model,
         revision=commit,
         model_digest=teacher.digest(),
         dataset=dataset.name,
-        split=job.split,
+        split=split,
         pairs_digest=pairs.digest,
         pairs=len(pairs),
         length=teacher.length,
-        precision=precision,
-        part=job.part,
+        precision=chosen,
+        part=part,
         **identity(dataset),
     )
     started, scored = time.monotonic(), 0
@@ -206,7 +201,7 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
         report(f"{output} is finished: nothing is scored again")
         scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
     else:
-        report(f"{dataset.name}: scoring {len(pairs):,} pairs with {job.config.model} ({precision} on {device})")
+        report(f"{dataset.name}: scoring {len(pairs):,} pairs with {config.model} ({chosen} on {device})")
         scores, scored = _score(output, plan, teacher, dataset, pairs)
     return ScoringResult(
         queries=len(np.unique(pairs.queries)),

@@ -57,7 +57,7 @@ class CacheEntry:
 def cache_entries() -> list[CacheEntry]:
     """Return all entries of the cache, the least recently used first; raises `StorageError` if it is unreadable."""
     root = cache_folder()
-    entries = []
+    entries: list[CacheEntry | None] = []
     for path in _children(root):
         if path.name in COLLECTIONS:
             entries += map(_entry, _children(path))

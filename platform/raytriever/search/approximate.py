@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
@@ -48,28 +49,6 @@ CUTOFFS = (10, 100)
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexJob:
-    """Inputs and settings of an index job.
-
-    Args:
-        dataset: path, URI or name.
-        precision: arithmetic of the encoder; None for the fastest on this hardware.
-        max_bad_rows: largest share of bad rows in each file, 0 to 1.
-        split: split whose queries the caller will use, if any.
-        embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
-    """
-
-    dataset: str
-    config: IndexConfig
-    model: ModelConfig
-    precision: str | None
-    max_bad_rows: float
-    seed: int
-    split: str | None = None
-    embeddings: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class IndexResult(PassageIndex):
     """Index in memory with its inputs; `seconds` is the time of building it, None if it was opened."""
 
@@ -87,17 +66,33 @@ class IndexResult(PassageIndex):
         return _queries(self.retriever, self.dataset, split)
 
 
-def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> IndexResult:
+def run_index(
+    config: IndexConfig,
+    model: ModelConfig,
+    data: DataConfig,
+    output: Path,
+    report: Callable[[str], None],
+    *,
+    precision: str | None = None,
+    seed: int = 0,
+    split: str | None = None,
+    embeddings: Path | None = None,
+) -> IndexResult:
     """Build an index and commit it to `output`, or open the one that is there.
 
     An index that exists is opened from its own files: no passage is encoded. If the passages of the data set have
     changed since, it is built again.
 
+    Args:
+        precision: arithmetic of the encoder; None for the fastest on this hardware.
+        split: split whose queries the caller will use, if any.
+        embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
+
     Raises:
         UserError: an error that the user can correct, such as another index at `output`; nothing is written.
     """
-    training_split = (job.config.training_split or _TRAINING_SPLIT) if job.config.index == "roargraph" else None
-    if training_split and training_split == job.split:
+    training_split = (config.training_split or _TRAINING_SPLIT) if config.index == "roargraph" else None
+    if training_split and training_split == split:
         raise ConfigError(
             f"the graph is built from the queries of {training_split}, so their recall would be too high",
             setting("split"),
@@ -105,47 +100,45 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
         )
     check_writable(output)
     existing = read_meta(output) if output.exists() else None
-    splits = [split for split in dict.fromkeys((training_split, job.split)) if split]
+    splits = [split for split in dict.fromkeys((training_split, split)) if split]
     device = default_device()
-    dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
-    retriever = load_for_encoding(job.model, choose_precision(job.precision, device), device)
+    dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
+    retriever = load_for_encoding(model, choose_precision(precision, device), device)
     report_prompts(retriever, dataset.name, report)
-    store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
-    meta = _meta(job, dataset, retriever, store, training_split)
-    calibration = current_calibration(job.model, dataset.name, dataset.documents, report, int8=retriever.is_int8)
+    store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
+    meta = _meta(config, model, seed, dataset, retriever, store, training_split)
+    calibration = current_calibration(model, dataset.name, dataset.documents, report, int8=retriever.is_int8)
     result = partial(IndexResult, dataset=dataset, retriever=retriever, calibration=calibration)
     if existing:
         _check_same(existing, meta, output)
         if existing["key"] == meta["key"]:
-            return result(index=_opened(output, job), seconds=None)
+            return result(index=_opened(output, config), seconds=None)
         report(f"{output}: {dataset.name} has changed, so the index is built again")
-    store = store or embed_corpus(job.model, retriever, dataset)
+    store = store or embed_corpus(model, retriever, dataset)
     rows, width = store.meta["rows"], store.meta["width"]
-    needed = bytes_of_finder(job.config, rows, width)
-    remedy = (
-        "use a machine with more memory" if job.config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
-    )
+    needed = bytes_of_finder(config, rows, width)
+    remedy = "use a machine with more memory" if config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
     content = "the structures of the index, and the embeddings that it learns from,"
-    check_memory(memory_of_building(job.config, rows, width), content, remedy)
+    check_memory(memory_of_building(config, rows, width), content, remedy)
     check_disk(output, needed + rows * (4 * width + 16), "the files of the index")
     training = _queries(retriever, dataset, training_split) if training_split else None
-    report(f"{job.model.model}: {retriever.summary()}")
+    report(f"{model.model}: {retriever.summary()}")
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
         if existing and read_meta(output)["key"] == meta["key"]:  # another command has built it meanwhile
-            return result(index=_opened(output, job), seconds=None)
+            return result(index=_opened(output, config), seconds=None)
         with index_directory(output, replace=output.exists()) as unfinished:
             documents, started = _documents(store, dataset, unfinished), perf_counter()
-            report(f"{dataset.name}: building an index of {len(documents.embeddings):,} passages ({job.config.index})")
-            index = build_index(documents, job.config, training, job.seed, torch.get_num_threads())
-            index = replace(index, effort=job.config.effort or index.effort)
+            report(f"{dataset.name}: building an index of {len(documents.embeddings):,} passages ({config.index})")
+            index = build_index(documents, config, training, seed, torch.get_num_threads())
+            index = replace(index, effort=config.effort or index.effort)
             seconds = perf_counter() - started
-            unfinished.save(index, job.config.index, meta)
+            unfinished.save(index, config.index, meta)
     return result(index=index, seconds=seconds)
 
 
-def _opened(output: Path, job: IndexJob) -> ApproximateIndex:
+def _opened(output: Path, config: IndexConfig) -> ApproximateIndex:
     index = read_index(output)
-    return replace(index, effort=job.config.effort or index.effort)
+    return replace(index, effort=config.effort or index.effort)
 
 
 def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) -> None:
@@ -209,7 +202,9 @@ def _queries(retriever: Retriever, dataset: RetrievalDataset, split: str) -> Flo
 
 
 def _meta(
-    job: IndexJob,
+    config: IndexConfig,
+    model: ModelConfig,
+    seed: int,
     dataset: RetrievalDataset,
     retriever: Retriever,
     store: EmbeddingStore | None,
@@ -219,11 +214,10 @@ def _meta(
 
     They are known before any passage is encoded. `store` is the one that the user names, if any.
     """
-    config = job.config
     settings = {name: value for name, value in asdict(config).items() if name != "effort"}
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
-    settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": job.seed}
-    plan = plan_embeddings(job.model, retriever, dataset, "passage", "fp32")
+    settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}
+    plan = plan_embeddings(model, retriever, dataset, "passage", "fp32")
     stored = store.meta if store else None
     settings |= {
         "dataset": dataset.name,
@@ -236,7 +230,7 @@ def _meta(
     if training_split:
         decides += [dataset.queries.digest, dataset.positives(training_split).queries.tolist()]
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    return {**settings, "model": job.model.model, "key": key}
+    return {**settings, "model": model.model, "key": key}
 
 
 def format_answers(result: IndexResult, query: str, top: int) -> str:

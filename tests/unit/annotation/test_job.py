@@ -21,6 +21,7 @@ from raytriever.annotation.config import AnnotationConfig, ServiceConfig
 from raytriever.annotation.job import AnnotationJob, job_name
 from raytriever.annotation.prompts import AnnotationPrompts
 from raytriever.cli.main import run
+from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import SOURCES
@@ -183,14 +184,12 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
 def name_of(model: ModelConfig, bm25_language: str | None = None) -> str:
     dataset = SimpleNamespace(documents=SimpleNamespace(digest="documents"), queries=SimpleNamespace(digest="queries"))
     job = AnnotationJob(
-        dataset="topics",
+        data=DataConfig("topics", bm25_language=bm25_language),
         split="train",
         annotation=AnnotationConfig(candidates="dense"),
         service=ServiceConfig(llm="judge"),
         model=model,
         precision="fp32",
-        max_bad_rows=0.0,
-        bm25_language=bm25_language,
     )
     return job_name(job, cast(RetrievalDataset, dataset), AnnotationPrompts({"system": "Judge."}))
 

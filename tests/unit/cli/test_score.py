@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 import torch
 
 from raytriever.cli.main import run
+from raytriever.data.config import DataConfig
 from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.teacher import read_scores
 from raytriever.errors import ModelError
 from raytriever.mining.config import ScoreConfig
-from raytriever.mining.teacher import ScoringJob, run_scoring
+from raytriever.mining.teacher import run_scoring
 from raytriever.models.cross_encoder import CrossEncoder
 
 
@@ -99,8 +101,8 @@ def test_an_interrupted_call_resumes_to_the_same_bytes(
     letters: Path, teacher: Path, negatives: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ScoreConfig(model=str(teacher), negatives=str(negatives))
-    job = ScoringJob(dataset=str(letters), split="train", config=config, precision="fp32", max_bad_rows=0.0, part=100)
-    whole = run_scoring(job, Path("whole"), lambda line: None)
+    score = partial(run_scoring, config, DataConfig(str(letters)), precision="fp32", part=100)
+    whole = score(Path("whole"), lambda line: None)
     assert (whole.scored, len(whole.positives), len(whole.candidates)) == (480, 96, 384)
     logits, calls = CrossEncoder.logits, []
 
@@ -112,12 +114,12 @@ def test_an_interrupted_call_resumes_to_the_same_bytes(
 
     monkeypatch.setattr(CrossEncoder, "logits", stopping)
     with pytest.raises(Interrupted):
-        run_scoring(job, Path("parts"), lambda line: None)
+        score(Path("parts"), lambda line: None)
     assert not Path("parts/manifest.json").exists()
     damaged = Path("parts/parts/part-000001/scores.npy")
     written = damaged.read_bytes()
     damaged.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))  # as no disk should: that part is scored again
-    done = run_scoring(job, Path("parts"), lambda line: None)
+    done = score(Path("parts"), lambda line: None)
     assert calls == [100, 100, 100, 100, 100, 100, 80]
     assert done.scored == 380
     names = sorted(path.name for path in Path("parts").iterdir())
@@ -172,15 +174,9 @@ def test_scores_that_are_not_finite_are_an_error(letters: Path, teacher: Path, n
     weights = load_file(broken / "model.safetensors")
     weights["classifier.bias"][0] = torch.nan
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    job = ScoringJob(
-        dataset=str(letters),
-        split="train",
-        config=ScoreConfig(model=str(broken), negatives=str(negatives)),
-        precision="fp32",
-        max_bad_rows=0.0,
-    )
+    config = ScoreConfig(model=str(broken), negatives=str(negatives))
     with pytest.raises(ModelError, match="broken: 480 of 480 scores are not finite, the first of query 'q0'"):
-        run_scoring(job, Path("scores"), lambda line: None)
+        run_scoring(config, DataConfig(str(letters)), Path("scores"), lambda line: None, precision="fp32")
     assert not Path("scores/manifest.json").exists()
 
 

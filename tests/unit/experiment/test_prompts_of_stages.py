@@ -30,12 +30,12 @@ from raytriever.experiment.opening import open_run
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.mining.config import MiningConfig
-from raytriever.mining.job import MiningJob, run_mining
+from raytriever.mining.job import run_mining
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-from raytriever.search.approximate import IndexJob, format_answers, run_index
+from raytriever.search.approximate import format_answers, run_index
 from raytriever.search.exact import search_dataset
 from raytriever.tracking.tracker import Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
@@ -101,17 +101,9 @@ def test_search_and_index(instructed: Path, tiny_dataset: Path, tmp_path: Path, 
     model = ModelConfig(str(instructed))
     search_dataset(model, str(tiny_dataset), "what is abc", 2)
     assert begins.take() == BOTH
-    job = IndexJob(
-        dataset=str(tiny_dataset),
-        config=IndexConfig(index="hnsw"),
-        model=model,
-        precision=None,
-        max_bad_rows=0.01,
-        seed=0,
-        split="test",
-    )
     lines: list[str] = []
-    index = run_index(job, tmp_path / "index", lines.append)
+    data, config = DataConfig(str(tiny_dataset)), IndexConfig(index="hnsw")
+    index = run_index(config, model, data, tmp_path / "index", lines.append, split="test")
     format_answers(index, "what is abc", 2)
     assert begins.take() == {"Ask:"}  # the passages are in the cache
     index.queries("test")
@@ -124,22 +116,14 @@ def test_search_and_index(instructed: Path, tiny_dataset: Path, tmp_path: Path, 
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_encode(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: Begins, side: str) -> None:
     settings = EncodeConfig(side=side)
-    run_encoding(str(tiny_dataset), ModelConfig(str(instructed)), settings, "fp32", 0.01, tmp_path / "s", print)
+    model, data = ModelConfig(str(instructed)), DataConfig(str(tiny_dataset))
+    run_encoding(settings, model, data, tmp_path / "s", print, precision="fp32")
     assert begins.take() == {"Ask:" if side == "query" else "Tell:"}
 
 
 def test_mine(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: Begins) -> None:
-    job = MiningJob(
-        dataset=str(tiny_dataset),
-        split="train",
-        mining=MiningConfig(method="dense"),
-        model=ModelConfig(str(instructed)),
-        precision="fp32",
-        max_bad_rows=0.01,
-        seed=0,
-        round=0,
-    )
-    run_mining(job, tmp_path / "table", print)
+    model, data = ModelConfig(str(instructed)), DataConfig(str(tiny_dataset))
+    run_mining(MiningConfig(method="dense"), model, data, tmp_path / "table", print, precision="fp32")
     assert begins.take() == BOTH
 
 
@@ -287,7 +271,9 @@ def test_wrong_prompts_end_in_one_line(
     calls: list[Callable[[], object]] = [
         lambda: open_run(curriculum(instructed, tiny_dataset, **settings), print),
         lambda: search_dataset(model, str(tiny_dataset), "what", 1),
-        lambda: run_encoding(str(tiny_dataset), model, EncodeConfig(), "fp32", 0.01, tmp_path / "store", print),
+        lambda: run_encoding(
+            EncodeConfig(), model, DataConfig(str(tiny_dataset)), tmp_path / "store", print, precision="fp32"
+        ),
         lambda: run_preparation(str(tiny_dataset), None, model, 0.01, tmp_path / "prepared", print),
         lambda: run_evaluation(
             build_evaluation_job(

@@ -1,18 +1,17 @@
-"""Progress of long work: a bar on a terminal, plain lines elsewhere.
+"""Progress of long work: tqdm's bar on a terminal, plain lines elsewhere.
 
 Both report how much is done, how fast, and how long the rest will take. Plain lines come at most every few seconds, so
-that a log file stays readable, and also when nothing advances, so that it is never silent for long (`activity`). The
-first advance is left out of every rate: it holds what is done once, such as compiling and starting threads.
+that a log file stays readable, and also when nothing advances, so that it is never silent for long (`activity`). Their
+rate leaves out the first advance, which holds what is done once, such as compiling and starting threads.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Never, TextIO
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -22,8 +21,6 @@ from raytriever.terminal import end_of_silence, presentable, write_line
 LINE_SECONDS = 10.0
 LINE_COLUMNS = 100  # notes that would make a line longer are left out
 QUIET_SECONDS = 2.0  # shorter work needs no line
-STUCK_PERIODS = 4  # without an advance, after which no time is estimated
-RECENT_SECONDS = 60.0  # the time left is estimated from the rate of these seconds
 
 
 class Progress:
@@ -42,8 +39,7 @@ class Progress:
         self._initial, self._done = done, done
         self._notes: list[str] = []
         self._began = self._last_line = self._last_advance = time.monotonic()
-        self._marks: deque[tuple[float, int]] = deque()  # moments after an advance, and how much was done then
-        self._first: tuple[float, int] | None = None  # the first of them
+        self._first: tuple[float, int] | None = None  # time of the first advance, and units done then
         self._reporting = ExitStack()
         self._bar = (
             tqdm(
@@ -61,15 +57,14 @@ class Progress:
     def advance(self, units: int = 1, **notes: float) -> None:
         """Count work as done; `notes` are the latest numbers worth a glance."""
         self._done += units
-        self._mark()
+        self._last_advance = time.monotonic()
+        self._first = self._first or (self._last_advance, self._done)
         if notes:
             self._notes = [f"{name} {value:.4g}" for name, value in notes.items()]
         if self._bar is not None:
             if notes:
                 self._bar.set_postfix_str(", ".join(self._notes), refresh=False)
-            if len(self._marks) == 1:
-                self._leave_out_first(self._bar)
-            elif self._bar.update(units):
+            if self._bar.update(units):
                 end_of_silence()
         elif self._last_advance - self._last_line >= LINE_SECONDS and self._done < self._total:
             write_line(self._line(), self._stream)
@@ -101,23 +96,6 @@ class Progress:
         elif self._done > self._initial and time.monotonic() - self._began > QUIET_SECONDS:
             write_line(self._line(), self._stream)
 
-    def _mark(self) -> None:
-        """Keep this moment for the rates; a long wait, as for a refresh of the negatives, ends the recent work."""
-        waited, self._last_advance = time.monotonic() - self._last_advance, time.monotonic()
-        if waited > RECENT_SECONDS:
-            self._marks.clear()
-        self._first = self._first or (self._last_advance, self._done)
-        self._marks.append((self._last_advance, self._done))
-        while len(self._marks) > 2 and self._marks[1][0] <= self._last_advance - RECENT_SECONDS:
-            self._marks.popleft()
-
-    def _leave_out_first(self, bar: tqdm[Never]) -> None:
-        """Begin the bar's clock and rate after the first advance."""
-        bar.n = bar.initial = self._done
-        bar.unpause()
-        bar.refresh()
-        end_of_silence()
-
     def _report(self, seconds: float) -> str | None:
         """Return a line for when nothing advances; None where the bar is drawn again instead."""
         if self._bar is None:
@@ -127,43 +105,27 @@ class Progress:
 
     def _line(self) -> str:
         self._last_line = now = time.monotonic()
-        rate = self._rate(now)
-        waited = now - self._last_advance
-        if self._is_stuck(waited):  # nobody knows how long the rest will take
-            return f"{self._title}: {self._done}/{self._total} {self._unit}s, no {self._unit} for {waited:.0f} s"
-        rate_text = "" if rate is None else f", {rate:.3g} {self._unit}s/s"
-        if self._done == self._total:
-            tail = f"{now - self._began:.1f} s"
-        elif rate:
-            tail = f"{(self._total - self._done) / rate:.0f} s left"
-        else:
-            tail = f"{now - self._began:.0f} s so far"
-        line = f"{self._title}: {self._done}/{self._total} {self._unit}s{rate_text}, {tail}"
+        is_over, waited = self._done == self._total, now - self._last_advance
+        rate = self._rate(self._last_advance if is_over else now)
+        seconds = f"{now - self._began:.1f} s" if is_over else f"{now - self._began:.0f} s so far"
+        rest = f"{(self._total - self._done) / rate:.0f} s left" if rate and not is_over else seconds
+        line = f"{self._title}: {self._done}/{self._total} {self._unit}s"
+        line += f", {rate:.3g} {self._unit}s/s, {rest}" if rate else f", {rest}"
         stalled = [f"last {self._unit} {waited:.0f} s ago"] if self._first and waited >= QUIET_SECONDS else []
         for note in (*stalled, *self._notes):
             if len(line) + 2 + len(note) <= LINE_COLUMNS:
                 line += f", {note}"
         return line
 
-    def _is_stuck(self, waited: float) -> bool:
-        """Return whether the last advance is much longer ago than those before it took."""
-        if len(self._marks) < 2 or self._done == self._total:
-            return False
-        (began, first), (ended, last) = self._marks[0], self._marks[-1]
-        return waited > max(LINE_SECONDS, STUCK_PERIODS * (ended - began) / (last - first))
+    def _rate(self, until: float) -> float | None:
+        """Return the units per second after the first advance; of all work if the first advance did everything.
 
-    def _rate(self, now: float) -> float | None:
-        """Return units per second of recent work; of all work at its end and after a long wait.
-
-        It is None before the second advance, unless the first one did everything.
+        It is None before the second advance.
         """
-        if self._first is None:
-            return None
-        over = self._done == self._total
-        since, done = self._first if over or len(self._marks) == 1 else self._marks[0]
-        if self._done == done:
-            return (done - self._initial) / max(now - self._began, 1e-9) if over else None
-        return (self._done - done) / max(self._last_advance - since if over else now - since, 1e-9)
+        since, done = self._first or (self._began, self._done)
+        if self._done == done == self._total:
+            since, done = self._began, self._initial
+        return (self._done - done) / max(until - since, 1e-9) if self._done > done else None
 
 
 def say(text: str) -> None:

@@ -91,23 +91,6 @@ def test_progress_that_does_not_advance_prints_its_line(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "train: 2/10 steps, 0 s so far\n"
 
 
-def test_time_left_after_a_long_wait_is_that_of_all_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 steps of 1 s, of which the last comes after 100 s more, then 2 s for each step."""
-    now, stream = 0.0, io.StringIO()
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    progress = Progress("train", 200, "step", stream=stream)
-    for step in range(110):
-        now += 1 + 100 * (step == 99) + (step > 99)
-        progress.advance()
-    lines = stream.getvalue().splitlines()
-    assert lines[-4:] == [
-        "train: 90/200 steps, 1 steps/s, 110 s left",
-        "train: 100/200 steps, 0.497 steps/s, 201 s left",
-        "train: 105/200 steps, 0.5 steps/s, 190 s left",
-        "train: 110/200 steps, 0.5 steps/s, 180 s left",
-    ]
-
-
 def test_lines_to_another_stream_are_no_output(capsys: pytest.CaptureFixture[str]) -> None:
     with activity("training"), Progress("hidden", 3, "step", stream=io.StringIO()) as progress:
         for _ in range(9):

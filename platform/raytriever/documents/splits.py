@@ -14,7 +14,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from raytriever.data.formats.division import DEV, SPLITS, TEST, TRAIN, Shares, divide, hash_of
+from raytriever.data.formats.division import DEV, SPLITS, TEST, TRAIN, HashSplit, Shares, divide, hash_of
 from raytriever.documents.earlier import EarlierImport
 from raytriever.documents.questions import Questions
 
@@ -79,7 +79,7 @@ def assign_splits(
         if (kept := {known[path] for path in paths_of if path in known})
     }
     have = Counter({split: sum(questions[first] for first in splits if splits[first] == split) for split in SPLITS})
-    waiting = sorted((one for one in questions if one not in splits), key=lambda one: (hash_of(one, seed), one))
+    waiting = sorted((path for path in questions if path not in splits), key=lambda path: hash_of(path, seed))
     for split, size in zip((TEST, DEV), shares.sizes(len(groups), total), strict=True):
         for most in (1, 2):  # groups that fit; then one that is too large, if that is nearer
             for first in list(waiting):
@@ -91,13 +91,8 @@ def assign_splits(
                     splits[first] = split
                     have[split] += questions[first]
     splits |= dict.fromkeys(waiting, TRAIN if shares.has_train else DEV if shares.dev else TEST)
-    return {path: splits.get(first_of[path]) or _by_hash(path, seed, shares) for path in ordered}
-
-
-def _by_hash(path: str, seed: int, shares: Shares) -> str:
-    test, dev = (_SHARE if share is None else share for share in (shares.test, shares.dev))
-    number = int.from_bytes(hash_of(path, seed)) / 2**64
-    return TEST if number < test else DEV if number < test + dev else TRAIN
+    by_hash = HashSplit.of_shares(*(_SHARE if share is None else share for share in (shares.test, shares.dev)), seed)
+    return {path: splits.get(first_of[path]) or by_hash(path) for path in ordered}
 
 
 def _groups_of(paths: Iterable[str], groups: Sequence[Sequence[str]]) -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 
 import pytest
 
-from raytriever.data.formats.division import Division, Shares, divide, few_questions
+from raytriever.data.formats.division import Division, HashSplit, Shares, divide, few_questions
 from raytriever.documents.splits import assign_splits
 from raytriever.errors import ConfigError, DataError
 
@@ -80,6 +81,25 @@ def test_known_splits_stay_and_further_questions_fill_the_shares() -> None:
     # A new question joins documents of several splits.
     joined = assign_splits(PAGES, 0, [PAGES[:3]], known=dict(zip(PAGES, ("test", "dev", "train"), strict=False)))
     assert [joined[path] for path in PAGES[:3]] == ["train"] * 3
+
+
+def test_the_smallest_hashes_fill_test_and_then_dev() -> None:
+    texts = sorted((f"q{number}" for number in range(40)), key=lambda text: hashlib.sha256(text.encode()).digest())
+    split_of = HashSplit.of([*reversed(texts), *texts[:9]], (5, 7))
+    assert [split_of(text) for text in texts] == ["test"] * 5 + ["dev"] * 7 + ["train"] * 28
+    assert {HashSplit.of(texts, (0, 0))(text) for text in texts} == {"train"}
+    assert Counter(map(HashSplit.of(texts, (30, 30)), texts)) == {"test": 30, "dev": 10}
+    assert Counter(map(HashSplit.of(texts, (5, 7), seed=1), texts)) == {"test": 5, "dev": 7, "train": 28}
+    assert any(HashSplit.of(texts, (5, 7), seed=1)(text) != split_of(text) for text in texts)
+
+
+def test_shares_split_each_text_for_itself() -> None:
+    texts = [f"p{number}" for number in range(10_000)]
+    counts = Counter(map(HashSplit.of_shares(0.1, 0.2), texts))
+    assert counts["test"] == pytest.approx(1000, abs=100)
+    assert counts["dev"] == pytest.approx(2000, abs=150)
+    assert set(map(HashSplit.of_shares(1.0, 0.0), texts)) == {"test"}
+    assert set(map(HashSplit.of_shares(0.0, 0.0), texts)) == {"train"}
 
 
 def test_questions_without_an_answer_are_divided_by_their_text() -> None:

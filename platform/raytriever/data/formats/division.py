@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from raytriever.data.config import SplitConfig
@@ -83,35 +83,53 @@ def test_file(config: SplitConfig) -> SourceFile | None:
     return files[0]
 
 
+@dataclass(frozen=True)
+class HashSplit:
+    """Split of a text by the SHA-256 of seed and text: test up to the first bound, dev up to the second, else train."""
+
+    test: bytes = b""
+    dev: bytes = b""
+    seed: int = 0
+
+    @classmethod
+    def of(cls, texts: Iterable[str], sizes: tuple[int, int], seed: int = 0) -> HashSplit:
+        """Return the split in which the different texts of the smallest hashes fill test and then dev up to `sizes`."""
+        bounds = [b"", *sorted({hash_of(text, seed) for text in texts})]
+        test = min(sizes[0], len(bounds) - 1)
+        return cls(bounds[test], bounds[min(test + sizes[1], len(bounds) - 1)], seed)
+
+    @classmethod
+    def of_shares(cls, test: float, dev: float, seed: int = 0) -> HashSplit:
+        """Return the split in which each text is test or dev with a probability, whatever other texts there are."""
+        largest = 2**256 - 1
+        return cls(*(min(int(share * 2**256), largest).to_bytes(32) for share in (test, test + dev)), seed)
+
+    def __call__(self, text: str) -> str:
+        """Return the split of a text."""
+        digest = hash_of(text, self.seed)
+        return TEST if digest <= self.test else DEV if digest <= self.dev else TRAIN
+
+
 def divide(texts: Mapping[str, str], seed: int, sizes: tuple[int, int], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the split of each question, given its text by id.
-
-    A question in `known` keeps its split. Of the others, those of the smallest hashes of seed and text fill test and
-    dev up to `sizes`.
-    """
-    splits = {name: known[name] for name in texts if name in known}
-    waiting = sorted((name for name in texts if name not in known), key=lambda name: hash_of(texts[name], seed))
-    for split, size in zip((TEST, DEV), sizes, strict=True):
-        missing = max(0, size - list(splits.values()).count(split))
-        splits |= dict.fromkeys(waiting[:missing], split)
-        waiting = waiting[missing:]
-    return splits | dict.fromkeys(waiting, TRAIN)
+    """Return the split of each question, given its text by id: that of `known`, or `HashSplit` up to `sizes`."""
+    waiting = {name: text for name, text in texts.items() if name not in known}
+    have = Counter(known[name] for name in texts.keys() - waiting.keys())
+    test, dev = (max(0, size - have[split]) for split, size in zip((TEST, DEV), sizes, strict=True))
+    split_of = HashSplit.of(waiting.values(), (test, dev), seed)
+    return {name: known[name] if name in known else split_of(text) for name, text in texts.items()}
 
 
-def hash_of(text: str, seed: int) -> bytes:
-    """Return the number of 8 bytes by which a path or a question is ordered."""
-    return hashlib.blake2b(f"{seed}\0{text}".encode(errors="replace"), digest_size=8).digest()
+def hash_of(text: str, seed: int = 0) -> bytes:
+    """Return the 32 bytes by which a path or a question is ordered."""
+    return hashlib.sha256((f"{seed}\0{text}" if seed else text).encode(errors="replace")).digest()
 
 
 @dataclass(frozen=True)
 class Division:
-    """Split of a query by the SHA-256 of its text: test up to the first bound, dev up to the second, train above.
+    """Splits of the queries of a file by their texts; `unanswered` is that of the queries that no document answers."""
 
-    `unanswered` has the bounds of the queries that no document answers.
-    """
-
-    answered: tuple[bytes, bytes]
-    unanswered: tuple[bytes, bytes] = (b"", b"")
+    answered: HashSplit
+    unanswered: HashSplit
 
     @classmethod
     def of_file(
@@ -143,41 +161,27 @@ class Division:
 
     @classmethod
     def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
-        """Return the bounds for queries, each with whether a document answers it.
+        """Return the splits of queries, each with whether a document answers it.
 
         Raises:
             DataError: there are too few different queries with an answer.
         """
-        digests: dict[bool, set[bytes]] = {True: set(), False: set()}
+        texts: dict[bool, set[str]] = {True: set(), False: set()}
         for text, is_answered in queries:
-            digests[is_answered].add(_digest(text))
-        count, total = len(digests[True]), sum(map(len, digests.values()))
+            texts[is_answered].add(text)
+        count, total = len(texts[True]), sum(map(len, texts.values()))
         sizes = shares.sizes(count, total)
         if sum(sizes) >= count + (not shares.has_train) or any(
             share and not size for share, size in zip(shares.of(total), sizes, strict=True)
         ):
-            kind = " with an answer" if digests[False] else ""
+            kind = " with an answer" if texts[False] else ""
             what = f"has {count} different queries{kind}, too few to divide into train, dev and test"
             raise DataError(what, where, "give at least 3, or a column `split`")
-        unanswered = len(digests[False])
-        return cls(
-            _bounds(sorted(digests[True]), sizes),
-            _bounds(sorted(digests[False]), shares.sizes(unanswered, total)) if unanswered else (b"", b""),
-        )
+        return cls(HashSplit.of(texts[True], sizes), HashSplit.of(texts[False], shares.sizes(len(texts[False]), total)))
 
     def split_of(self, text: str, is_answered: bool = True) -> str:
         """Return the split of a query."""
-        digest, (test, dev) = _digest(text), self.answered if is_answered else self.unanswered
-        return TEST if digest <= test else DEV if digest <= dev else TRAIN
-
-
-def _bounds(ordered: Sequence[bytes], sizes: tuple[int, int]) -> tuple[bytes, bytes]:
-    test, dev = sizes
-    return ordered[test - 1] if test else b"", ordered[test + dev - 1] if test + dev else b""
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode(errors="replace")).digest()
+        return (self.answered if is_answered else self.unanswered)(text)
 
 
 def few_questions(counts: Mapping[str, int], shares: Shares) -> str:

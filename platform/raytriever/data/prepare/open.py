@@ -21,6 +21,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
+from raytriever.data.formats.division import DEV, TRAIN, HashSplit
 from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
 from raytriever.data.prepare.tokenisation import Tokenisation
@@ -98,7 +99,6 @@ def _below(uri: str, name: str) -> str:
     return f"{root.rstrip('/')}/{name}" + (f"?{query}" if query else "")
 
 
-TRAIN, DEV = "train", "dev"
 _DEV_SHARE, _DEV_QUERIES = 0.1, 1000
 
 
@@ -222,7 +222,7 @@ def lent_dev_line(dataset: RetrievalDataset) -> str:
 
 
 def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
-    """Return the data set with `train` divided into `train` and `dev`, by the hash of the query ids."""
+    """Return the data set with `train` divided into `train` and `dev`, by the hashes of the query ids."""
     train = dataset.judgements[TRAIN]
     queries = np.unique(train.queries)
     if len(queries) < 2:
@@ -247,7 +247,7 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
 
 
 def _held_out(queries: ndarray, dataset: RetrievalDataset) -> list[int]:
-    """Return the queries of `train` that become `dev`: those whose ids have the smallest hashes."""
+    """Return the queries of `train` that become `dev`, by the hashes of their ids."""
     names = {int(query): dataset.queries.ids[int(query)] for query in queries}
-    ordered = sorted(names, key=lambda query: hashlib.sha256(names[query].encode()).digest())
-    return ordered[: min(_DEV_QUERIES, max(1, int(len(ordered) * _DEV_SHARE)))]
+    is_dev = HashSplit.of(names.values(), (0, min(_DEV_QUERIES, max(1, int(len(names) * _DEV_SHARE)))))
+    return [query for query, name in names.items() if is_dev(name) == DEV]

@@ -91,7 +91,8 @@ def assign_splits(
                     splits[first] = split
                     have[split] += questions[first]
     splits |= dict.fromkeys(waiting, TRAIN if shares.has_train else DEV if shares.dev else TEST)
-    by_hash = HashSplit.of_shares(*(_SHARE if share is None else share for share in (shares.test, shares.dev)), seed)
+    test, dev = (_SHARE if share is None else share for share in (shares.test, shares.dev))
+    by_hash = HashSplit.of_shares(test, dev, seed)
     return {path: splits.get(first_of[path]) or by_hash(path) for path in ordered}
 
 

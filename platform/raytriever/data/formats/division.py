@@ -101,8 +101,8 @@ class HashSplit:
     @classmethod
     def of_shares(cls, test: float, dev: float, seed: int = 0) -> HashSplit:
         """Return the split in which each text is test or dev with a probability, whatever other texts there are."""
-        largest = 2**256 - 1
-        return cls(*(min(int(share * 2**256), largest).to_bytes(32) for share in (test, test + dev)), seed)
+        first, second = (min(int(share * 2**256), 2**256 - 1).to_bytes(32) for share in (test, test + dev))
+        return cls(first, second, seed)
 
     def __call__(self, text: str) -> str:
         """Return the split of a text."""

@@ -8,6 +8,7 @@ from raytriever.cli.arguments import ABOVE_0, Parser, add_number, add_output, ad
 from raytriever.cli.suggestions import removed
 from raytriever.config import check_run_name
 from raytriever.errors import ConfigError
+from raytriever.store.disk import disk_errors
 from raytriever.terminal import show, warn
 
 MOST_SEEDS = 100
@@ -21,8 +22,8 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"{words[0]!r} is no file of a study", remedy=remedy)
     arguments = _parser().parse(words)
     file, output = Path(arguments.study), Path(arguments.output)
-    if not file.exists():
-        raise ConfigError("does not exist", str(file), _REMEDY)
+    with disk_errors(file, reading=True):
+        file.stat()  # before anything heavy is imported
 
     from raytriever.evaluation.files import LATEX
     from raytriever.studies.file import load_study

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import analysis as analysis_module
-from abstain import UNTRAINED, claims_of
+from abstain import UNTRAINED, analyze, claims_of
 from analysis import Analysis, analyse
 from measures import POOLED, QuestionReader, SystemMeasures
 from questions import MIXTURE, StudySize, StudySource, write_questions
@@ -22,8 +22,10 @@ from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.metrics.confidence import COMBINED, fit_confidence, held_out_confidence
 from raytriever.metrics.selective import area_under_risk_coverage
 from raytriever.mining.bm25 import Bm25Index
+from raytriever.studies.arm import arm_folder, evaluation_of
 from raytriever.studies.claims import DID_NOT, HELD
 from raytriever.studies.definition import Evaluated, MeasuredDataset
+from raytriever.studies.file import load_study
 
 QUERIES, DOCUMENTS, SEEDS = 120, 200, 3
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
@@ -363,3 +365,43 @@ def test_figures_at_the_threshold_of_the_best_confidence(
     drawn.mkdir()
     assert set(analysis.draw(drawn)) == {"risk-coverage.png"} <= {file.name for file in drawn.iterdir()}
     assert json.dumps(analysis.content, allow_nan=False)
+
+
+STUDY = """
+metrics: success@1
+measured:
+  One: {dataset: q/One, drop_own: false, max_bad_rows: 1.0}
+  One dev: {dataset: q/One, test_split: dev, dev_split: test, drop_own: false, max_bad_rows: 1.0}
+  Other: {dataset: q/Other, drop_own: false, max_bad_rows: 1.0}
+  Other dev: {dataset: q/Other, test_split: dev, dev_split: test, drop_own: false, max_bad_rows: 1.0}
+settings: {data: {dataset: q/mixture}}
+arms:
+  MiniLM, untrained: minilm
+  CL, temperature 1: {loss: {loss: infonce, temperature: 1.0}}
+  MW, temperature 1: {loss: {loss: mw, temperature: 1.0}}
+  "MW + 1 CL, temperature 1": {loss: {loss: mw+infonce, temperature: 1.0}}
+"""
+
+
+@pytest.mark.slow
+def test_a_finished_study_is_analyzed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(analysis_module, "SAMPLES", 30)
+    write(tmp_path / "q")
+    (tmp_path / "study.yaml").write_text(STUDY)
+    output = tmp_path / "out"
+    for arm in load_study(tmp_path / "study.yaml").arms:
+        for seed in range(1 if arm.curriculum is None else 2):
+            folder = arm_folder(output, arm, seed)
+            for dataset in arm.datasets:
+                one = evaluation_of(folder, arm, dataset, seed)
+                write_evaluation(one.folder, one.model, replace(dataset, name=one.dataset), seed, len(arm.name) / 20)
+            (folder / "metrics.json").write_text("{}")
+    analysis = analyze(tmp_path / "study.yaml", output)
+    assert analysis.results.rows == [UNTRAINED, "CL", "MW", "MW+CL"]
+    assert [len(analysis.results.cells[row, POOLED]) for row in analysis.results.rows] == [1, 2, 2, 2]
+    page = (output / "abstain.md").read_text()
+    assert page.count("stated before the run") == 6
+    assert "![Share of wrong documents" in page
+    assert (output / "risk-coverage.png").exists()
+    assert len(json.loads((output / "abstain.json").read_text())["claims"]) == 8

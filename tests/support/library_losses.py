@@ -83,9 +83,7 @@ def loss_of(case: Case, model: Any, cached: bool = False, **more: Any) -> nn.Mod
         arguments |= {"mini_batch_size": 4}
     if "triplet" not in case.settings["loss"]:
         arguments["temperature"] = TEMPERATURE
-    loss: nn.Module = getattr(library, f"{'Cached' if cached and case.name != 'WeightedSumLoss' else ''}{case.name}")(
-        model, **arguments
-    )
+    loss: nn.Module = getattr(library, case.name)(model, **arguments)
     return loss
 
 

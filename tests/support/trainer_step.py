@@ -11,7 +11,7 @@ from sentence_transformers import (
 )
 from tiny_models import text_of
 
-from raytriever.sentence_transformers import CachedMannWhitneyLoss, MannWhitneyLoss
+from raytriever.sentence_transformers import MannWhitneyLoss
 
 ROWS = 8
 
@@ -30,7 +30,6 @@ def main(folder: str, output: str, cached: bool) -> None:
         # Rows 1 and 6, of different processes, share a positive.
         "positive": [text_of(6 + row, 50 + row % 5) for row in range(ROWS)],
     }
-    kind = CachedMannWhitneyLoss if cached else MannWhitneyLoss
     settings = {"mini_batch_size": 2} if cached else {}
     trainer = SentenceTransformerTrainer(
         model=model,
@@ -47,7 +46,7 @@ def main(folder: str, output: str, cached: bool) -> None:
             report_to="none",
         ),
         train_dataset=Dataset.from_dict(rows),
-        loss=kind(model, temperature=0.2, gather_across_devices=processes > 1, **settings),
+        loss=MannWhitneyLoss(model, temperature=0.2, gather_across_devices=processes > 1, **settings),
     )
     trainer.train()
     if trainer.is_world_process_zero():

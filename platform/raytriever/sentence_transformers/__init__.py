@@ -11,16 +11,6 @@ from raytriever.lazy import lazy_names
 if TYPE_CHECKING:
     from raytriever.sentence_transformers.evaluation import PooledAUCEvaluator
     from raytriever.sentence_transformers.losses import (
-        CachedInfoNCELoss,
-        CachedJointLikelihoodLoss,
-        CachedKLLoss,
-        CachedLSEPairLoss,
-        CachedMannWhitneyLoss,
-        CachedMarginMSELoss,
-        CachedRand1Loss,
-        CachedSumMarginalLoss,
-        CachedSymmetricInfoNCELoss,
-        CachedTripletMarginLoss,
         InfoNCELoss,
         JointLikelihoodLoss,
         KLLoss,
@@ -34,7 +24,6 @@ if TYPE_CHECKING:
         WeightedSumLoss,
     )
     from raytriever.sentence_transformers.retrieval_loss import (
-        CachedRetrievalLoss,
         DistributionRegularizer,
         RetrievalLoss,
     )
@@ -55,17 +44,6 @@ if int(_installed.partition(".")[0]) < OLDEST:
     )
 
 __all__ = [
-    "CachedInfoNCELoss",
-    "CachedJointLikelihoodLoss",
-    "CachedKLLoss",
-    "CachedLSEPairLoss",
-    "CachedMannWhitneyLoss",
-    "CachedMarginMSELoss",
-    "CachedRand1Loss",
-    "CachedRetrievalLoss",
-    "CachedSumMarginalLoss",
-    "CachedSymmetricInfoNCELoss",
-    "CachedTripletMarginLoss",
     "DistributionRegularizer",
     "InfoNCELoss",
     "JointLikelihoodLoss",
@@ -84,7 +62,6 @@ __all__ = [
 _MODULES = {
     "raytriever.sentence_transformers.evaluation": ("PooledAUCEvaluator",),
     "raytriever.sentence_transformers.retrieval_loss": (
-        "CachedRetrievalLoss",
         "DistributionRegularizer",
         "RetrievalLoss",
     ),

@@ -1,13 +1,13 @@
 """The losses of raytriever for `SentenceTransformerTrainer`.
 
 `RetrievalLoss` explains the arguments that all losses have, such as `mini_batch_size` for gradient caching.
-`docs/reference/losses.md` has the equations. `CachedX` is the earlier name of `X(..., mini_batch_size=32)`.
+`docs/reference/losses.md` has the equations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from raytriever.sentence_transformers.retrieval_loss import (
     MARGIN_MSE,
     MULTI_POSITIVE,
     TRIPLET,
-    CachedRetrievalLoss,
     RetrievalLoss,
     logger,
 )
@@ -266,23 +265,3 @@ class MarginMSELoss(_TeacherLoss):
             if margins.ndim == 2 and margins.shape[1] == documents - 1:
                 labels = torch.cat([torch.zeros_like(margins[:, :1]), -margins], 1)
         return super()._teacher_scores(labels, documents)
-
-
-def _cached(loss: type[RetrievalLoss]) -> Any:
-    """Return the class of a loss with mini-batches of 32 texts by default, under its earlier name."""
-    text = f"`{loss.__name__}` with gradient caching: `mini_batch_size` is 32 by default."
-    namespace = {"__doc__": text, "__module__": __name__}
-    bases = (CachedRetrievalLoss, loss)
-    return make_dataclass(f"Cached{loss.__name__}", [], bases=bases, eq=False, repr=False, namespace=namespace)
-
-
-CachedMannWhitneyLoss = _cached(MannWhitneyLoss)
-CachedInfoNCELoss = _cached(InfoNCELoss)
-CachedSymmetricInfoNCELoss = _cached(SymmetricInfoNCELoss)
-CachedRand1Loss = _cached(Rand1Loss)
-CachedJointLikelihoodLoss = _cached(JointLikelihoodLoss)
-CachedSumMarginalLoss = _cached(SumMarginalLoss)
-CachedLSEPairLoss = _cached(LSEPairLoss)
-CachedTripletMarginLoss = _cached(TripletMarginLoss)
-CachedKLLoss = _cached(KLLoss)
-CachedMarginMSELoss = _cached(MarginMSELoss)

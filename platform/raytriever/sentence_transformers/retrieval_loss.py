@@ -167,7 +167,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
                 raise ConfigError(f"{size} is out of range", self._where(name), "give at least 1")
         self.uses_gradient_cache = any(size is not None for size in sizes.values())
         if self.uses_gradient_cache and has_static_embedding_input(self.model):
-            remedy = f"use {type(self).__name__.removeprefix('Cached')} without mini_batch_size"
+            remedy = f"use {type(self).__name__} without mini_batch_size"
             raise ConfigError("a StaticEmbedding cannot be cut into mini-batches", self._where("model"), remedy)
         self._built = self._settings(), [self._build()]
 
@@ -275,14 +275,6 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             [loss] = self._built[1]  # in a list, so that it is no part of this module
             value: Tensor = loss(queries, passages, ids, workers).value
         return value
-
-
-@dataclass(eq=False, repr=False)
-class CachedRetrievalLoss(RetrievalLoss):
-    """`RetrievalLoss` with mini-batches of 32 texts by default, under its earlier name."""
-
-    _: KW_ONLY
-    mini_batch_size: int = 32
 
 
 class DistributionRegularizer(nn.Module):

@@ -66,9 +66,8 @@ def model(folder: Path) -> SentenceTransformer:
 
 def test_every_loss_of_the_registry_has_its_classes() -> None:
     assert {case.settings["loss"] for case in CASES} == {*LOSS_NAMES, "mw+infonce"}
-    others = {"DistributionRegularizer", "PooledAUCEvaluator", "WeightedSumLoss"}
-    names = {case.name for case in CASES} - others | {"RetrievalLoss"}
-    assert set(library.__all__) == names | {f"Cached{name}" for name in names} | others
+    others = {"DistributionRegularizer", "PooledAUCEvaluator", "RetrievalLoss"}
+    assert set(library.__all__) == {case.name for case in CASES} | others
     assert all(name in dir(library) and getattr(library, name).__doc__ for name in library.__all__)
 
 
@@ -150,7 +149,7 @@ def test_the_regulariser_is_that_of_our_training(cached: bool, model: SentenceTr
     value.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-9)
     assert equal(gradients(model), theirs)
-    assert loss.get_config_dict() == {"loss": f"{'Cached' * cached}MannWhitneyLoss", "weight": 0.4}
+    assert loss.get_config_dict() == {"loss": "MannWhitneyLoss", "weight": 0.4}
     assert "Out-of-Distribution" in loss.citation
 
 
@@ -237,7 +236,7 @@ def test_half_precision_of_the_encoder_does_not_reach_the_loss(model: SentenceTr
 
 
 def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer) -> None:
-    loss = library.CachedMannWhitneyLoss(model, temperature=0.05, mini_batch_size=8)
+    loss = library.MannWhitneyLoss(model, temperature=0.05, mini_batch_size=8)
     assert loss.get_config_dict() == {
         "temperature": 0.05,
         "reduction": "mean",
@@ -252,7 +251,7 @@ def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer
     assert loss.citation.count("@misc") == 2
     assert "Optimizing What Matters" in loss.citation
     for name in {case.name for case in CASES} - {"WeightedSumLoss"}:
-        plain, cached = getattr(library, name)(model), getattr(library, f"Cached{name}")(model)
+        plain, cached = getattr(library, name)(model), getattr(library, name)(model, mini_batch_size=32)
         assert plain.citation.count("@misc") == 1
         assert cached.citation.startswith(plain.citation)
     assert library.WeightedSumLoss(model).citation == "".join(
@@ -261,11 +260,7 @@ def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer
 
 
 def test_a_mini_batch_size_makes_a_loss_cached(model: SentenceTransformer) -> None:
-    earlier, loss = library.CachedInfoNCELoss(model), library.InfoNCELoss(model, mini_batch_size=32)
-    assert loss.get_config_dict() == earlier.get_config_dict()
-    assert (loss.citation, loss.uses_gradient_cache) == (earlier.citation, earlier.uses_gradient_cache)
-    assert isinstance(earlier, library.InfoNCELoss)
-    assert isinstance(earlier, library.CachedRetrievalLoss)
+    assert library.InfoNCELoss(model, mini_batch_size=32).uses_gradient_cache
     assert "mini_batch_size" not in library.InfoNCELoss(model).get_config_dict()
 
 
@@ -282,7 +277,7 @@ def test_a_mini_batch_size_makes_a_loss_cached(model: SentenceTransformer) -> No
             "WeightedSumLoss(loss_weights): has 1 weights, and mw+infonce has 2 losses",
         ),
         (lambda model: library.MannWhitneyLoss(model, num_positives=0), "MannWhitneyLoss(num_positives): 0 is out of"),
-        (lambda model: library.CachedKLLoss(model, mini_batch_size=0), "CachedKLLoss(mini_batch_size): 0 is out of"),
+        (lambda model: library.KLLoss(model, mini_batch_size=0), "KLLoss(mini_batch_size): 0 is out of"),
         (lambda model: library.KLLoss(model, ids_in_labels=True), "KLLoss(ids_in_labels): the labels are the teacher"),
         (
             lambda model: library.DistributionRegularizer(MultipleNegativesRankingLoss(model), 0.1),

@@ -44,8 +44,8 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     assert len(logs) >= 2
     assert logs[-1]["eval_dev_auc"] > logs[0]["eval_dev_auc"]
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "raytriever.sentence_transformers.losses.CachedMannWhitneyLoss" in card
-    assert "loss:CachedMannWhitneyLoss" in card
+    assert "raytriever.sentence_transformers.losses.MannWhitneyLoss" in card
+    assert "loss:MannWhitneyLoss" in card
     assert '"temperature": 0.01' in card
     assert "Optimizing What Matters" in card
     assert "Pooled AUC" in card

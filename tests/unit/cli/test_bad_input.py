@@ -47,7 +47,6 @@ train --guide minilm --guide-margin 1.5 => 1.5 is out of range; give a value at 
 train --guide ./encodr => --guide ./encodr: no such directory
 train --guide '' => --guide: the path is empty
 train --loss kl => --teacher: --loss kl needs the scores of a teacher; give the directory that `raytriever score` wrote
-train --loss kl => --teacher: --loss kl needs the scores of a teacher; give the directory
 train --loss kl --teacher s --negatives-per-query 2 => s: there are no scores; give a directory that `raytriever score`
 train --loss kl --teacher LETTERS => --negatives-per-query: --loss kl needs hard negatives; give at least 1
 train --loss kl --teacher LETTERS --negatives-per-query 2 --refresh-every 5 => no teacher has scored refreshed negatives

@@ -20,10 +20,6 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.probability import (
     IsotonicMap,
     ScoreMap,
-    _bins,
-    _by_query,
-    _edges,
-    _squared,
     calibration_error,
     calibration_error_of_scores,
     fit_isotonic,
@@ -170,16 +166,6 @@ def test_the_error_by_its_definition() -> None:
     )
     expected = by_loop(bin_of, probabilities - relevant, queries)
     assert calibration_error(probabilities, relevant, queries).value == pytest.approx(np.sqrt(expected))
-
-
-def test_right_probabilities_have_no_error() -> None:
-    """The usual estimate has a mean of 0.18 with 50 queries."""
-    squared, rows = [], np.arange(50)
-    for seed in range(2_000):
-        probabilities, right, _ = draw(seed, 50)
-        bin_of = np.searchsorted(_edges(probabilities, _bins(50)), probabilities, "right")
-        squared.append(_squared(*_by_query(bin_of, probabilities - right, rows), np.ones((1, 50)))[0])
-    assert abs(np.mean(squared)) < 3 * np.std(squared) / np.sqrt(2_000)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +53,7 @@ def test_a_resumed_trial_has_its_earlier_curve() -> None:
     assert report(scheduler, second, 10, 0.5) == TrialScheduler.STOP
 
 
-def test_an_error_in_the_trial_log_ends_the_proposals(tmp_path: Path) -> None:
+def test_an_error_in_the_trial_log_ends_the_proposals() -> None:
     jobs = iter([job(3), None, job(4)])
     ended: list[tuple[int, bool]] = []
 
@@ -74,7 +73,3 @@ def test_an_error_in_the_trial_log_ends_the_proposals(tmp_path: Path) -> None:
     assert ended == [(3, False), (4, True)]
     assert isinstance(proposals.failure, OSError)
     assert proposals.suggest("d") == Searcher.FINISHED
-    # Tune stores no state of the searcher.
-    assert proposals.__getstate__() == {}
-    proposals.save(str(tmp_path / "state"))
-    assert (tmp_path / "state").read_bytes() == b""

@@ -1,19 +1,15 @@
 """Order of the training examples by the settings: shuffled, mixed from several data sets by weights, spread.
 
-1. Each data set has an endless stream of its own. A round of the mixture has as many slots as all data sets have
-   examples. It assigns each turn (one slot, or one batch of slots) to a data set: quotas, shuffled by (seed, round).
-2. After r rounds every data set has had its share of all turns, rounded to an integer. The quotas come from an
-   apportionment that never takes a turn back (Webster 1832, Sainte-Laguë 1910). Those of round r are the difference of
-   two apportionments, so nothing has to be replayed.
+1. Each data set has an endless stream of its own. A round of the mixture has about as many slots as all data sets have
+   examples. It assigns each turn (one slot, or one batch of slots) to a data set, in an order by (seed, round).
+2. Every round has the same quotas: of each data set its share of the turns, rounded, and at least one.
 3. The k-th turn of a data set reads the k-th slot (or batch) of its own stream. So each example occurs once in each
    epoch of its data set, with any weights. The default weights are the sizes; then all epochs end together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import lru_cache
-from math import lcm
 
 import numpy as np
 
@@ -31,26 +27,26 @@ class Mixture:
     `run` is the number of slots of a turn: 1, or the batch size for batches of one data set each.
     """
 
-    def __init__(self, streams: Sequence[Stream], weights: Sequence[int], seed: int, run: int = 1) -> None:
-        self._streams, self._weights, self._seed, self._run = tuple(streams), tuple(weights), seed, run
-        self._turns = -(-sum(stream.size for stream in streams) // run)
+    def __init__(self, streams: Sequence[Stream], weights: Sequence[float], seed: int, run: int = 1) -> None:
+        self._streams, self._seed, self._run = tuple(streams), seed, run
+        turns = -(-sum(stream.size for stream in streams) // run)
+        self._quotas = [max(1, round(weight * turns / sum(weights))) for weight in weights]
         self.epoch = lru_cache(maxsize=2)(self._round)
 
     @property
     def size(self) -> int:
-        """Number of slots of a round: all examples, rounded up to whole turns."""
-        return self._turns * self._run
+        """Number of slots of a round."""
+        return sum(self._quotas) * self._run
 
     def _round(self, number: int) -> Epoch:
         """Return a round; see `order.Stream`. Two rounds are cached."""
-        before, after = (apportion(self._weights, (number + more) * self._turns) for more in (0, 1))
-        owners = np.repeat(np.arange(len(self._streams)), np.subtract(after, before))
-        turns = owners[permutation(self._turns, self._seed, number)]
-        examples, seen_in = (np.empty((self._turns, self._run), dtype=np.int64) for _ in range(2))
+        owners = np.repeat(np.arange(len(self._streams)), self._quotas)
+        turns = owners[permutation(len(owners), self._seed, number)]
+        examples, seen_in = (np.empty((len(owners), self._run), dtype=np.int64) for _ in range(2))
         start = 0
-        for part, stream in enumerate(self._streams):
+        for part, (stream, quota) in enumerate(zip(self._streams, self._quotas, strict=True)):
             mine = turns == part
-            section = read(stream, before[part] * self._run, after[part] * self._run)
+            section = read(stream, number * quota * self._run, (number + 1) * quota * self._run)
             examples[mine] = section.examples.reshape(-1, self._run) + start
             seen_in[mine] = section.seen_in.reshape(-1, self._run)
             start += stream.size
@@ -59,8 +55,8 @@ class Mixture:
         return Epoch(examples.reshape(-1), seen_in.reshape(-1))
 
 
-def parse_weights(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Parse weights such as `2,1` or `0.7,0.3` into integers, one for each data set; the sizes for "".
+def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
+    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set; the sizes for "".
 
     Raises:
         ConfigError: the number of weights differs from the number of data sets, a weight is not above 0, or a data set
@@ -71,40 +67,18 @@ def parse_weights(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if len(words) != len(sizes):
         raise ConfigError(f"{text!r} is {len(words)} for {len(sizes)} data sets", _FLAG, "give one for each, as in 2,1")
-    fractions = []
+    weights = []
     for word, size in zip(words, sizes, strict=True):
         try:
-            weight = Fraction(word)
-        except (ValueError, ZeroDivisionError):
-            weight = Fraction(0)
-        if weight <= 0:
+            weight = float(word)
+        except ValueError:
+            weight = 0.0
+        if not 0 < weight < 1e100:  # also NaN is no weight
             raise ConfigError(f"{word!r} is no weight", _FLAG, "give numbers above 0, as in 2,1")
         if not size:
             raise ConfigError(f"weight {word} is of a data set without training examples", _FLAG, "leave it out")
-        fractions.append(weight)
-    whole = lcm(*(weight.denominator for weight in fractions))
-    return tuple(int(weight * whole) for weight in fractions)
-
-
-def apportion(weights: Sequence[int], turns: int) -> list[int]:
-    """Apportion `turns` by weights (Webster, Sainte-Laguë): with more turns no data set has fewer.
-
-    The result is the first `turns` of one endless ranking of claims: w / (2k + 1) is the claim of weight w to its k-th
-    turn; of equal claims the earlier data set is first. The count starts at the rounded shares and needs at most one
-    step for each data set.
-    """
-    total = sum(weights)
-    # Shares rounded, halves down: all claims above one threshold.
-    had = [(2 * turns * weight + total - 1) // (2 * total) for weight in weights]
-    while sum(had) < turns:
-        claims = [Fraction(weight, 2 * count + 1) for weight, count in zip(weights, had, strict=True)]
-        had[max(range(len(had)), key=lambda part: (claims[part], -part))] += 1
-    while sum(had) > turns:
-        quotients = [
-            Fraction(weight, 2 * count - 1) if count else None for weight, count in zip(weights, had, strict=True)
-        ]
-        had[-min((claim, -part) for part, claim in enumerate(quotients) if claim is not None)[1]] -= 1
-    return had
+        weights.append(weight)
+    return tuple(weights)
 
 
 EXAMPLES, BATCHES = "examples", "batches"

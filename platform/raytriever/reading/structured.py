@@ -16,6 +16,7 @@ import re
 import types
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -142,11 +143,17 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
 
     try:
         text = raw.decode()
-        _check_events(yaml.parse(text, yaml.SafeLoader))
-        return _plain_loader()(text).get_single_data()
+        loader = _plain_loader()(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, {})
+        return loader.construct_document(node)
+    except RecursionError:
+        raise error(f"lists and mappings are nested more than {_MOST_DEPTH} deep", str(file), remedy) from None
     except _Mismatch as mismatch:
         raise error(str(mismatch), str(file), remedy) from None
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as reason:
+    except (yaml.YAMLError, ValueError, OverflowError) as reason:
         raise error(f"is not YAML ({' '.join(str(reason).split())[:300]})", str(file), remedy) from reason
 
 
@@ -258,59 +265,37 @@ def _plain_loader() -> Any:
     return Plain
 
 
-@dataclasses.dataclass
-class _Node:
-    """Open list or mapping of YAML: the number of its values with aliases expanded, and its keys by line."""
+def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return the number of values and the depth of a YAML node, with its aliases written out.
 
-    anchor: str | None
-    is_mapping: bool
-    values: int = 1
-    height: int = 1
-    children: int = 0
-    keys: dict[str, int] = dataclasses.field(default_factory=dict)
+    No value exists yet, because eight lines of aliases may stand for billions of values.
 
+    Args:
+        known: results for lists and mappings by the id of their node; (0, 0) while one is being measured.
 
-def _check_events(events: Any) -> None:
-    """Raise `_Mismatch` for YAML that is nested too deep, has too many values with aliases expanded, or a key twice.
-
-    Only the events are read, so that no value exists yet: eight lines of aliases may stand for billions of values.
+    Raises:
+        _Mismatch: it is too deep, has too many values, holds itself, or has a key twice.
     """
-    import yaml
-
-    open_nodes: list[_Node] = []
-    anchors: dict[str, tuple[int, int]] = {}  # values and height of what each names
-    for event in events:
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append(_Node(event.anchor, isinstance(event, yaml.MappingStartEvent)))
-            size, anchor = (0, 0), None
-        elif isinstance(event, yaml.CollectionEndEvent):
-            node = open_nodes.pop()
-            size, anchor = (node.values, node.height), node.anchor
-        elif isinstance(event, yaml.AliasEvent):
-            if any(node.anchor == event.anchor for node in open_nodes):
-                raise _Mismatch(f"line {line}: *{event.anchor} is used inside of what it names")
-            size, anchor = anchors.get(str(event.anchor), (1, 0)), None
-        elif isinstance(event, yaml.ScalarEvent):
-            size, anchor = (1, 0), event.anchor
-        else:
-            continue
-        if len(open_nodes) + size[1] > _MOST_DEPTH:
-            raise _Mismatch(f"line {line}: lists and mappings are nested more than {_MOST_DEPTH} deep")
-        if anchor:
-            anchors[anchor] = size
-        if open_nodes and size[0]:
-            _count(open_nodes[-1], event, *size, line)
-
-
-def _count(parent: _Node, event: Any, values: int, height: int, line: int) -> None:
-    """Add a complete child to its list or mapping."""
-    parent.values += values
-    parent.height = max(parent.height, height + 1)
-    if parent.values > _MOST_YAML_VALUES:
+    if isinstance(node.value, str):
+        return 1, 0
+    line = node.start_mark.line + 1
+    if id(node) in known:
+        if known[id(node)] == (0, 0):
+            raise _Mismatch(f"line {line}: a value holds an alias of itself")
+        return known[id(node)]
+    known[id(node)] = (0, 0)
+    pairs = [item for item in node.value if isinstance(item, tuple)]  # of a mapping; a list has nodes
+    lines: dict[str, int] = {}
+    for key in (key for key, _ in pairs if isinstance(key.value, str)):
+        if key.value in lines:
+            twice = f"in line {lines[key.value]} and in line {key.start_mark.line + 1}"
+            raise _Mismatch(f"{key.value!r} is given twice, {twice}")
+        lines[key.value] = key.start_mark.line + 1
+    sizes = [_measure(child, known) for child in (chain.from_iterable(pairs) if pairs else node.value)]
+    values, depth = 1 + sum(size[0] for size in sizes), 1 + max((size[1] for size in sizes), default=0)
+    if values > _MOST_YAML_VALUES:
         raise _Mismatch(f"line {line}: there are more than {_MOST_YAML_VALUES:,} values, with aliases written out")
-    if parent.is_mapping and parent.children % 2 == 0 and (key := getattr(event, "value", None)) is not None:
-        if key in parent.keys:
-            raise _Mismatch(f"{key!r} is given twice, in line {parent.keys[key]} and in line {line}")
-        parent.keys[key] = line
-    parent.children += 1
+    if depth > _MOST_DEPTH:
+        raise RecursionError
+    known[id(node)] = values, depth
+    return values, depth

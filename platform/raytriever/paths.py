@@ -85,7 +85,10 @@ class PathKind:
         return self(value)
 
     def check(self, value: str, name: str) -> None:
-        """Raise the error of this kind if a path or an address of a store does not exist; names and other URIs pass."""
+        """Raise the error of this kind if a path or an address of a store does not exist; names and other URIs pass.
+
+        Of a folder in a store the files are copied to this machine, as `parts` says.
+        """
         if not self.missing:
             return
         for part in self._parts(value):
@@ -158,7 +161,7 @@ class PathKind:
 
 
 def check_paths(*settings: Any) -> None:
-    """Report a missing local path in settings, by the kinds that their fields declare; raises the kinds' errors."""
+    """Call `PathKind.check` for the paths in settings, by the kinds that their fields declare."""
     for config in settings:
         for field in dataclasses.fields(config):
             kind, value = field.metadata.get("reads"), getattr(config, field.name)

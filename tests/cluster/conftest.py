@@ -63,7 +63,7 @@ class CommandLine:
             everything: whether all processes of the stage get the signal, as from systemd or a loss of power.
 
         Returns:
-            The ended process and its standard error.
+            The ended process and its standard error, which is empty after SIGKILL.
         """
         process = self.start(stage, *words)
         try:
@@ -71,6 +71,11 @@ class CommandLine:
             for pid in of_session(process.pid) if everything else [process.pid]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, by)
+            if by == signal.SIGKILL:  # processes of its session may hold the other end of its streams
+                process.wait(timeout=120)
+                process.stdout.close()  # type: ignore[union-attr]
+                process.stderr.close()  # type: ignore[union-attr]
+                return process, ""
             _, err = process.communicate(timeout=120)
         finally:
             for pid in of_session(process.pid) if process.poll() is None else ():

@@ -68,7 +68,7 @@ def modified_times(folder: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
-    command_line: Callable, configuration: Path, tiny_encoder: Path
+    command_line: Callable, started: list, configuration: Path, tiny_encoder: Path
 ) -> None:
     cli = command_line()
     words = ["--config", str(configuration), "--output", "run", "--run-name", "whole"]
@@ -82,6 +82,7 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
         assert not (cli.folder / name).exists()
     trained = modified_times(first)
     process = cli.start("train", *words)
+    started.append(process)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     # The finished stage was left alone, the other went on from its checkpoint.

@@ -51,7 +51,9 @@ def started_with(pid: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Callable, space: str) -> None:
+def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(
+    command_line: Callable, started: list, space: str
+) -> None:
     cli = command_line()
     folder = cli.folder / "sweep"
     steps = 300
@@ -73,6 +75,7 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Call
     assert listed is not None
     assert (listed.state, listed.detail) == ("interrupted", f"{len(before)} of 4 trials")
     again = cli.start("tune", *words)
+    started.append(again)
     out, err = again.communicate(timeout=280)
     assert again.returncode == 0, err
 

@@ -22,7 +22,6 @@ from raytriever.reading.regular import irregular
 from raytriever.store.commit import complete
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import copy_of, has_object, is_uri
-from raytriever.store.remote import pull
 
 _LOCAL = "file://"
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -47,7 +46,6 @@ class PathKind:
         optional: whether an empty value in a file means that nothing is given.
         streams: whether the path may be any URI, which is read where it is. Otherwise a URI of an object store is read
             as the path of its copy on this machine.
-        parts: whether a command reads parts of the folder only; otherwise its copy is made complete.
     """
 
     missing: str = ""
@@ -62,7 +60,6 @@ class PathKind:
     suffix: str = ""
     optional: bool = True
     streams: bool = False
-    parts: bool = False
 
     def __call__(self, value: Any) -> str:
         """Expand the paths in a value; raises `ValueError` if it is no text, or empty although it is required."""
@@ -87,16 +84,14 @@ class PathKind:
     def check(self, value: str, name: str) -> None:
         """Raise the error of this kind if a path or an address of a store does not exist; names and other URIs pass.
 
-        Of a folder in a store the files are copied to this machine, as `parts` says.
+        The copy of a folder in a store is made complete.
         """
         if not self.missing:
             return
         for part in self._parts(value):
             bare = self._bare(part)
             path = self.local(bare)
-            if path is not None and self.parts:
-                pull(path)
-            elif path is not None:
+            if path is not None:
                 complete(path)
             if not (_is_there(path, self.folder) if path is not None else has_object(bare)):
                 raise self.error_of_missing(bare, name)
@@ -192,7 +187,7 @@ def _is_there(path: Path, folder: bool) -> bool:
 
 
 OUTPUT = PathKind()
-FILE = PathKind("no such file", "give the path of a file")
+FILE = PathKind("no such file", "give the path of a file", DataError)
 DOCUMENTS = PathKind("no such folder", "give the path or URI of a folder of documents", DataError, streams=True)
 QUESTIONS = PathKind("no such file", "give the path of a CSV, TSV or JSONL file of questions", DataError)
 FOLDER = PathKind("no such folder", "give the path of a folder", folder=True)
@@ -231,5 +226,4 @@ EVALUATION = PathKind("no such evaluation", f"name the {setting('output')} of `r
 PROMPTS = PathKind("no such folder", "give a folder with files such as relevance.txt", folder=True)
 SETTINGS = PathKind("cannot be read (No such file or directory)", "give a YAML file")
 SEARCH_SPACE = replace(SETTINGS, only=r".*/.*|.*\.ya?ml", optional=False)
-RUN_FOLDER = PathKind("no such folder", "give a run's directory, or a folder of runs", folder=True, parts=True)
-RUN = PathKind(parts=True)  # or an id or a filter of MLflow: `compare` tells them apart
+RUN = PathKind()  # checked where it is read: `compare` also takes ids and filters of MLflow, `runs` a folder of runs

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -256,7 +256,7 @@ def csv_table(path: str | os.PathLike[str]) -> Table:
     if not re.search(r"\.[ct]sv(\.gz)?$", file, re.IGNORECASE):
         raise DataError("is no CSV or TSV file, and only these have columns to name", file, "leave the names out")
     if not is_uri(file):
-        replace(FILE, error=DataError).check(file, "dataset")
+        FILE.check(file, "dataset")
     table = TableFile.open(file)
 
     def rows() -> Iterator[Row]:

@@ -21,6 +21,7 @@ from raytriever.reading.structured import parse_json, read_json, read_yaml
 from raytriever.store.commit import MANIFEST, one_writer, remove
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import owner_of
+from raytriever.store.remote import pull
 from raytriever.tracking.steps import stage_folders
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
@@ -78,6 +79,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
     """Return the entries of folders: the folder itself if it is an entry, else the entries directly below it."""
     entries: list[RunEntry] = []
     for folder in folders:
+        pull(folder)  # without large files such as checkpoints
         if not folder.is_dir():
             raise ConfigError("no such folder", str(folder), "give a run directory, or a folder of run directories")
         entry = read_run(folder)

@@ -37,7 +37,7 @@ CASES = [
     *(("score", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--negatives", "--run")),
     *(("index", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
     ("study", [f"{MISSING}.yaml", *_OUT]),
-    *(("runs", [action, MISSING]) for action in ("list", "show", "clean")),
+    *(("runs", [action, MISSING]) for action in ("list", "clean")),
     *(("export", [*_OUT, flag, MISSING]) for flag in ("--model", "--evaluation")),
     *(("annotate", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--candidates", "--prompts")),
     *(("annotate", [*_OUT, "--candidates", "dense", flag, MISSING]) for flag in ("--model", "--embeddings")),

@@ -19,7 +19,7 @@ from raytriever.operation.runs import (
     remove_checkpoints,
 )
 from raytriever.options import did_you_mean
-from raytriever.paths import RUN_FOLDER, runs_folder
+from raytriever.paths import RUN, runs_folder
 from raytriever.store.capacity import format_size
 from raytriever.store.lock import InUseError
 from raytriever.terminal import show, warn
@@ -109,7 +109,7 @@ def _parser() -> Parser:
     parser = Parser("runs", "List run directories, or remove checkpoints that are no longer needed.")
     parser.add_argument("action", metavar="|".join(ACTIONS), help="list runs, or clean runs of checkpoints")
     folders = "run directories, or folders of them (default: RAYTRIEVER_RUNS, or runs/)"
-    add_path(parser, "folders", RUN_FOLDER, "FOLDER", folders, nargs="*", default=[])
+    add_path(parser, "folders", RUN, "FOLDER", folders, nargs="*", default=[])
     parser.add_argument("--finished", action="store_true", help="clean: remove the checkpoints of finished runs")
     parser.add_argument("--interrupted", action="store_true", help="clean: remove the checkpoints of interrupted runs")
     parser.add_argument("--yes", action="store_true", help="clean: remove without asking")

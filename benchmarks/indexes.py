@@ -26,7 +26,7 @@ from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.graph import mark_reachable
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import at_recall, measure, one_thread
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from synthetic import control

@@ -22,10 +22,12 @@ import torch
 from numpy import ndarray
 
 from ends import End, add_device, check_device, parser, report
-from raytriever.index.exact.search import top_k, top_k_of_blocks
+from raytriever.index.exact import Corpus, top_k, top_k_of_blocks
+from raytriever.index.ranking import TieOrder
 
 DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
 SHARD = 25_000
+TURNS = 7  # of each case of the grid
 FIRST = 20_000  # documents of a search that only loads libraries
 
 
@@ -86,7 +88,7 @@ def against_faiss(repeats: int) -> dict[str, End]:
         queries, documents = vectors(kind == "clustered")
         index = faiss.IndexFlatIP(WIDTH)
         index.add(documents)
-        result = top_k(queries, documents, K, ties)  # compiles, or reads what was compiled
+        result = top_k(queries, documents, K, ties)
         if kind == "unstructured":
             good = right(queries, documents, result)
             ends["ranking is that of float64 products"] = End(float(good), "1", good)
@@ -104,7 +106,32 @@ def against_faiss(repeats: int) -> dict[str, End]:
             ends[f"{name}: processor seconds / IndexFlatIP's (x)"] = End(processor, "reported", True)
             ends[f"{name}: wall seconds"] = End(seconds, "reported", True)
             ends[f"{name}: processor seconds"] = End(busy, "reported", True)
-    return ends | other_ways(*vectors(clustered=False), ties)
+    return ends | other_ways(*vectors(clustered=False), ties) | grid()
+
+
+def grid() -> dict[str, End]:
+    """Compare the time with FAISS for few and many queries, passages and results."""
+    import faiss
+
+    queries, documents = vectors(clustered=False)
+    ends = {}
+    for size in (10_000, 100_000):
+        index = faiss.IndexFlatIP(WIDTH)
+        index.add(documents[:size])
+        corpus = Corpus(lambda size=size: [(0, documents[:size])], TieOrder.of(np.arange(size)))  # type: ignore[misc]
+        for count in (1, 20, 100, 1_000):
+            for k in (10, 100, 1_000):
+                some = queries[:count]
+                wall, processor, *_ = ratios(
+                    lambda corpus=corpus, some=some, k=k: corpus.top_k(some, k),  # type: ignore[misc]
+                    lambda index=index, some=some, k=k: index.search(some, k),  # type: ignore[misc]
+                    TURNS,
+                )
+                name = f"{count:,} queries, {size:,} passages, k = {k:,}"
+                wanted = "at most 1.3" if k < K else "reported"
+                ends[f"{name}: wall seconds / IndexFlatIP's (x)"] = End(wall, wanted, wall <= 1.3 or k == K)
+                ends[f"{name}: processor seconds / IndexFlatIP's (x)"] = End(processor, "reported", True)
+    return ends
 
 
 def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str, End]:
@@ -173,6 +200,7 @@ def main() -> None:
     """Measure and report."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
+    arguments.add_argument("--grid", action="store_true", help="only 1 to 1,000 queries of 10,000 and 100,000 passages")
     arguments.add_argument("--memory", action="store_true", help="only print what memory a search takes")
     add_device(arguments)
     options = arguments.parse_args()
@@ -183,6 +211,9 @@ def main() -> None:
         return
     if options.memory:
         memory()
+        return
+    if options.grid:
+        report(f"search, width {WIDTH}, {torch.get_num_threads()} threads", grid(), options.json)
         return
     title = f"search {DOCUMENTS:,} x {WIDTH}, {QUERIES:,} queries, {torch.get_num_threads()} threads"
     report(title, memory_end() | against_faiss(options.repeats), options.json)

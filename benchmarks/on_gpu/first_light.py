@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from on_gpu import training
 from on_gpu.measuring import seconds_of
 from on_gpu.models import write_model
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.mw.cuda import kernels_of
 from raytriever.models.varlen import attention

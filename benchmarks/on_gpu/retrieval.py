@@ -17,7 +17,7 @@ from on_gpu.models import contents, words_of, write_model
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.encoding.encode import batches, encode_texts, token_budget
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.index.exact.search import Corpus, top_k
+from raytriever.index.exact import Corpus, top_k
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.finders import Embeddings

@@ -41,7 +41,7 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
 from raytriever.evaluation.systems import evaluate_retriever
-from raytriever.index.exact.search import Corpus, tie_order
+from raytriever.index.exact import Corpus, tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index

@@ -11,7 +11,7 @@ from sham_device import CUDA, Counts, sham_device
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 from raytriever.losses import scores as panels
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig

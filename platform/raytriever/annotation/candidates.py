@@ -29,7 +29,7 @@ from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import DataError
-from raytriever.index.exact.search import tie_order
+from raytriever.index.exact import tie_order
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig

@@ -38,11 +38,8 @@ class Index:
     """
 
     def __init__(self, kind: str, searcher: PassageIndex) -> None:
-        from raytriever.index.score import compile_scores
-
         self.kind, self._searcher = kind, searcher
-        # No search of the program waits for compiling, for norms or for the order of ids.
-        compile_scores()
+        # No search of the program waits for norms or for the order of ids.
         searcher.search(["warm up"], 1)
 
     def __len__(self) -> int:

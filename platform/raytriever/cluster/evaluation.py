@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 import torch
-from jaxtyping import Float32, Int64, UInt64
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -44,7 +44,7 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, UserError
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.systems import RetrievalBackend, evaluate_retriever
-from raytriever.index.exact.search import Corpus
+from raytriever.index.exact import Corpus
 from raytriever.index.ranking import NONE, TieOrder, merge_keys
 from raytriever.index.score import check_finite
 from raytriever.models.config import ModelConfig
@@ -66,7 +66,6 @@ def search_in_actors(
     queries: Float32[ndarray, "queries width"],
     k: int,
     ties: Int64[ndarray, " documents"],
-    exclude: Int64[ndarray, " queries"] | None = None,
     *,
     pool: ActorPool,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
@@ -94,7 +93,7 @@ def search_in_actors(
         for number in range(min(pool.most, shards))
     ]
     try:
-        for rows, keys in ranked_batches([actor.search.remote for actor in actors], queries, k, order, exclude):
+        for rows, keys in ranked_batches([actor.search.remote for actor in actors], queries, k, order):
             best[rows] = merge_keys([best[rows], keys], k)
     except RayTaskError as error:
         if isinstance(error.cause, UserError):
@@ -113,18 +112,18 @@ def search_in_actors(
 
 
 def ranked_batches(
-    searches: Sequence[Callable[..., Any]], queries: ndarray, k: int, order: TieOrder, exclude: ndarray | None = None
+    searches: Sequence[Callable[..., Any]], queries: ndarray, k: int, order: TieOrder
 ) -> Iterator[tuple[slice, Any]]:
     """Yield a slice of the queries and the result of one actor for them, in order of arrival.
 
-    Each of `searches` calls one actor with references to a batch (queries, exclude), to k and to the tie order.
+    Each of `searches` calls one actor with references to a batch of queries, to k and to the tie order.
     """
     shared_order = ray.put(order)
     size = max(1, RESULT_BYTES // (8 * max(1, k)))
     waiting: dict[Any, slice] = {}
     for start in range(0, len(queries), size):
         rows = slice(start, start + size)
-        batch = ray.put((queries[rows], None if exclude is None else exclude[rows]))
+        batch = ray.put(queries[rows])
         waiting |= {search(batch, k, shared_order): rows for search in searches}
         while len(waiting) > (BATCHES_AHEAD - 1) * len(searches):
             yield _next(waiting)
@@ -146,11 +145,10 @@ class _Searcher:
         self._path, self._shards = Path(path), shards
         self._corpus: Corpus | None = None
 
-    def search(self, batch: tuple[ndarray, ndarray | None], k: int, order: TieOrder) -> UInt64[ndarray, "batch k"]:
+    def search(self, queries: Float32[ndarray, "batch width"], k: int, order: TieOrder) -> Int64[ndarray, "batch k"]:
         """Return the k best of its documents for each query, as keys."""
         self._corpus = self._corpus or self._open(order)
-        queries, exclude = batch
-        return self._corpus.keys(queries, k, exclude)
+        return self._corpus.keys(queries, k)
 
     def _open(self, order: TieOrder) -> Corpus:
         store = EmbeddingStore.open(self._path)

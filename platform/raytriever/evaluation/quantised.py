@@ -24,7 +24,7 @@ from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, aim_text
 from raytriever.evaluation.request import StoredForm
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries
-from raytriever.index.exact.search import top_k_of_blocks
+from raytriever.index.exact import top_k_of_blocks
 from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
 from raytriever.index.score import pair_scores
 from raytriever.metrics.calibration import achieve_pairs, best_f1_threshold

@@ -25,7 +25,7 @@ from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.protocol import JudgedQueries, Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, StoredForm
-from raytriever.index.exact.search import tie_order, top_k
+from raytriever.index.exact import tie_order, top_k
 from raytriever.index.score import pair_scores
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, Integer
 from numpy import ndarray
 
-from raytriever.index.exact.search import Blocks, top_k_of_blocks
+from raytriever.index.exact import Blocks, top_k_of_blocks
 from raytriever.index.score import pair_scores
 
 FP32, INT8, UBINARY = "fp32", "int8", "ubinary"
@@ -88,9 +88,9 @@ class QuantisedDocuments:
     """Documents that are searched by their codes.
 
     Args:
-        blocks: returns the blocks of the embeddings in fp32, see `index.exact.search.top_k_of_blocks`.
+        blocks: returns the blocks of the embeddings in fp32, see `index.exact.top_k_of_blocks`.
         read: returns the embeddings of some documents in fp32.
-        ties: result of `index.exact.search.tie_order`.
+        ties: result of `index.exact.tie_order`.
     """
 
     quantiser: Quantiser

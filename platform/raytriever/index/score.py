@@ -1,46 +1,31 @@
-"""Scores of query-document pairs: exact scores, and proven bounds of the error of quick scores.
+"""Scores of query-document pairs: the dot product, rounded to float64 and then to float32.
 
-The exact score is the dot product in float64, rounded to float32, and one routine computes it for all callers. The
-product of two float32 numbers is exact in float64. The order of the sums depends on the width alone: element i is
-added to elements i + h, i + 2h, ... with h an eighth of the width, then halves are folded. So a score is within one
-rounding of the true dot product, and it has the same bits in every block, shard, thread, device and processor.
-
-Quick scores come from a matrix product, in float32, or on a GPU in bf16. Let q = q' + r and d = d' + s, where q' and d'
-are the factors (rounded to bf16, or r = s = 0), and let n be the width:
-
-    |q·d - q'·d'|           <= |r| |d| + |q'| |s|            (Cauchy-Schwarz)
-    |q'·d' - its float32 sum| <= γ |q'| |d'|, γ = m u / (1 - m u), u = 2^-24, m = n + 16, in any order of summation
-                                                             (Higham, Accuracy and Stability, section 3.1)
-    the score's own rounding  <= (2^-24 + n 2^-53) |q| |d|
-    numbers below 2^-126 may be replaced by 0, in the factors and in the products
-
-So |score - quick| <= a |d| + b |s| + c. The norms are measured, not assumed. For a norm above 2^60
-float32 might overflow, and the bound is infinite."""
+The product of two float32 numbers is exact in float64, but a sum of products depends on the order of its additions. In
+any order its error is at most (n + 2) 2^-53 |q| |d| for vectors of n components (Higham, Accuracy and Stability,
+section 3.1). A sum that rounds to one float32 number with and without this error needs no order. The others, about two
+of 100,000, are summed exactly. So a score has the same bits in every block, shard, thread, device and library."""
 
 from __future__ import annotations
 
+import math
 import os
-from typing import TypeVar
+import warnings
+from collections.abc import Callable
 
-import numba
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from numpy import ndarray
+from torch import Tensor
 
 from raytriever.errors import ConfigError, ModelError
-from raytriever.models.precision import choose_precision
 from raytriever.threads import in_threads
 
-LARGEST_NORM = 2.0**60
-UNIT = 2.0**-24  # of float32
-_TINY = 2.0**-126
-Values = TypeVar("Values", ndarray, torch.Tensor)
-# Pairs that torch scores in less time than compiling takes, and those that it scores at a time.
-FEW_PAIRS, _PIECE = 1 << 15, 512
-# Covers the rounding errors of the bound itself.
-_SLACK = 1 + 1e-6
-_CHECKED_ROWS = 1 << 16
+_CHECKED_ROWS, _GATHERED_ROWS = 1 << 16, 1 << 12
+# Components that are multiplied at a time on a CPU: they stay in the cache.
+_CPU_PIECE = 1 << 15
+# Embeddings are memory-mapped, and nothing here writes to them.
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
 def pair_scores(
@@ -57,95 +42,86 @@ def pair_scores(
     for rows, vectors in ((query_rows, queries), (document_rows, documents)):
         if len(rows) and (rows.min() < 0 or rows.max() >= len(vectors)):
             raise IndexError(f"rows must be in [0, {len(vectors)})")
-    scores = np.empty(len(query_rows), np.float32)
-    if len(query_rows) <= FEW_PAIRS:
-        for start in range(0, len(scores), _PIECE):
-            piece = slice(start, start + _PIECE)
-            left, right = (
-                torch.from_numpy(vectors[rows[piece]].astype(np.float32, copy=False))
-                for rows, vectors in ((query_rows, queries), (document_rows, documents))
-            )
-            scores[piece] = exact_scores(left, right[:, None])[:, 0].numpy()
-        return scores
-    in_threads(_score_pairs, len(scores), read_only(queries), read_only(documents), query_rows, document_rows, scores)
-    return scores
+    left, right = (torch.from_numpy(as_float32(values)) for values in (queries, documents))
+    of, to = torch.from_numpy(query_rows), torch.from_numpy(document_rows)
+    lengths = norms(left)[of] * torch.cat([norms(right[rows]) for rows in to.split(_GATHERED_ROWS)])
+    return scores_of_pairs(left, right, of, to, lengths).numpy()
 
 
-def compile_scores() -> None:
-    """Compile `pair_scores` for many pairs, or load its code, so that no search waits for it."""
-    none, vectors = np.zeros(0, np.int64), read_only(np.zeros((0, 8), np.float32))
-    _score_pairs(0, 0, vectors, vectors, none, none, np.zeros(0, np.float32))
+def as_float32(vectors: ndarray) -> Float32[ndarray, "rows width"]:
+    """Return contiguous float32 embeddings, without a copy if they are that already."""
+    return np.ascontiguousarray(vectors, np.float32)
 
 
-def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
-    """Return a read-only view, like memory-mapped embeddings: numba compiles writable arrays separately."""
-    view = np.ascontiguousarray(vectors, np.float32).view()
-    view.flags.writeable = False
-    return view
+def norms(vectors: Float32[Tensor, "rows width"]) -> Float64[Tensor, " rows"]:
+    """Return upper bounds of the norms, not finite for a vector that is not.
 
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _score_pairs(first, last, queries, documents, query_rows, document_rows, scores):  # type: ignore[no-untyped-def]
-    sums = np.empty(queries.shape[1])
-    for pair in range(first, last):
-        query = queries[query_rows[pair]].astype(np.float64)
-        scores[pair] = dot(query, documents[document_rows[pair]], sums)
-
-
-@numba.njit(cache=True, error_model="numpy")
-def dot(query, document, sums):  # type: ignore[no-untyped-def]
-    """Return the score of a float64 copy of a query and a float32 document; `sums` is a buffer of width // 8."""
-    width = len(query)
-    h = width // 8
-    for i in range(h):
-        sums[i] = (
-            (query[i] * np.float64(document[i]) + query[i + h] * np.float64(document[i + h]))
-            + (query[i + 2 * h] * np.float64(document[i + 2 * h]) + query[i + 3 * h] * np.float64(document[i + 3 * h]))
-        ) + (
-            (query[i + 4 * h] * np.float64(document[i + 4 * h]) + query[i + 5 * h] * np.float64(document[i + 5 * h]))
-            + (query[i + 6 * h] * np.float64(document[i + 6 * h]) + query[i + 7 * h] * np.float64(document[i + 7 * h]))
-        )
-    total = 0.0
-    for i in range(8 * h, width):
-        total += query[i] * np.float64(document[i])
-    while h > 8:
-        half = (h + 1) // 2
-        for i in range(h - half):
-            sums[i] = sums[i] + sums[i + half]
-        h = half
-    for i in range(h):
-        total += sums[i]
-    # Turn -0 into 0, so that both have equal bits.
-    return np.float32(total) + np.float32(0)
-
-
-def exact_scores(
-    queries: Float32[torch.Tensor, "queries width"], documents: Float32[torch.Tensor, "queries some width"]
-) -> Float32[torch.Tensor, "queries some"]:
-    """Return the scores of each query and its own documents, by torch on any device, with the bits of `dot`.
-
-    Each addition is an operation of its own on whole tensors, so no compiler changes their order.
+    They cover what sums of squares in float32 lose: less than 1 %, and numbers below 2^-63.
     """
-    products = queries.double()[:, None] * documents
-    width = queries.shape[1]
-    h = width // 8
-    total = products.new_zeros(products.shape[:-1])
-    for i in range(8 * h, width):
-        total += products[..., i]
-    p = [products[..., i * h : (i + 1) * h] for i in range(8)]
-    sums = ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]))
-    while h > 8:
-        half = (h + 1) // 2
-        sums[..., : h - half] += sums[..., half:h]
-        h = half
-    for i in range(h):
-        total += sums[..., i]
-    return total.float() + 0
+    quick = torch.linalg.vector_norm(vectors, dim=1).double() * 1.01 + 2.0**-50
+    if bool(quick.isfinite().all()):
+        return quick
+    return torch.linalg.vector_norm(vectors.double(), dim=1) * 1.01
 
 
-def quick_precision(device: torch.device) -> str:
-    """Return `bf16` or `fp32`, the type that this device multiplies faster."""
-    return choose_precision(None, device)
+def scores_of_pairs(
+    queries: Float32[Tensor, "queries width"],
+    documents: Float32[Tensor, "documents width"],
+    of: Int64[Tensor, " pairs"],
+    to: Int64[Tensor, " pairs"],
+    lengths: Float64[Tensor, " pairs"],
+    gpu_bytes: int = 0,
+) -> Float32[Tensor, " pairs"]:
+    """Return the scores of pairs of rows on any device.
+
+    Args:
+        lengths: upper bounds of the products of their norms.
+        gpu_bytes: of temporary tensors on a GPU.
+    """
+    sums = torch.empty_like(lengths)
+    if queries.device.type == "cpu":
+        # By NumPy in threads of ours: torch synchronizes its threads after each of these small operations.
+        in_threads(_sum_pairs, len(of), *(values.numpy() for values in (queries, documents, of, to, sums)))
+    else:
+        step = max(1, gpu_bytes // (32 * max(1, queries.shape[1])))
+        for start in range(0, len(of), step):
+            pairs = slice(start, start + step)
+            sums[pairs] = (queries[of[pairs]].double() * documents[to[pairs]]).sum(1)
+    return round_sums(sums, lengths, queries, documents, lambda chosen: (of[chosen], to[chosen]))
+
+
+def _sum_pairs(first: int, last: int, queries, documents, of, to, sums) -> None:  # type: ignore[no-untyped-def]
+    step = max(1, _CPU_PIECE // max(1, queries.shape[1]))
+    for start in range(first, last, step):
+        pairs = slice(start, min(start + step, last))
+        left, right = queries.take(of[pairs], 0), documents.take(to[pairs], 0)
+        np.einsum("pw,pw->p", left, right, dtype=np.float64, out=sums[pairs])
+
+
+def round_sums(
+    sums: Float64[Tensor, "*shape"],
+    lengths: Float64[Tensor, "*shape"],
+    queries: Float32[Tensor, "queries width"],
+    documents: Float32[Tensor, "documents width"],
+    rows: Callable[[Bool[Tensor, "*shape"]], tuple[Tensor, Tensor]],
+) -> Float32[Tensor, "*shape"]:
+    """Return the scores of pairs.
+
+    Args:
+        sums: their products, summed in float64 in any order.
+        lengths: upper bounds of the products of their norms.
+        rows: returns the rows of the queries and documents of a selection of the pairs.
+    """
+    errors = lengths * ((queries.shape[1] + 2) * 2.0**-53)
+    is_unsure = ((sums - errors).float() != (sums + errors).float()) & sums.isfinite()
+    if bool(is_unsure.any()):
+        of, to = rows(is_unsure)
+        exact: list[float] = []
+        for some, others in zip(of.split(_GATHERED_ROWS), to.split(_GATHERED_ROWS), strict=True):
+            products = queries[some].double() * documents[others]
+            exact += [math.fsum(row.tolist()) for row in products.cpu().numpy()]
+        sums = sums.masked_scatter(is_unsure, sums.new_tensor(exact))
+    return sums.float() + 0  # -0 becomes 0
 
 
 def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, positions: ndarray | None = None) -> None:
@@ -167,24 +143,6 @@ def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: n
             f"the embedding of {name} {positions[np.argmin(finite)]} is not finite",
             remedy="the encoder's weights are broken or overflow in bf16: train or load them again, and encode again",
         )
-
-
-def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT) -> tuple[Values, Values, Values]:
-    """Return the terms a, b and c of the error bound, of the shape of the norms.
-
-    Args:
-        norms: Norms of the queries, in float64.
-        residuals: norms of their rounding errors.
-        unit: largest relative error of one addition of the matrix product.
-    """
-    terms = width + 16
-    gamma = terms * unit / (1 - terms * unit)
-    own = UNIT + width * 2.0**-53
-    root = width**0.5
-    a = residuals + gamma * 2 * (norms + residuals) + own * norms + 2 * _TINY * root
-    b = norms + residuals
-    c = _TINY * (2 * root * (norms + residuals) + 4 * width)
-    return a * _SLACK, b * _SLACK, c * _SLACK
 
 
 # The threads of OpenMP do not survive a fork: FAISS and torch would hang there.

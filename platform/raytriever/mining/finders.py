@@ -23,7 +23,7 @@ from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.order import words
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, ModelError, setting
-from raytriever.index.exact.search import Corpus, tie_order
+from raytriever.index.exact import Corpus, tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.index.score import pair_scores
 from raytriever.mining.bm25 import Bm25Index
@@ -58,9 +58,9 @@ DocumentEmbeddings = EmbeddingStore | ArrayEmbeddings
 
 
 class SearchedCorpus(Protocol):
-    """Corpus for several searches; see `index.exact.search.Corpus`."""
+    """Corpus for several searches; see `index.exact.Corpus`."""
 
-    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> UInt64[ndarray, "queries k"]:
+    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys."""
 
     def is_copied_again(self, width: int) -> bool:
@@ -171,7 +171,7 @@ class DenseFinder:
     excluded: ExcludedDocuments
     open_corpus: OpenCorpus = open_here
     # Queries that were searched last, and their rankings; empty before the first search.
-    _ahead: list[tuple[Int64[ndarray, " queries"], UInt64[ndarray, "queries k"]]] = field(default_factory=list)
+    _ahead: list[tuple[Int64[ndarray, " queries"], Int64[ndarray, "queries k"]]] = field(default_factory=list)
 
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
         """Find candidates; see `MiningInputs.find`."""
@@ -183,7 +183,7 @@ class DenseFinder:
         scores, documents = self.order.read(keys)
         return documents, scores
 
-    def _keys_from_ahead(self, rows: Int64[ndarray, " block"], depth: int) -> UInt64[ndarray, "block k"]:
+    def _keys_from_ahead(self, rows: Int64[ndarray, " block"], depth: int) -> Int64[ndarray, "block k"]:
         """Return rankings at least as deep as needed, from a search of these and of later queries."""
         if not self._ahead or not np.isin(rows, self._ahead[0][0]).all():
             together = self._queries_from(rows, depth)

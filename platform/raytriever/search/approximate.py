@@ -32,7 +32,7 @@ from raytriever.index.approximate.faiss_finders import POINTS, default_code_byte
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
-from raytriever.index.exact.search import tie_order, top_k
+from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever

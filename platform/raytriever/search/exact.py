@@ -22,7 +22,7 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
-from raytriever.index.exact.search import Corpus, tie_order, top_k_of_blocks
+from raytriever.index.exact import Corpus, tie_order, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
 from raytriever.models.config import ModelConfig
@@ -39,11 +39,10 @@ def search_store(
     queries: Float32[ndarray, "queries width"],
     k: int,
     ties: Int64[ndarray, " documents"],
-    exclude: Int64[ndarray, " queries"] | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """Search a store exactly, with one shard in memory at a time; see `index.exact.search.top_k_of_blocks`."""
+    """Search a store exactly, with one shard in memory at a time; see `index.exact.top_k_of_blocks`."""
     check_fits(store, queries, ties)
-    return top_k_of_blocks(queries, searchable_blocks(store), k, ties, exclude)
+    return top_k_of_blocks(queries, searchable_blocks(store), k, ties)
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:

@@ -25,6 +25,6 @@ def test_a_searcher_opens_its_documents_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(evaluation, "searchable_blocks", lambda store, shards: [(0, documents)])
     searcher, order = _Searcher("store", [0], 1), TieOrder.of(np.arange(6))
     for row in (4, 2):
-        _, best = order.read(searcher.search((documents[[row]], None), 1, order))
+        _, best = order.read(searcher.search(documents[[row]], 1, order))
         assert best.tolist() == [[row]]
     assert len(opened) == 1

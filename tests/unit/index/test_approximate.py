@@ -20,7 +20,7 @@ from raytriever.index.approximate.index import ApproximateIndex, Finder, recall
 from raytriever.index.approximate.roargraph import RoarGraph
 from raytriever.index.approximate.store import KINDS, index_directory, read_index
 from raytriever.index.approximate.vamana import Vamana
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 from raytriever.index.score import check_finite
 from raytriever.reading.arrays import read_array
 
@@ -49,9 +49,8 @@ def index_of(finder: Finder, effort: int = 40) -> ApproximateIndex:
     )
 
 
-def exact(queries: ndarray, k: int, exclude: ndarray | None = None) -> tuple[ndarray, ndarray]:
-    rows = None if exclude is None else np.where(exclude < 0, -1, exclude // 2)
-    scores, ranking = top_k(queries, SET.documents, k, np.arange(1_200)[::-1].copy(), rows)
+def exact(queries: ndarray, k: int) -> tuple[ndarray, ndarray]:
+    scores, ranking = top_k(queries, SET.documents, k, np.arange(1_200)[::-1].copy())
     return scores, np.where(ranking < 0, -1, 2 * ranking)
 
 
@@ -59,10 +58,8 @@ def exact(queries: ndarray, k: int, exclude: ndarray | None = None) -> tuple[nda
 def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: Path) -> None:
     queries = np.concatenate([SET.shifted, SET.unshifted])
     index = index_of(BUILD[kind](1))
-    exclude = np.where(np.arange(80) % 2, exact(queries, 1)[1][:, 0], -1)
-    scores, ranking = index.search(queries, 10, exclude)
-    true_scores, true = exact(queries, 10, exclude)
-    assert (ranking != exclude[:, None]).all()
+    scores, ranking = index.search(queries, 10)
+    true_scores, true = exact(queries, 10)
     assert recall(ranking, true).mean() >= FOUND[kind]
     whole = (ranking == true).all(1)
     assert whole.mean() > 0.2
@@ -73,7 +70,7 @@ def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: 
     assert again.effort == 40
     assert again.finder.bytes == index.finder.bytes
     assert (again.finder.bytes > 0) == (kind != "flat")
-    assert [array.tobytes() for array in again.search(queries, 10, exclude)] == [scores.tobytes(), ranking.tobytes()]
+    assert [array.tobytes() for array in again.search(queries, 10)] == [scores.tobytes(), ranking.tobytes()]
 
 
 def test_embeddings_of_an_index_are_written_and_mapped(tmp_path: Path) -> None:
@@ -175,25 +172,24 @@ def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: i
             finder=finder, embeddings=documents, documents=np.arange(count), ties=ties, effort=effort
         )
         for k in sorted({1, max(1, count // 3), max(1, count - 1), count, count + 1, 3 * count}):
-            for exclude in (None, rng.integers(-1, count, 20)):
-                scores, ranking = index.search(queries, k, exclude)
-                true_scores, true = top_k(queries, documents, k, ties, exclude)
-                if 2 * k >= count:
-                    assert (ranking.tobytes(), scores.tobytes()) == (true.tobytes(), true_scores.tobytes())
-                assert ranking.shape == true.shape
-                assert ((ranking >= -1) & (ranking < count)).all()
-                all_scores, all_found = top_k(queries, documents, count, ties, exclude)
-                score_of = np.full((20, count), -np.inf, np.float32)
-                rows, places = np.nonzero(all_found >= 0)
-                score_of[rows, all_found[rows, places]] = all_scores[rows, places]
-                for row in range(20):
-                    here = ranking[row][ranking[row] >= 0]
-                    assert len(set(here)) == len(here)
-                    assert (ranking[row, : len(here)] >= 0).all()
-                    assert (scores[row, : len(here)] == score_of[row, here]).all()
-                    assert (scores[row, len(here) :] == -np.inf).all()
-                    keys = list(zip(-scores[row, : len(here)], ties[here], strict=True))
-                    assert keys == sorted(keys)
+            scores, ranking = index.search(queries, k)
+            true_scores, true = top_k(queries, documents, k, ties)
+            if 2 * k >= count:
+                assert (ranking.tobytes(), scores.tobytes()) == (true.tobytes(), true_scores.tobytes())
+            assert ranking.shape == true.shape
+            assert ((ranking >= -1) & (ranking < count)).all()
+            all_scores, all_found = top_k(queries, documents, count, ties)
+            score_of = np.full((20, count), -np.inf, np.float32)
+            rows, places = np.nonzero(all_found >= 0)
+            score_of[rows, all_found[rows, places]] = all_scores[rows, places]
+            for row in range(20):
+                here = ranking[row][ranking[row] >= 0]
+                assert len(set(here)) == len(here)
+                assert (ranking[row, : len(here)] >= 0).all()
+                assert (scores[row, : len(here)] == score_of[row, here]).all()
+                assert (scores[row, len(here) :] == -np.inf).all()
+                keys = list(zip(-scores[row, : len(here)], ties[here], strict=True))
+                assert keys == sorted(keys)
 
 
 @pytest.mark.parametrize("count", [400, 1])

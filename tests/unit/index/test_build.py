@@ -13,7 +13,7 @@ from raytriever.index.approximate.build import DocumentVectors, build_index, fil
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
 from raytriever.index.approximate.index import recall
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 
 ROWS, WIDTH, BLOCK = 1_000, 16, 128
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from numpy import ndarray
-from sham_device import CUDA, sham_device
 
-from raytriever.errors import ConfigError, ModelError
-from raytriever.index.exact import device as device_search
-from raytriever.index.exact.device import ResidentDocuments
-from raytriever.index.exact.search import Corpus, top_k, top_k_of_blocks
+from raytriever.errors import ModelError
+from raytriever.index import exact
+from raytriever.index.exact import Corpus, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
-from raytriever.models.memory import HostCopy
 
 CPU = torch.device("cpu")
 SMALL_TILE = 2**18
@@ -23,9 +18,9 @@ SMALL_TILE = 2**18
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_search, "TILE_BYTES", SMALL_TILE)
-    monkeypatch.setattr(device_search, "QUERY_TILE", 16)
-    monkeypatch.setattr(device_search, "STAGING_BYTES", 2**14)
+    monkeypatch.setattr(exact, "GPU_TILE_BYTES", SMALL_TILE)
+    monkeypatch.setattr(exact, "BLOCK_BYTES", 2**18)
+    monkeypatch.setattr(exact, "FEWEST_ROWS", 64)
 
 
 def embeddings(rows: int, width: int = 40, seed: int = 0) -> ndarray:
@@ -34,10 +29,9 @@ def embeddings(rows: int, width: int = 40, seed: int = 0) -> ndarray:
 
 
 def assert_equal_to_the_cpu(queries: ndarray, documents: ndarray, k: int, cuda: torch.device) -> None:
-    rng = np.random.default_rng(1)
-    ties, exclude = rng.permutation(len(documents)), rng.integers(-1, len(documents), len(queries))
-    expected = top_k(queries, documents, k, ties, exclude, CPU)
-    actual = top_k(queries, documents, k, ties, exclude, cuda)
+    ties = np.random.default_rng(1).permutation(len(documents))
+    expected = top_k(queries, documents, k, ties, CPU)
+    actual = top_k(queries, documents, k, ties, cuda)
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
 
 
@@ -73,24 +67,25 @@ def test_vectors_of_extreme_lengths(scale: str, cuda: torch.device) -> None:
     assert_equal_to_the_cpu(embeddings(9, 12, 1), documents, 30, cuda)
 
 
-@pytest.mark.slow
-def test_a_corpus_beyond_the_memory_is_searched_in_parts(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = 700
-    needed = rows * ResidentDocuments.bytes_per_row(40, device_search.quick_precision(cuda))
-    monkeypatch.setattr(device_search, "free_bytes", lambda device: int(needed / device_search.DOCUMENT_SHARE) + 1)
-    sizes = []
-    search_all = device_search.TorchScan._search_all
+@pytest.mark.parametrize("k", [5, 100])
+def test_a_corpus_beyond_the_memory_is_copied_for_each_search(
+    k: int, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries, documents = embeddings(20), embeddings(5_000, seed=1)
+    reads = []
 
-    def counting(scan: device_search.TorchScan) -> None:
-        sizes.append(scan._part.count)
-        search_all(scan)
+    def blocks() -> list[tuple[int, ndarray]]:
+        reads.append(1)
+        return [(0, documents)]
 
-    monkeypatch.setattr(device_search.TorchScan, "_search_all", counting)
-    assert_equal_to_the_cpu(embeddings(20), embeddings(2_000, seed=1), 100, cuda)
-    assert sizes == [700, 700, 600]
-    monkeypatch.setattr(device_search, "free_bytes", lambda device: 100)
-    with pytest.raises(ConfigError, match="0 MB are free for documents, too little for a search; end the processes"):
-        top_k(embeddings(1), embeddings(5), 1, np.arange(5), device=cuda)
+    monkeypatch.setattr(exact, "free_memory", lambda device: 5_000 * 40 * 4)
+    corpus = Corpus(blocks, TieOrder.of(np.arange(5_000)), cuda)
+    expected = top_k(queries, documents, k, np.arange(5_000), CPU)
+    for number in (1, 2):
+        actual = corpus.top_k(queries, k)
+        assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
+        assert len(reads) == number
+    assert corpus.is_copied_again(40)
 
 
 def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.device) -> None:
@@ -105,39 +100,6 @@ def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.de
     queries[4, 0] = np.inf
     with pytest.raises(ModelError, match="query 4 is not finite"):
         top_k(queries, documents, 3, np.arange(3_000), device=cuda)
-
-
-@pytest.mark.slow
-def test_documents_are_copied_once_and_no_tile_of_queries_waits_for_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    queries, documents = embeddings(48), embeddings(6_000, seed=1)
-    order = []
-    search_tile, read = device_search.TorchScan._search_tile, HostCopy.read
-
-    def launched(scan: device_search.TorchScan, rows: ndarray, wanted: int) -> torch.Tensor:
-        order.append("launch")
-        return search_tile(scan, rows, wanted)
-
-    def reading(copy: HostCopy) -> ndarray:
-        order.append("read")
-        return read(copy)
-
-    monkeypatch.setattr(device_search.TorchScan, "_search_tile", launched)
-    monkeypatch.setattr(HostCopy, "read", reading)
-    with sham_device() as counts:
-        top_k(queries, documents, 100, np.arange(6_000), device=CUDA)
-    assert order == ["launch", "launch", "read", "launch", "read", "read"]
-    file = f"index/exact/{Path(device_search.__file__).name}"
-    pieces = -(-6_000 * 40 * 4 // device_search.STAGING_BYTES)
-    tiles = 48 // 16
-    # Of a tile, queries and excluded documents travel there, and rankings back.
-    assert sum(counts.pinned.values()) == pytest.approx(pieces + 3 * tiles, abs=1)
-    assert {line.split(":")[0] for line in counts.pinned} == {f"to the device {file}", "to the host models/memory.py"}
-    # Positions and ranks of one block.
-    assert sum(counts.pageable.values()) <= 2
-    waits = {line: number for line, number in counts.syncs.items() if "event" not in line}
-    assert sum(waits.values()) <= 3, counts.table()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from synthetic import control
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.measure import at_recall, efforts, measure, one_thread
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 
 SET = control(1_000, 50, seed=4, width=24, rank=8, common=4, own=2)
 TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]

@@ -11,7 +11,7 @@ from sentence_transformers.util.quantization import (
     semantic_search_faiss,
 )
 
-from raytriever.index.exact.search import tie_order
+from raytriever.index.exact import tie_order
 from raytriever.index.quantised import INT8, UBINARY, QuantisedDocuments, Quantiser, bytes_per_document
 
 WIDTH = 36  # no whole number of bytes of bits

@@ -14,11 +14,10 @@ from synthetic import control
 
 from raytriever.errors import DataError, StorageError
 from raytriever.index.approximate import roargraph
-from raytriever.index.approximate.graph import Graph, choose_neighbours, mark_reachable, walk_all
+from raytriever.index.approximate.graph import Graph, choose_neighbours, mark_reachable, read_only, walk_all
 from raytriever.index.approximate.index import recall
 from raytriever.index.approximate.roargraph import RoarGraph, connect, project
-from raytriever.index.exact.search import top_k
-from raytriever.index.score import read_only
+from raytriever.index.exact import top_k
 
 SET = control(1_500, 60, width=24, rank=8, common=4, own=2)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ordering import order_results
 
-from raytriever.index.exact.search import tie_order
+from raytriever.index.exact import tie_order
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.ranking import (
     DEFAULT_METRICS,

@@ -10,10 +10,8 @@ from mining_data import dataset_of, rows_of, whole_numbers
 from sham_device import CUDA, sham_device
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.index.exact import device as device_search
-from raytriever.index.exact import search
-from raytriever.index.exact.device import ResidentDocuments
-from raytriever.index.exact.search import Corpus
+from raytriever.index import exact
+from raytriever.index.exact import Corpus
 from raytriever.mining import miner
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import REASONS
@@ -106,6 +104,14 @@ def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
         assert score == scores[int(query), int(document)]
 
 
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets an entry for each time that a corpus is read."""
+    reads: list[int] = []
+    read = Corpus._read
+    monkeypatch.setattr(Corpus, "_read", lambda *arguments: reads.append(1) or read(*arguments))
+    return reads
+
+
 def test_mining_copies_the_embeddings_to_a_gpu_once(
     word_data: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,31 +122,29 @@ def test_mining_copies_the_embeddings_to_a_gpu_once(
     blocks = []
     run = Corpus.keys
     monkeypatch.setattr(Corpus, "keys", lambda *arguments: blocks.append(1) or run(*arguments))
-    monkeypatch.setattr(search, "default_device", lambda: CUDA)
-    with sham_device() as counts:
+    monkeypatch.setattr(exact, "default_device", lambda: CUDA)
+    reads = count_reads(monkeypatch)
+    with sham_device():
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert len(blocks) > 2
     assert np.array_equal(table.documents, expected.documents)
-    copies = sorted(number for line, number in counts.pinned.items() if "index/exact/device" in line)
-    # The documents; of each block, queries and excluded documents.
-    assert copies == [1, 2 * len(blocks)], counts.table()
+    assert reads == [1]
 
 
 @pytest.mark.slow
-def test_mining_copies_each_part_of_a_corpus_beyond_the_memory_once(
+def test_mining_copies_a_corpus_beyond_the_memory_once(
     word_data: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset, embeddings = word_data
     config = MiningConfig(method="dense", num_negatives=2, range_max=5)
     expected = mine(dataset, "train", config, embeddings=embeddings).table
     monkeypatch.setattr(miner, "BLOCK", 20)
-    documents, width = len(embeddings.documents), embeddings.queries.shape[1]
-    room = (documents // 3 + 1) * ResidentDocuments.bytes_per_row(width, "bf16")
-    for module in (search, device_search):
-        monkeypatch.setattr(module, "free_bytes", lambda device: int(room / device_search.DOCUMENT_SHARE) + 1)
-    monkeypatch.setattr(search, "default_device", lambda: CUDA)
-    with sham_device() as counts:
+    monkeypatch.setattr(
+        exact, "free_memory", lambda device: 4 * embeddings.queries.shape[1] * len(embeddings.documents)
+    )
+    monkeypatch.setattr(exact, "default_device", lambda: CUDA)
+    reads = count_reads(monkeypatch)
+    with sham_device():
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert np.array_equal(table.documents, expected.documents)
-    copies = sorted(number for line, number in counts.pinned.items() if "index/exact/device" in line)
-    assert copies[0] == 3, counts.table()  # the parts; those of queries and earlier rankings are many
+    assert reads == [1]  # all queries are searched at once

@@ -11,7 +11,7 @@ from numpy import ndarray
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 from raytriever.search.exact import search_store
 
 ROWS, WIDTH, SHARD_ROWS = 100, 8, 16

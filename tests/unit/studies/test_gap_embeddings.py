@@ -16,7 +16,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.measure import OperatingPoint, at_recall, measure
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 from raytriever.models.config import ModelConfig
 
 SHOWN = IndexConfig(index="roargraph")  # the same graph every time

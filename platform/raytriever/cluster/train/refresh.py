@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from jaxtyping import Float32, UInt64
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 from ray.exceptions import RayActorError
 
@@ -31,7 +31,7 @@ from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError, flag_of
-from raytriever.index.exact.search import Corpus
+from raytriever.index.exact import Corpus
 from raytriever.index.ranking import NONE, TieOrder, merge_keys
 from raytriever.mining.finders import DocumentEmbeddings, SearchedCorpus, open_here
 from raytriever.store.commit import remove
@@ -74,13 +74,13 @@ class EncoderActor:
 
     @ray.method(max_task_retries=RESTARTS)
     def search(
-        self, part: CorpusPart, batch: tuple[ndarray, ndarray | None], k: int, order: TieOrder
-    ) -> UInt64[ndarray, "batch k"] | UserError:
+        self, part: CorpusPart, queries: Float32[ndarray, "batch width"], k: int, order: TieOrder
+    ) -> Int64[ndarray, "batch k"] | UserError:
         """Return the k best documents of a part of a corpus for each query, as keys, or a user error."""
         if self._corpus is None or self._task != part.number:
             self._encode = None
             self._corpus, self._task = Corpus(part.blocks, order, documents=part.documents), part.number
-        return result_or_error(partial(self._corpus.keys, batch[0], k))
+        return result_or_error(partial(self._corpus.keys, queries, k))
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class PoolCorpus:
     searches: Sequence[Callable[..., Any]]
     order: TieOrder
 
-    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> UInt64[ndarray, "queries k"]:
+    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys.
 
         Raises:

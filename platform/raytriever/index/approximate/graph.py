@@ -28,7 +28,6 @@ from jaxtyping import Bool, Float32, Int32, Int64
 from numpy import ndarray
 
 from raytriever.errors import StorageError
-from raytriever.index.score import read_only
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.store.disk import disk_errors
 from raytriever.threads import in_threads
@@ -36,6 +35,13 @@ from raytriever.threads import in_threads
 _FILES = ("neighbours.npy", "degrees.npy", "entry.npy")
 _ROW, _SHIFT, _ONE = np.uint64(0x7FFF_FFFF), np.uint64(32), np.uint64(1)
 _SIGN, _SIGN_OFF = np.uint64(31), np.uint64(0x7FFF_FFFF)
+
+
+def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
+    """Return a read-only view, like memory-mapped embeddings: numba compiles writable arrays separately."""
+    view = np.ascontiguousarray(vectors, np.float32).view()
+    view.flags.writeable = False
+    return view
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.errors import ModelError
-from raytriever.index.exact.search import check_count
+from raytriever.index.exact import check_count
 from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
 from raytriever.index.score import check_finite, pair_scores, refuse_forked
 
@@ -84,14 +84,12 @@ class ApproximateIndex:
         self,
         queries: Float32[ndarray, "queries width"],
         k: int,
-        exclude: Int64[ndarray, " queries"] | None = None,
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return scores and documents, best first; -1 and -inf only where the corpus has fewer than k documents.
 
         Args:
             queries: one embedding per row.
             k: number of documents per query, at least 1.
-            exclude: for each query a document that is not returned, or -1.
 
         Raises:
             ModelError: the queries have another width, or are not finite.
@@ -99,12 +97,12 @@ class ApproximateIndex:
         """
         refuse_forked()
         queries = self.check(queries, k)
-        rows = self.propose(queries, k + (exclude is not None), torch.get_num_threads()).rows
+        rows = self.propose(queries, k, torch.get_num_threads()).rows
         query_rows = np.repeat(np.arange(len(queries)), rows.shape[1])
         scores = pair_scores(queries, self.embeddings, query_rows, np.maximum(rows, 0).ravel()).reshape(rows.shape)
-        documents = np.where(rows < 0, -1, self.documents[rows])
-        keys = keys_of(scores, self._order.ranks[documents])
-        keys[(rows < 0) | (documents == (-1 if exclude is None else exclude[:, None]))] = NONE
+        ranks = self._order.ranks[self.documents[rows]].astype(np.int64)
+        keys = keys_of(torch.from_numpy(scores), torch.from_numpy(ranks)).numpy()
+        keys[rows < 0] = NONE
         return self._order.read(merge_keys([keys], min(k, len(self.ties))))
 
     def propose(self, queries: Float32[ndarray, "queries width"], k: int, threads: int) -> Proposal:

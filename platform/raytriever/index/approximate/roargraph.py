@@ -38,15 +38,15 @@ from raytriever.index.approximate.graph import (
     choose_neighbours,
     exclude,
     mark_reachable,
+    read_only,
     row_of,
     squared_distance,
     walk,
     walk_all,
 )
 from raytriever.index.approximate.index import Proposal
-from raytriever.index.exact.search import Corpus
+from raytriever.index.exact import Corpus
 from raytriever.index.ranking import TieOrder
-from raytriever.index.score import read_only
 from raytriever.threads import in_threads
 
 # An entry of the beam has 31 bits for a document.

@@ -1,1 +1,0 @@
-"""Exact search by dot product, on a CPU or a GPU."""

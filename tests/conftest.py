@@ -21,10 +21,10 @@ import pytest
 import torch
 
 with suppress(ModuleNotFoundError):  # the tests of a GPU do without
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
     # The same examples whenever the code is the same: what fails belongs to a change.
-    settings.register_profile("same", derandomize=True)
+    settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("same")
 
 REPOSITORY = Path(__file__).parent.parent

@@ -103,7 +103,7 @@ def round_sums(
     lengths: Float64[Tensor, "*shape"],
     queries: Float32[Tensor, "queries width"],
     documents: Float32[Tensor, "documents width"],
-    rows: Callable[[Bool[Tensor, "*shape"]], tuple[Tensor, Tensor]],
+    rows: Callable[[Bool[Tensor, "*shape"]], tuple[Tensor, ...]],
 ) -> Float32[Tensor, "*shape"]:
     """Return the scores of pairs.
 

@@ -7,7 +7,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 .PHONY: help quickstart test test-all test-sittings test-gpu check format docs house bench dashboards dist clean
 
 help:
-	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
+	@echo "make quickstart  train on the docstrings of Python, measure, print a table"
 	@echo "make test        the fast tests;  make test-all  the slow ones too"
 	@echo "make test-gpu    the tests of a CUDA device, with the packages that \$$(PYTHON) has"
 	@echo "make check       format, lint, types, import contracts;  make format  correct format and lint"

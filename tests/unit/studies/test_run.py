@@ -81,7 +81,7 @@ def test_an_untrained_encoder_has_one_seed(tmp_path: Path) -> None:
 
 
 class ArmFolders:
-    """Directories of finished arms with chosen metrics, as `studies.run.arm` writes them."""
+    """Directories of finished arms with chosen metrics, as `studies.arm` writes them."""
 
     def __init__(self, output: Path, plan: Study) -> None:
         self.output, self.study = output, plan

@@ -13,7 +13,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter, process_time
 
@@ -109,13 +109,13 @@ def against_faiss(repeats: int) -> dict[str, End]:
     return ends | other_ways(*vectors(clustered=False), ties) | grid()
 
 
-def grid() -> dict[str, End]:
+def grid(sizes: Sequence[int] = (10_000, 100_000)) -> dict[str, End]:
     """Compare the time with FAISS for few and many queries, passages and results."""
     import faiss
 
     queries, documents = vectors(clustered=False)
     ends = {}
-    for size in (10_000, 100_000):
+    for size in sizes:
         index = faiss.IndexFlatIP(WIDTH)
         index.add(documents[:size])
         corpus = Corpus(lambda size=size: [(0, documents[:size])], TieOrder.of(np.arange(size)))  # type: ignore[misc]
@@ -200,7 +200,7 @@ def main() -> None:
     """Measure and report."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
-    arguments.add_argument("--grid", action="store_true", help="only 1 to 1,000 queries of 10,000 and 100,000 passages")
+    arguments.add_argument("--grid", type=int, help="only 1 to 1,000 queries of so many passages, at most 200,000")
     arguments.add_argument("--memory", action="store_true", help="only print what memory a search takes")
     add_device(arguments)
     options = arguments.parse_args()
@@ -213,7 +213,7 @@ def main() -> None:
         memory()
         return
     if options.grid:
-        report(f"search, width {WIDTH}, {torch.get_num_threads()} threads", grid(), options.json)
+        report(f"search, width {WIDTH}, {torch.get_num_threads()} threads", grid([options.grid]), options.json)
         return
     title = f"search {DOCUMENTS:,} x {WIDTH}, {QUERIES:,} queries, {torch.get_num_threads()} threads"
     report(title, memory_end() | against_faiss(options.repeats), options.json)

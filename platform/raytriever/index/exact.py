@@ -52,7 +52,7 @@ Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
 
 
 @dataclass(frozen=True)
-class Block:
+class DocumentBlock:
     """Documents on a device: embeddings, tie ranks, and an upper bound of the norms."""
 
     vectors: Float32[Tensor, "rows width"]
@@ -72,7 +72,7 @@ class _Search:
         self.keys = torch.full((len(queries), k), NONE)
         self._tile = TILE_BYTES if device.type == "cpu" else min(GPU_TILE_BYTES, int(TILE_SHARE * free_memory(device)))
 
-    def add(self, block: Block) -> None:
+    def add(self, block: DocumentBlock) -> None:
         """Search a block of documents."""
         count, width = block.vectors.shape
         if not count or not self.keys.numel():
@@ -85,7 +85,9 @@ class _Search:
         self._search(is_bounded.nonzero()[:, 0], k + k // 8 + MORE, errors, block)
         self._search((~is_bounded).nonzero()[:, 0], count, errors, block)
 
-    def _search(self, rows: Int64[Tensor, " some"], wanted: int, errors: Float64[Tensor, " queries"], b: Block) -> None:
+    def _search(
+        self, rows: Int64[Tensor, " some"], wanted: int, errors: Float64[Tensor, " queries"], b: DocumentBlock
+    ) -> None:
         """Merge a block into the rankings of some queries; `wanted` documents of each are kept."""
         if not len(rows):
             return
@@ -111,10 +113,12 @@ class _Search:
             self.keys[some] = _smallest(torch.cat([best, keys], 1), k).cpu()
             self._search(some[is_missing.cpu()], _GROWTH * wanted, errors, b)
 
-    def _piece(self, block: Block) -> int:
+    def _piece(self, block: DocumentBlock) -> int:
         return max(1, min(len(block.vectors), self._tile // (8 * max(1, block.vectors.shape[1]))))
 
-    def _rank_all(self, queries: Tensor, lengths: Tensor, best: Tensor, block: Block) -> Int64[Tensor, "some k"]:
+    def _rank_all(
+        self, queries: Tensor, lengths: Tensor, best: Tensor, block: DocumentBlock
+    ) -> Int64[Tensor, "some k"]:
         """Score all documents of a block exactly, and merge them into rankings."""
         size = self._piece(block)
         for documents, ranks in zip(block.vectors.split(size), block.ranks.split(size), strict=True):
@@ -241,7 +245,7 @@ class Corpus:
     ) -> None:
         self._blocks, self._order, self._device = blocks, order, device or default_device()
         self._documents = len(order.ranks) if documents is None else documents
-        self._resident: list[Block] = []
+        self._resident: list[DocumentBlock] = []
         self._fits: bool | None = None  # None before the first search
         self._largest: dict[int, float] = {}  # upper bounds of the norms of blocks that are read again
 
@@ -272,7 +276,7 @@ class Corpus:
             )
         return not self._fits
 
-    def _read(self, width: int) -> Iterator[Block]:
+    def _read(self, width: int) -> Iterator[DocumentBlock]:
         """Read the blocks, and copy them to the device."""
         for number, (positions, values) in enumerate(even_blocks(self._blocks(), width, len(self._order.ranks))):
             vectors = torch.from_numpy(values).to(self._device)
@@ -282,7 +286,7 @@ class Corpus:
                     check_finite(values, "document", positions)
                 self._largest[number] = float(lengths.max())
             ranks = torch.from_numpy(self._order.ranks[positions].astype(np.int64)).to(self._device)
-            yield Block(vectors, ranks, self._largest[number])
+            yield DocumentBlock(vectors, ranks, self._largest[number])
 
 
 def top_k(

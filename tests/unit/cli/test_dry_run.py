@@ -94,7 +94,7 @@ def test_every_stage_is_planned(dry_run: Callable[..., list[str]], model: Path, 
     [
         ({"model_type": "nosuch"}, "nosuch"),
         ({"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}, ""),
-        ({"model_type": "qwen3", "hidden_size": -3}, "hidden_size is -3"),
+        ({"model_type": "qwen3", "hidden_size": -3}, "negative dimension"),
     ],
 )
 def test_an_unusable_architecture_is_one_line(

@@ -35,7 +35,7 @@ from raytriever.evaluation.results import without_nan
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.measure import OperatingPoint, at_recall, efforts, format_count, measure
-from raytriever.index.exact.search import top_k
+from raytriever.index.exact import top_k
 from raytriever.store.commit import write_atomically
 from raytriever.terminal import text_table
 

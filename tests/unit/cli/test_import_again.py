@@ -139,7 +139,7 @@ def test_user_errors(docs: Path, imported: Callable[..., list[str]], tiny_encode
     (OUT / "corpus.jsonl").write_text("")
     assert "corpus.jsonl: incomplete: 0 bytes of" in line()
     Path("made").mkdir()
-    Path("made", MANIFEST).write_text('{"files": {}, "meta": {"kind": "index"}}')
+    Path("made", MANIFEST).write_text('{"format": 1, "files": {}, "meta": {"kind": "index"}}')
     assert "made: was not written by `raytriever import`; give another --output" in line(output="made")
 
 

@@ -151,7 +151,7 @@ def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
     Bm25Index.of(corpus)
     [english] = (tmp_path / "bm25").iterdir()
     terms = "two or more letters, digits or underscores, in lower case"
-    analyser = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English"}
+    analyser = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English", "language": "en"}
     versions = [version(package) for package in ("bm25s", "PyStemmer")]
     content = json.dumps([2, corpus.digest, analyser, 0.9, 0.4, versions])
     assert english.name == hashlib.sha256(content.encode()).hexdigest()[:16]

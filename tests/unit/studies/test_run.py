@@ -174,7 +174,9 @@ def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path:
     mw = results["rows"]["MW"]["letters"]["auc"]
     assert len(mw["values"]) == 2
     assert mw["mean"] == pytest.approx(sum(mw["values"]) / 2)
-    assert mw["mark"] == "+"
+    tests = [row for row in results["pairs"] if row["metric"] == "auc" and row["dataset"] == "letters"]
+    [against_cl] = [row for row in tests if {row["model"], row["against"]} == {"MW", "CL"}]
+    assert (mw["mark"] == "+") == (against_cl["model"] == "MW" and against_cl["p_holm"] < 0.05), tests
     assert len(results["rows"]["before"]["letters"]["auc"]["values"]) == 1
     assert results["rows"]["before"]["letters"]["auc"]["deviation"] is None
     assert [(one["arm"], one["seed"]) for one in results["trainings"]] == [("cl", 0), ("cl", 1), ("mw", 0), ("mw", 1)]

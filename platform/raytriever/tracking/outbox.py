@@ -220,8 +220,10 @@ class Outbox:
 
     def _change(self, **values: Any) -> None:
         with self._lock:
-            self._state |= values
-            write_atomically(self._file, json.dumps(self._state) + "\n")
+            state = self._state | values
+            if state != self._state or not self._file.exists():  # a finished run that is started again stays as it is
+                self._state = state
+                write_atomically(self._file, json.dumps(self._state) + "\n")
 
 
 class OutboxSender:

@@ -7,9 +7,11 @@ A step's route begins when the training loop has its batch and ends when the bac
 route of the command `raytriever train` adds the functions that have called the step: its worker runs in the process of
 the command. Frames are those of the package on the deepest stack.
 
-Not counted are the setup before a route (settings, opening of the data, loading of the model) and the files of
-`FOUNDATION`. A route ends at the first file of a room in its `ENDS`: encoding a corpus and searching it are routes of
-their own.
+The setup before these routes (settings, opening of the data, loading of the model) is the route of the command to the
+first batch: all files of the package, with BM25, the evaluation before training, the tracker and Ray.
+
+Not counted in the others are that setup and the files of `FOUNDATION`. A route ends at the first file of a room in its
+`ENDS`: encoding a corpus and searching it are routes of their own.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from tune import make_dataset
 
 PACKAGE = Path(__file__).parent.parent / "platform" / "raytriever"
 PREFIX = f"{PACKAGE}{os.sep}"
-STEP, COMMAND = "a batch to its gradient", "the command to the gradient"
-LIMITS = {STEP: 14, COMMAND: 25, "an evaluation": 15, "a refresh of hard negatives": 15}
+STEP, COMMAND, SETUP = "a batch to its gradient", "the command to the gradient", "the command to the first batch"
+LIMITS = {STEP: 14, COMMAND: 25, "an evaluation": 15, "a refresh of hard negatives": 15, SETUP: 150}
 FRAME_LIMIT = 18
 FOUNDATION = ("reading/", *(path.name for path in PACKAGE.glob("*.py")))
 SEARCH = ("encoding/", "models/", "index/", "search/")
@@ -83,6 +85,7 @@ class Step:
 
     def __init__(self) -> None:
         self.files: set[str] = set()
+        self.setup: set[str] = set()  # of the command, until the training loop has its first batch
         self.stack: list[str] = []
 
     @contextmanager
@@ -137,18 +140,27 @@ def command_route(folder: Path) -> Step:
         folder: with the encoder and the data set of `routes`.
     """
     from raytriever.cli import main
-    from raytriever.experiment import train
+    from raytriever.experiment import training
 
-    route, stages = Step(), train.Stages
+    route, train = Step(), training.train_on_cluster
     words = f"--dataset {folder}/letters --model {folder}/encoder --output {folder}/command --tracker none"
     settings = "--max-steps 3 --eval-steps 3 --dev-batches 1 --batch-size 8 --loss mw"
-    train.Stages = partial(stages, here=True)  # type: ignore[assignment, misc]
+
+    def train_here(*arguments: Any, **settings: Any) -> None:
+        train(*arguments[:8], in_process=True, **settings)
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PREFIX):
+            route.setup.add(_file(frame))
+
+    training.train_on_cluster = train_here
     words_of_process, sys.argv = sys.argv, ["raytriever", "train", *words.split(), *settings.split()]
     try:
         with route.following(), suppress(SystemExit):
+            sys.setprofile(record)  # until the first step
             main.run()
     finally:
-        train.Stages, sys.argv = stages, words_of_process  # type: ignore[misc]
+        training.train_on_cluster, sys.argv = train, words_of_process
     return route
 
 
@@ -241,6 +253,7 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
         batch.files | {frame.partition(":")[0] for frame in command.stack},
         evaluation.files,
         refresh.files,
+        command.setup,
     )
     return dict(zip(LIMITS, files, strict=True)), command.stack
 

@@ -28,7 +28,7 @@ from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.mining_round import SnapshotLoader
 from raytriever.cluster.train.refresh import EncoderPool, PoolCorpus
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.config import Config, Curriculum
+from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
@@ -309,7 +309,7 @@ def trained_arm(name: str, case: Case, dataset: Path) -> Arm:
         model=case.model,
         training=TrainingConfig(batch_size=16, precision="fp32", max_steps=2, seed=len(name)),
     )
-    return Arm(name, name, (MeasuredDataset("letters", str(dataset), "test", ("ndcg_at_10",)),), Curriculum(config))
+    return Arm(name, name, (MeasuredDataset("letters", str(dataset), "test", ("ndcg_at_10",)),), config)
 
 
 def test_an_arm_of_a_study_trains_in_a_process_with_a_gpu(

@@ -9,7 +9,7 @@ import pytest
 from beir import write_beir
 
 from indexes import write_index
-from raytriever.config import Config, Curriculum
+from raytriever.config import Config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import ROW_BYTES, NegativesTable, write_negatives
 from raytriever.data.prepare import pipeline
@@ -132,7 +132,7 @@ def test_a_run_counts_its_model_and_its_checkpoints(tiny_encoder: Path, tmp_path
         for kind in ("", ":exp_avg", ":exp_avg_sq")
     ]
     write_slices(slices, tmp_path, 0, 1)
-    needed = [bytes_of_run(Curriculum(Config(model=model, training=TrainingConfig(keep=keep)))) for keep in (1, 2)]
+    needed = [bytes_of_run(Config(model=model, training=TrainingConfig(keep=keep))) for keep in (1, 2)]
     assert needed[1] - needed[0] == pytest.approx(size_of(tmp_path), rel=0.2)
     assert needed[0] == pytest.approx(3 * size_of(tmp_path) + size_of(tmp_path) / 3, rel=0.2)
 

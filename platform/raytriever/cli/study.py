@@ -6,8 +6,8 @@ from pathlib import Path
 
 from raytriever.cli.arguments import ABOVE_0, Parser, add_number, add_output, add_trackers, lock_output
 from raytriever.cli.suggestions import removed
-from raytriever.config import check_run_name
 from raytriever.errors import ConfigError
+from raytriever.experiment.start import check_run_name
 from raytriever.store.disk import disk_errors
 from raytriever.terminal import show, warn
 

@@ -194,7 +194,7 @@ def test_a_defect_keeps_its_traceback(work: Path, monkeypatch: pytest.MonkeyPatc
     def broken(*words: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("raytriever.cli.train.check_curriculum", broken)
+    monkeypatch.setattr("raytriever.cli.train.check_run", broken)
     with pytest.raises(ZeroDivisionError):
         run("train", [])
 
@@ -205,7 +205,7 @@ def test_a_gpu_that_fails_ends_in_one_line(
     def lost(*words: object) -> None:
         raise torch.AcceleratorError("CUDA error: unspecified launch failure\nFor debugging ...")
 
-    monkeypatch.setattr("raytriever.cli.train.check_curriculum", lost)
+    monkeypatch.setattr("raytriever.cli.train.check_run", lost)
     assert run("train", []) == 2
     line = (
         "error: the GPU failed (CUDA error: unspecified launch failure); look at nvidia-smi and the log of the kernel, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ class SweepData:
 
     log: Callable[[str], None]
     tables: dict[str, NegativesTable | None] = field(default_factory=dict)
-    _trainings: dict[Hashable, tuple[OpenTraining, str]] = field(default_factory=dict)
+    _trainings: dict[Hashable, OpenTraining] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._cache = NegativesCache(self.log)
@@ -56,7 +56,7 @@ class SweepData:
 
     def job(self, number: int, config: Config, folder: str) -> TrialJob:
         """Return the description of a trial; raise `UserError` if its settings leave no training examples."""
-        opened, table = self._trainings[_key(config)]
+        opened, table = self._trainings[_key(config)], _rows(config)
         data, training = config.data, config.training
         training_data = replace(opened.data, config=data, batch_size=training.batch_size, seed=training.seed)
         order = training_data.train(self.tables[table]).order
@@ -75,32 +75,28 @@ class SweepData:
 
     def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
         """Return the resolved settings of a trial, for the tracker."""
-        opened, _ = self._trainings[_key(config)]
-        return resolved_config(config, opened.description)
+        return resolved_config(config, self._trainings[_key(config)].description)
 
     def record(self) -> DatasetRecord:
         """Return the data set that all trials are compared on, for the tracker."""
-        opened, _ = next(iter(self._trainings.values()))
+        opened = next(iter(self._trainings.values()))
         dataset = opened.data.datasets[0]
         return DatasetRecord(dataset.name, opened.config.data.dataset, dataset.digest, dataset.counts())
 
     def _open(self, config: Config) -> None:
         key = _key(config)
-        if key in self._trainings:
-            return
-        run, _ = open_run(config, self.log)
-        [opened] = run.trainings
-        # Tables hold documents, so they do not depend on the encoder.
-        name = repr(_rows(config))
-        self.tables[name] = self._cache.table(opened)
-        self._trainings[key] = (opened, name)
+        if key not in self._trainings:
+            run, _ = open_run(config, self.log)
+            [self._trainings[key]] = run.trainings
+            # Tables hold documents, so they do not depend on the encoder.
+            self.tables[_rows(config)] = self._cache.table(self._trainings[key])
 
 
-def _rows(config: Config) -> Sequence[Hashable]:
-    """Return the settings that decide the rows and the negatives."""
+def _rows(config: Config) -> str:
+    """Return the settings that decide the rows and the negatives, as a name of the table."""
     data = config.data
-    has_negatives = data.negatives_per_query > 0
-    return (data.datasets, data.train_split, data.dev_split, data.negatives_table, data.negatives_mix, has_negatives)
+    table = (data.negatives_table, data.negatives_mix) if data.negatives_per_query else None
+    return repr((data.datasets, data.train_split, data.dev_split, table))
 
 
 def _key(config: Config) -> Hashable:

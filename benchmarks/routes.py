@@ -34,7 +34,7 @@ from tune import make_dataset
 PACKAGE = Path(__file__).parent.parent / "platform" / "raytriever"
 PREFIX = f"{PACKAGE}{os.sep}"
 STEP, COMMAND, SETUP = "a batch to its gradient", "the command to the gradient", "the command to the first batch"
-LIMITS = {STEP: 14, COMMAND: 25, "an evaluation": 15, "a refresh of hard negatives": 15, SETUP: 150}
+LIMITS = {STEP: 14, COMMAND: 25, "an evaluation": 15, "a refresh of hard negatives": 15, SETUP: 160}
 FRAME_LIMIT = 18
 FOUNDATION = ("reading/", *(path.name for path in PACKAGE.glob("*.py")))
 SEARCH = ("encoding/", "models/", "index/", "search/")

@@ -80,13 +80,13 @@ def test_extreme_embeddings_have_finite_gradients_or_are_refused(name: str, dtyp
     ("config", "message"),
     [
         (LossConfig(loss="mv"), "'mv'.*did you mean 'mw'"),
-        (LossConfig(temperature=0.0), "--temperature: 0.0"),
-        (LossConfig(temperature=-0.1), "--temperature: -0.1"),
-        (LossConfig(temperature=float("inf")), "--temperature: inf"),
-        (LossConfig(margin=-1.0), "--margin: -1.0"),
-        (LossConfig(distribution_weight=-1.0), "--distribution-weight: -1.0"),
-        (LossConfig(loss="triplet", learn_temperature=True), "--learn-temperature: has no effect with --loss triplet"),
-        (LossConfig(loss="joint", reduction="sum"), "--reduction: has no effect with --loss joint"),
+        (LossConfig(temperature=0.0), "temperature: 0.0"),
+        (LossConfig(temperature=-0.1), "temperature: -0.1"),
+        (LossConfig(temperature=float("inf")), "temperature: inf"),
+        (LossConfig(margin=-1.0), "margin: -1.0"),
+        (LossConfig(distribution_weight=-1.0), "distribution_weight: -1.0"),
+        (LossConfig(loss="triplet", learn_temperature=True), "learn_temperature: has no effect with loss triplet"),
+        (LossConfig(loss="joint", reduction="sum"), "reduction: has no effect with loss joint"),
     ],
 )
 def test_a_wrong_setting_is_named(config: LossConfig, message: str) -> None:

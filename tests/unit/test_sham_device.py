@@ -252,7 +252,7 @@ def test_bf16_is_refused_on_a_card_without_it() -> None:
         with pytest.raises(ConfigError) as raised:
             choose_precision("bf16", CUDA)
     assert str(raised.value) == (
-        "--precision: Tesla T4 has no bf16 (compute capability 7.5, bf16 needs 8.0); use fp32, or leave it out"
+        "precision: Tesla T4 has no bf16 (compute capability 7.5, bf16 needs 8.0); use fp32, or leave it out"
     )
     with sham_device():
         assert choose_precision(None, CUDA) == choose_precision("bf16", CUDA) == "bf16"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils import logging
 
-from raytriever.errors import ConfigError, DataError, render
+from raytriever.errors import ConfigError, DataError
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, current_workers
@@ -215,8 +215,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         try:
             return build_loss(settings, self.similarity_fct is cos_sim)
         except ConfigError as error:
-            what, where, remedy = (text and render(text, lambda name, _: name) for text in error.args)
-            raise ConfigError(what, self._where(where or ""), remedy) from error
+            raise error.at(self._where(error.where or "")) from error
 
     def _settings(self) -> LossConfig:
         constants = {field.name: getattr(self, field.name) for field in fields(self) if field.name in _CONSTANTS}

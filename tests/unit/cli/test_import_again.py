@@ -126,21 +126,21 @@ def test_user_errors(docs: Path, imported: Callable[..., list[str]], tiny_encode
         return error_line("import", *words, *(["--questions", str(questions)] if questions else []), *more)
 
     before = (OUT / MANIFEST).read_bytes()
-    assert "--seed: is 3, and out was divided with 0; give --seed 0, or another --output" in line("--seed", "3")
-    assert "out: has questions, and this import names none; give --questions, or another" in line(questions=None)
+    assert "seed: is 3, and out was divided with 0; give seed 0, or another output" in line("--seed", "3")
+    assert "out: has questions, and this import names none; give questions, or another" in line(questions=None)
     Path("other").mkdir()
     Path("other/x.md").write_text("# X\n\nother")
     assert run("import", [str(docs), "--model", str(tiny_encoder), "--output", "corpus"]) == 0
     assert "corpus: none of its 30 files is in " in line(folder=Path("other"), questions=None, output="corpus")
     assert (OUT / MANIFEST).read_bytes() == before
     (OUT / "answers.jsonl").touch()
-    assert "out: has answers.jsonl, which the import would remove; move it, or give another --output" in line()
+    assert "out: has answers.jsonl, which the import would remove; move it, or give another output" in line()
     (OUT / "answers.jsonl").unlink()
     (OUT / "corpus.jsonl").write_text("")
     assert "corpus.jsonl: incomplete: 0 bytes of" in line()
     Path("made").mkdir()
     Path("made", MANIFEST).write_text('{"format": 1, "files": {}, "meta": {"kind": "index"}}')
-    assert "made: was not written by `raytriever import`; give another --output" in line(output="made")
+    assert "made: was not written by `raytriever import`; give another output" in line(output="made")
 
 
 def _killed(words: list[str], where: str) -> None:

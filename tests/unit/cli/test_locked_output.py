@@ -67,7 +67,7 @@ def test_the_answers_of_annotate_have_their_own_lock(held: Path, error_line: Cal
     words = ["--dataset", letters, "--endpoint", "http://localhost:1/v1", "--llm", "judge"]
     line = error_line("annotate", *words, "--output", "other", "--answers", held)
     assert line.startswith("mine: in use by ")
-    assert line.endswith("; wait for it with --wait, or give another folder with --answers")
+    assert line.endswith("; wait for it with wait=True, or give another folder with answers")
 
 
 def test_an_existing_index_is_opened_without_a_lock(held: Path, work: Path, error_line: Callable[..., str]) -> None:

@@ -267,8 +267,8 @@ def test_no_tracker_keeps_the_curves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("wandbb", "--tracker: unknown tracker 'wandbb'; did you mean 'wandb'?"),
-        ("none,mlflow", "--tracker: 'none,mlflow' names trackers next to 'none'; give none, or leave it out"),
+        ("wandbb", "tracker: unknown tracker 'wandbb'; did you mean 'wandb'?"),
+        ("none,mlflow", "tracker: 'none,mlflow' names trackers next to 'none'; give none, or leave it out"),
     ],
 )
 def test_an_unknown_tracker_is_refused(text: str, line: str) -> None:
@@ -285,7 +285,7 @@ def test_a_missing_key_or_package_is_refused(tmp_path: Path, monkeypatch: pytest
     wandb.teardown()  # it keeps the mode of the first run of a process
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(UserError, match=r"^--tracker wandb: W&B has no key for https://.*WANDB_MODE=offline$"):
+    with pytest.raises(UserError, match=r"^tracker wandb: W&B has no key for https://.*WANDB_MODE=offline$"):
         check_trackers(["wandb"])
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     wandb.teardown()

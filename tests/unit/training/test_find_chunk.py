@@ -139,7 +139,7 @@ def test_what_is_asked_for_is_taken(make_assignment, asked: int | None, expected
 
 def test_a_chunk_larger_than_the_share_is_refused_before_anything_is_done(make_assignment, tmp_path: Path) -> None:
     work, recorder = make_assignment(grad_cache_chunk=49)  # 16 queries with a positive and a negative each
-    with pytest.raises(ConfigError, match=r"--grad-cache-chunk: a chunk of 49 is more than the 48 texts"):
+    with pytest.raises(ConfigError, match=r"grad_cache_chunk: a chunk of 49 is more than the 48 texts"):
         train(work)
     assert not recorder.steps
     assert not work.folder.exists()

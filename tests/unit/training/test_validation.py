@@ -348,7 +348,7 @@ def test_the_dev_loss_has_to_be_better_by_enough_too() -> None:
 
 def test_settings_that_have_no_effect_are_refused() -> None:
     for settings in (ValidationConfig(eval_corpus=100), ValidationConfig(eval_behind=3)):
-        with pytest.raises(ConfigError, match="has no effect with --best-metric dev_loss and without --eval-datasets"):
+        with pytest.raises(ConfigError, match="has no effect with best_metric dev_loss and without eval_datasets"):
             check_validation(settings, TrainingConfig())
     with pytest.raises(ConfigError, match="names no data set"):
         check_validation(ValidationConfig(eval_datasets=" , "), TrainingConfig())

@@ -147,7 +147,7 @@ def command_route(folder: Path) -> Step:
     settings = "--max-steps 3 --eval-steps 3 --dev-batches 1 --batch-size 8 --loss mw"
 
     def train_here(*arguments: Any, **settings: Any) -> None:
-        train(*arguments[:8], in_process=True, **settings)
+        train(*arguments[:7], in_process=True, **settings)
 
     def record(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(PREFIX):

@@ -34,7 +34,6 @@ from raytriever.models.resolution import read_files
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import PromptTable
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.steps import read_curve
 from raytriever.training.config import DEV_LOSS, check_refresh
 from raytriever.training.training_data import TrainingData
 from raytriever.training.validation import FOLDER as EVALUATIONS
@@ -228,7 +227,6 @@ def train(
             total_steps,
             folder,
             recorder.record,
-            max((step for step, _ in read_curve(folder, "loss")), default=0),
             training.dev_sets,
             here and workers == 1,
             gpus=gpus,

@@ -140,9 +140,9 @@ def command_route(folder: Path) -> Step:
         folder: with the encoder and the data set of `routes`.
     """
     from raytriever.cli import main
-    from raytriever.experiment import training
+    from raytriever.experiment import run
 
-    route, train = Step(), training.train_on_cluster
+    route, train = Step(), run.train_on_cluster
     words = f"--dataset {folder}/letters --model {folder}/encoder --output {folder}/command --tracker none"
     settings = "--max-steps 3 --eval-steps 3 --dev-batches 1 --batch-size 8 --loss mw"
 
@@ -153,14 +153,14 @@ def command_route(folder: Path) -> Step:
         if event == "call" and frame.f_code.co_filename.startswith(PREFIX):
             route.setup.add(_file(frame))
 
-    training.train_on_cluster = train_here
+    run.train_on_cluster = train_here
     words_of_process, sys.argv = sys.argv, ["raytriever", "train", *words.split(), *settings.split()]
     try:
         with route.following(), suppress(SystemExit):
             sys.setprofile(record)  # until the first step
             main.run()
     finally:
-        training.train_on_cluster, sys.argv = train, words_of_process
+        run.train_on_cluster, sys.argv = train, words_of_process
     return route
 
 

@@ -9,7 +9,8 @@ one trains.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 
 from raytriever.cluster.ingest import choose_runner
+from raytriever.cluster.session import ray_session
+from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.config import STAGES, Config, dump_config, errors_of, to_dict
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
@@ -28,6 +31,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
+from raytriever.experiment.recorder import Recorder
 from raytriever.experiment.training import (
     MODEL,
     Log,
@@ -36,7 +40,6 @@ from raytriever.experiment.training import (
     best_checkpoint,
     open_training,
     resolved_config,
-    train,
 )
 from raytriever.losses.loss import check_widths
 from raytriever.losses.registry import build_loss
@@ -217,47 +220,62 @@ def train_run(
     Args:
         tables: hard negatives of the trainings, from `find_negatives`.
         run_name: end of the names of child runs.
-        here, gpus: see `train`.
+        here: whether this process is the worker of a training with one worker; see `train_on_cluster`, also for `gpus`.
     """
-    folders, start = folders_of(opened.config, path), None
-    if folders == [path]:
-        train(opened.trainings[0], tables[0], path, tracker, here, gpus)
-        return
+    folders = folders_of(opened.config, path)
+    start: Path | None = None
     for number, (training, table, folder) in enumerate(zip(opened.trainings, tables, folders, strict=True), 1):
-        run, name = RunDirectory.open(folder, {}, fresh=False), training.config.name
-        if run.state != "finished":
-            log(f"stage {number} of {len(folders)}, {name}: {training.total_steps:,} steps")
-            training = training.starting_from(start) if start else training
-            with errors_of(training.config):
-                run.begin(dump_config(training.config))
-                child = tracker.child(f"{folder.name} of {run_name}", folder)
-                with closing(child):
-                    _describe(training, folder, child, log)
-                    train(training, table, folder, child, here, gpus)
-                    child.log_file(folder / CONFIG)
-                    _finish(training, run)
+        if (folder / METRICS).is_file():
+            start = folder / MODEL
+            continue
+        training = training.starting_from(start) if start else training
+        config, total_steps = training.config, training.total_steps
+        if config.name:
+            log(f"stage {number} of {len(folders)}, {config.name}: {total_steps:,} steps")
+        workers, minutes = config.training.workers[1], config.training.checkpoint_minutes
+        with (
+            errors_of(config),
+            _child(training, folder, tracker, run_name, log) if config.name else nullcontext(tracker) as own,
+            # The session ends first: workers that still train would write checkpoints of steps that nobody records.
+            Recorder(own, folder, total_steps) as recorder,
+            ray_session(workers),
+            recorder.gauges.training(total_steps, minutes, config.refresh.refresh_every),
+        ):
+            train_on_cluster(
+                config,
+                [dataset.location for dataset in training.data.datasets if dataset.location],
+                table,
+                total_steps,
+                folder,
+                recorder.record,
+                training.dev_sets,
+                here and workers == 1,
+                gpus=gpus,
+            )
         start = folder / MODEL
-    # Copied, so that the run keeps the model when a stage's directory is removed.
-    with committed_directory(path / MODEL, {"config": opened.config.hash}, replace=True) as target:
-        shutil.copytree(folders[-1] / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+    if folders != [path]:
+        # Copied, so that the run keeps the model when a stage's directory is removed.
+        with committed_directory(path / MODEL, {"config": opened.config.hash}, replace=True) as target:
+            shutil.copytree(folders[-1] / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
 
 
-def _describe(training: OpenTraining, folder: Path, tracker: Spool, log: Log) -> None:
-    """Record the settings and the first data set of a stage."""
-    dataset, config = training.data.datasets[0], training.config
-    quarantine = dataset.quarantine.write(folder)
-    if quarantine.total:
-        log(str(quarantine))
-    record = DatasetRecord(dataset.name, config.data.dataset, dataset.digest, dataset.counts())
-    tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
-    tracker.describe(resolved_config(config, training.description), record, tags)
-
-
-def _finish(training: OpenTraining, run: RunDirectory) -> None:
-    """Write `metrics.json` of a stage, which is not evaluated."""
-    # An earlier call that was killed at the end of training may have stored all or none of the steps.
-    steps = max((step for step, _ in read_curve(run.path, "loss")), default=None)
-    dev_loss = min((loss for _, loss in read_curve(run.path, "dev_loss")), default=None)
-    about = {"dataset": training.data.datasets[0].name, "split": training.config.data.dev_split}
-    best = best_checkpoint(run.path, training.config)
-    run.finish({**about, "steps": steps, "dev_loss": dev_loss, **best})
+@contextmanager
+def _child(training: OpenTraining, folder: Path, parent: Spool, run_name: str, log: Log) -> Iterator[Spool]:
+    """Open the run directory and the tracked run of a stage; `metrics.json`, without an evaluation, is written last."""
+    run, dataset, config = RunDirectory.open(folder, {}, fresh=False), training.data.datasets[0], training.config
+    run.begin(dump_config(config))
+    tracker = parent.child(f"{folder.name} of {run_name}", folder)
+    with closing(tracker):
+        quarantine = dataset.quarantine.write(folder)
+        if quarantine.total:
+            log(str(quarantine))
+        record = DatasetRecord(dataset.name, config.data.dataset, dataset.digest, dataset.counts())
+        tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
+        tracker.describe(resolved_config(config, training.description), record, tags)
+        yield tracker
+        tracker.log_file(folder / CONFIG)
+        # An earlier call that was killed at the end of training may have stored all or none of the steps.
+        steps = max((step for step, _ in read_curve(folder, "loss")), default=None)
+        dev_loss = min((loss for _, loss in read_curve(folder, "dev_loss")), default=None)
+        metrics = {"dataset": dataset.name, "split": config.data.dev_split, "steps": steps, "dev_loss": dev_loss}
+        run.finish({**metrics, **best_checkpoint(folder, config)})

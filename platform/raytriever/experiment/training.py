@@ -1,4 +1,4 @@
-"""One training: its opened data and model, its hard negatives, and its steps under Ray Train."""
+"""One training: its opened data and model, and its hard negatives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import numpy as np
 import torch
 
 from raytriever.cluster.ingest import choose_runner
-from raytriever.cluster.session import ray_session
 from raytriever.cluster.train.dev_sets import DevSet, open_dev_sets
-from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.config import SECTIONS, Config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
@@ -25,7 +23,6 @@ from raytriever.data.sampling.examples import check_positives
 from raytriever.data.sampling.spread import shared
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import flag_of
-from raytriever.experiment.recorder import Recorder
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.description import Description, describe, prompt_table, used_settings
@@ -33,7 +30,6 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.resolution import read_files
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import PromptTable
-from raytriever.tracking.spool import Spool
 from raytriever.training.config import DEV_LOSS, check_refresh
 from raytriever.training.training_data import TrainingData
 from raytriever.training.validation import FOLDER as EVALUATIONS
@@ -196,38 +192,3 @@ def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float |
     if training.best_metric == DEV_LOSS or not summary.best_step:
         return {}
     return {"best": {"metric": training.best_metric, "step": summary.best_step, "value": summary.value}}
-
-
-def train(
-    training: OpenTraining,
-    negatives: NegativesTable | None,
-    folder: Path,
-    tracker: Spool,
-    here: bool = False,
-    gpus: float = 1.0,
-) -> None:
-    """Train in a new Ray session, and record it: `steps.jsonl`, the tracker's points and the gauges.
-
-    Args:
-        folder: run directory, to which training writes `model`.
-        here: whether this process is the worker of a training with one worker; see `train_on_cluster`, also for `gpus`.
-    """
-    config, total_steps = training.config, training.total_steps
-    workers, minutes = config.training.workers[1], config.training.checkpoint_minutes
-    # The session ends before the recorder: workers that still train would write checkpoints of unrecorded steps.
-    with (
-        Recorder(tracker, folder, total_steps) as recorder,
-        ray_session(workers),
-        recorder.gauges.training(total_steps, minutes, config.refresh.refresh_every),
-    ):
-        train_on_cluster(
-            config,
-            [dataset.location for dataset in training.data.datasets if dataset.location],
-            negatives,
-            total_steps,
-            folder,
-            recorder.record,
-            training.dev_sets,
-            here and workers == 1,
-            gpus=gpus,
-        )

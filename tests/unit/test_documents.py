@@ -124,7 +124,7 @@ def _flags(command: str) -> frozenset[str]:
 
 def _commands(page: str) -> Iterator[tuple[str, list[str]]]:
     """Each `raytriever COMMAND --flag ...` of the page's blocks and code spans, with its flags."""
-    from raytriever.cli.main import STAGES
+    from raytriever.cli.commands import COMMANDS
 
     text = _text(page)
     lines = [line for *_, block in FENCE.findall(text) for line in re.sub(r"\\\n", " ", block).splitlines()]
@@ -136,7 +136,7 @@ def _commands(page: str) -> Iterator[tuple[str, list[str]]]:
         command, rest = match[1], match[2].split(" #")[0]
         if command == "COMMAND":
             continue
-        assert command in STAGES, f"{page}: {line}"
+        assert command in COMMANDS, f"{page}: {line}"
         words = rest.split()
         yield command, [word.split("=")[0] for word in words if word.startswith("--")]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.cli.arguments import (
+    TRACKERS,
+    Argument,
     Parser,
     add_output,
-    add_path,
     add_settings,
-    add_trackers,
     explicit_settings,
     lock_output,
     program_path,
@@ -209,9 +209,10 @@ def add_run_flags(parser: Parser, what: str, name: str, file: str) -> argparse._
     add_output(run, f"directory of the {what} (default: runs/RUN-NAME)", required=False)
     run.add_argument("--run-name", metavar="NAME", help=f"name of the {what}, for trackers (default: {name})")
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    add_path(run, "--config", SETTINGS, "FILE", f"YAML settings{file}")
+    Argument("--config", f"YAML settings{file}", SETTINGS, metavar="FILE").add(run)
     run.add_argument("--fresh", action="store_true", help=f"remove an earlier {what} in --output")
-    add_trackers(run)
+    for argument in TRACKERS:
+        argument.add(run)
     return run
 
 

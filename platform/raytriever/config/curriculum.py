@@ -17,7 +17,7 @@ from typing import Any
 
 from raytriever.config.settings import Config, check_config, from_dict, hash_of, override, to_dict
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.options import NEEDS, needs_of, without_effect
+from raytriever.options import needs_of, without_effect
 from raytriever.paths import check_paths
 from raytriever.reading.structured import read_yaml
 from raytriever.store.disk import disk_errors
@@ -150,11 +150,7 @@ def check_explicit_settings(
     """
     sections = [field.name for field in fields(Config)]
     kinds = [type(getattr(curriculum.base, name)) for name in sections] + ([type(search)] if search else [])
-    needs = {
-        name: each
-        for name, each in needs_of(*kinds).items()
-        if not any(match[2] in varied for need in each if (match := NEEDS.fullmatch(need)))
-    }
+    needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
     extra = vars(search) if search else {}
     names = sorted(explicit)
     errors = [

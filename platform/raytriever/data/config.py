@@ -82,7 +82,6 @@ class DataConfig:
         "path each in their order, separated by commas",
         reads=SCORES,
         form="PATH",
-        needs="loss=kl|margin-mse|*.py:*",
     )
     dataset_weights: str = option(
         "",

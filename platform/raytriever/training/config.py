@@ -11,7 +11,7 @@ from raytriever.data.config import DataConfig
 from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.mining.config import MiningConfig
-from raytriever.options import check_changed, option
+from raytriever.options import Need, check_changed, option
 from raytriever.paths import DEV_DATASETS
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -73,7 +73,9 @@ class TrainingConfig:
     max_steps: int | None = option(
         None, f"optimizer steps, instead of {flag_of('epochs')}; a file may have both", minimum=1
     )
-    epochs: float | None = option(None, "passes over the training examples", above=0, needs="!max_steps")
+    epochs: float | None = option(
+        None, "passes over the training examples", above=0, needs=Need("max_steps", negated=True)
+    )
     learning_rate: float = option(5e-5, "peak learning rate of AdamW", above=0)
     warmup_steps: int = option(
         10, "steps over which the learning rate rises linearly to its peak; it then falls linearly to 0", minimum=0
@@ -105,7 +107,7 @@ class TrainingConfig:
     offload_optimizer: bool = option(
         False,
         "keep the state of the optimiser in CPU memory, with zero1, zero2 or zero3",
-        needs="strategy=zero1|zero2|zero3",
+        needs=Need("strategy", ("zero1", "zero2", "zero3")),
     )
     grad_cache_chunk: int | None = option(
         None,
@@ -150,7 +152,7 @@ class TrainingConfig:
 
 
 OWN = "own"
-_EVALUATED = (f"best_metric!={DEV_LOSS}", "eval_datasets")
+_EVALUATED = (Need("best_metric", (DEV_LOSS,), negated=True), "eval_datasets")
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class RefreshConfig:
         "share of the corpus that a rolling refresh encodes again, a different share each time",
         above=0,
         maximum=1,
-        needs="refresh_mode=rolling",
+        needs=Need("refresh_mode", (ROLLING,)),
     )
     refresh_pool: int | str = option(
         1,

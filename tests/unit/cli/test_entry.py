@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raytriever import __version__
-from raytriever.cli.main import STAGES, run
+from raytriever.cli.command import Given
+from raytriever.cli.commands import COMMANDS
+from raytriever.cli.main import run
 
 HEAVY = ("torch", "transformers", "ray", "mlflow", "numpy", "matplotlib")
 
@@ -30,12 +33,12 @@ def test_without_a_stage_the_stages_are_listed(
 ) -> None:
     assert call(monkeypatch, *words) == 0
     out = capsys.readouterr().out
-    assert all(f"  {stage} " in out for stage in STAGES)
+    assert all(f"  {stage} " in out for stage in COMMANDS)
 
 
 def test_an_unknown_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "trian") == 2
-    assert capsys.readouterr().err == "error: unknown stage 'trian'; did you mean 'train'?\n"
+    assert capsys.readouterr().err == "error: unknown command 'trian'; did you mean 'train'?\n"
 
 
 def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,10 +47,10 @@ def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_broken_pipe_to_a_process_is_no_quiet_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_pipe(words: list[str]) -> None:
+    def break_pipe(given: Given) -> list[str]:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("raytriever.cli.search.main", break_pipe)
+    monkeypatch.setitem(COMMANDS, "search", replace(COMMANDS["search"], run=break_pipe))
     with pytest.raises(BrokenPipeError):
         run("search", ["x"])
 
@@ -56,7 +59,7 @@ def test_help_imports_nothing_heavy() -> None:
     program = f"""
 import sys
 from raytriever.cli.main import run
-for stage in {[*STAGES, ""]}:
+for stage in {[*COMMANDS, ""]}:
     sys.argv = ["raytriever", *filter(None, [stage]), "--help"]
     try:
         assert run() == 0
@@ -65,8 +68,8 @@ for stage in {[*STAGES, ""]}:
     print(stage, *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr.split() == list(STAGES)
-    assert done.stdout.count("usage: ") == 1 + len(STAGES)
+    assert done.stderr.split() == list(COMMANDS)
+    assert done.stdout.count("usage: ") == 1 + len(COMMANDS)
     assert "did you mean" not in done.stdout
 
 

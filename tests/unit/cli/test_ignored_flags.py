@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from raytriever.cli import train, tune
-from raytriever.cli.main import module_of_stage
+from raytriever.cli.commands import COMMANDS
 from raytriever.config import check_explicit_settings
 from raytriever.errors import ConfigError, DataError
 
@@ -44,13 +43,13 @@ def test_a_flag_without_effect_is_refused(
     monkeypatch.chdir(tmp_path)
     stage, *rest = words.replace("HERE", str(tmp_path)).split()
     with pytest.raises(ConfigError) as error:
-        import_module(module_of_stage(stage)).main(rest)
+        COMMANDS[stage].main(stage, rest)
     assert str(error.value).startswith(line)
     assert not list(tmp_path.iterdir())
 
 
 def parsed(stage: str, words: str) -> None:
-    parser = {"train": train, "tune": tune}[stage]._parser()
+    parser = COMMANDS[stage].parser(stage)
     arguments = parser.parse(words.split())
     check_explicit_settings(train.resolve_settings(arguments), arguments.explicit_flags)
 

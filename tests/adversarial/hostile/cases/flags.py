@@ -52,7 +52,7 @@ CASES = of_area(
     flag("evaluate --datasets letters --model model --metrics '' --output out", "--metrics"),
     flag("evaluate --datasets letters letters --model model --output out", "--datasets", name="one data set twice"),
     flag(f"encode {LETTERS} --output out --actors 0", "--actors"),
-    flag(f"mine {LETTERS} --output out --ranks 9:3", "--range-max"),
+    flag(f"mine {LETTERS} --output out --range-min 9 --range-max 3", "--range-max"),
     flag(
         "score --dataset letters --model model --negatives negatives --output out",
         "model: has no trained weights for classifier.bias",

@@ -210,7 +210,7 @@ def _flags() -> dict[str, bool]:
                 and _is_call(node.value, "option", "_count")
             ):
                 flags[node.target.id] = ast.unparse(node.annotation).split(" ")[0] == "bool"
-            elif module.startswith("raytriever.cli") and _is_call(node, "add_argument", "add_path", "add_number"):
+            elif module.startswith("raytriever.cli") and _is_call(node, "add_argument", "Argument"):
                 switch = any(key.arg == "action" for key in node.keywords)
                 texts = [part.value for part in node.args if isinstance(part, ast.Constant)]
                 flags |= {text[2:].replace("-", "_"): switch for text in texts if text.startswith("--")}

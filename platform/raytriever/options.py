@@ -9,7 +9,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,19 +16,17 @@ from raytriever.errors import ConfigError, setting
 from raytriever.masking import refuse_secrets
 
 
-@dataclass(frozen=True)
 class Need:
     """Setting without which another one has no effect.
 
     Args:
         name: Name of the setting that is needed.
-        values: Values of which it must have one; a list or a sum must contain one of them. By default it must be set.
+        values: Values of which it must have one; a list or a sum must contain one of them. Without, it must be set.
         negated: True if it must not be set, or must have, or contain, another value.
     """
 
-    name: str
-    values: tuple[str, ...] = ()
-    negated: bool = False
+    def __init__(self, name: str, *values: str, negated: bool = False) -> None:
+        self.name, self.values, self.negated = name, values, negated
 
     def unmet(self, settings: Mapping[str, Any]) -> tuple[str, str] | None:
         """Return the reason why the need is not met, and a remedy; None if it is met."""
@@ -73,7 +70,7 @@ def option(
         reads: function that makes the value from a flag or a file; its ValueError says what to give.
         form: form of the value for `--help`, for a setting with `reads`; that of `pattern` otherwise.
         needs: settings without which this one has no effect, as `Need` or by name. One of several is enough.
-        flag: whether commands have a flag of this setting. All settings are fields of a configuration file.
+        flag: False for a setting that is rarely given: `train` has no flag of it, but its configuration file has it.
     """
     allowed = tuple(choices) if choices is not None else None
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}

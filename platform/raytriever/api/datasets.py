@@ -250,7 +250,7 @@ class Dataset:
         from raytriever.documents.job import import_folder
         from raytriever.documents.summary import summary_lines
         from raytriever.options import check_options
-        from raytriever.paths import DOCUMENTS, check_paths
+        from raytriever.paths import DOCUMENTS, fetch_paths
 
         config = ImportConfig(
             test_share=test_share,
@@ -263,7 +263,7 @@ class Dataset:
             seed=seed,
         )
         check_options(config)
-        check_paths(config)
+        fetch_paths(config)
         DOCUMENTS.check(os.fspath(folder), "folder")
         path = path_of(output)
         with working("from_documents", path):
@@ -342,11 +342,11 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
     from raytriever.data.prepare.open import open_all_splits
     from raytriever.data.prepare.pipeline import in_processes
     from raytriever.options import check_options
-    from raytriever.paths import check_paths
+    from raytriever.paths import fetch_paths
 
     config = DataConfig(dataset=source, max_bad_rows=max_bad_rows)
     check_options(config)
-    check_paths(config)
+    fetch_paths(config)
     with working("load_dataset"):
         opened = open_all_splits(source, max_bad_rows=max_bad_rows, run=in_processes, report=warn)
     return kind(source, name or opened.name, max_bad_rows, opened)

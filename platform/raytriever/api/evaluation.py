@@ -20,7 +20,7 @@ from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_changed, check_options
-from raytriever.paths import MODELS, check_paths
+from raytriever.paths import MODELS, fetch_paths
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
 
@@ -188,7 +188,7 @@ def evaluate(
     check_changed(config, only=["rescore_multiplier"])
     check_options(encoding)
     check_encode(encoding)
-    check_paths(config)
+    fetch_paths(config)
     sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
     if isinstance(models, str | os.PathLike | Model | Run) or not models:
         raise ConfigError("is no list of models", "models", "give a list such as ['bm25', 'minilm']")

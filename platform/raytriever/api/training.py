@@ -31,7 +31,7 @@ from raytriever.losses.files import loss_setting
 from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.models.config import READING
 from raytriever.options import check_options, did_you_mean
-from raytriever.paths import check_paths, runs_folder
+from raytriever.paths import fetch_paths, runs_folder
 from raytriever.recipes import base_config
 from raytriever.store.cache import cache_folder, hold
 from raytriever.store.commit import read_manifest, sha256_of
@@ -164,7 +164,7 @@ def mine_hard_negatives(
     )
     check_options(mining)
     check_mining(mining)
-    check_paths(mining)
+    fetch_paths(mining)
     config = ModelConfig() if model is None else settings_of(model)
     by_encoder = any(each in ("dense", "cross-query") for each in mining.methods)
     if model is None and by_encoder:

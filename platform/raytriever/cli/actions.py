@@ -1,4 +1,4 @@
-"""What most commands do after their settings are checked: import what is heavy, call the job, yield the lines to print.
+"""Actions of most commands: import what is heavy, call the job with the checked settings, yield the lines to print.
 
 `evaluate`, `study`, `train`, `tune` and the commands of `cli/operate` have modules of their own.
 """
@@ -185,7 +185,7 @@ def index(given: Given) -> Iterator[str]:
     yield f"\n{given.output}"
 
 
-def export(given: Given) -> Iterator[str]:
+def export_model(given: Given) -> Iterator[str]:
     """Write a model for other runtimes."""
     from raytriever.export.model import export, push_to_hub
 

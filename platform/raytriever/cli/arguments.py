@@ -24,7 +24,7 @@ from raytriever.cli.suggestions import removed, suggest_for_flag
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
 from raytriever.options import check_options, read_option
-from raytriever.paths import OUTPUT, PathKind
+from raytriever.paths import PATH, PathKind
 from raytriever.store.commit import lock_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import show, warn
@@ -47,6 +47,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
         self._common, self._free_text = common, free_text
+        self.of_files: dict[str, str] = {}  # settings without a flag, and their line in a configuration file
         super().__init__(
             prog=f"raytriever {prog}", description=description, allow_abbrev=False, formatter_class=_Formatter
         )
@@ -115,6 +116,10 @@ class Parser(argparse.ArgumentParser):
             # Checked first: argparse would report a misspelt flag as a missing one.
             if flag not in flags and (instead := removed(flag)):
                 raise ConfigError("was removed", flag, instead)
+            if flag in self.of_files:
+                raise ConfigError(
+                    "has no flag", flag, f"write {self.of_files[flag]} into a file, and give --config FILE"
+                )
             if flag.startswith("--") and flag not in flags:
                 raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
             _check_utf8(word, _setting_before(words, index, flags))
@@ -181,12 +186,14 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=width or min(120, shutil.get_terminal_size().columns - 2))
 
 
-def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
+def add_settings(parser: Parser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
     """Add flags for the fields of a settings dataclass, or some of them, under a title."""
     group = parser.add_argument_group(title)
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if not field.metadata["flag"] or (only is not None and field.name not in only):
+        if only is None and not field.metadata["flag"]:
+            parser.of_files[flag_of(field.name)] = f"`{title}: {{{field.name}: VALUE}}`"
+        if not field.metadata["flag"] if only is None else field.name not in only:
             continue
         help = field.metadata["help"]
         if field.default not in (None, ""):
@@ -235,19 +242,19 @@ class Argument:
 
     def add(self, parser: Flags) -> None:
         """Add it to a parser or a group of flags."""
-        settings = dict(self._settings)
-        if isinstance(self._reads, PathKind):
-            settings["type"] = partial(self._reads.read_flag, name=self._setting)
-        elif self._reads is not None:
-            settings["type"] = self._reads
-        parser.add_argument(self._name, help=self._help, **settings)
+        defaults: dict[str, Any] = {"default": []} if "nargs" in self._settings else {}
+        if "action" not in self._settings:
+            is_path = isinstance(self._reads, PathKind)
+            read = partial(self._reads.read_flag, name=self._setting) if is_path else self._reads
+            defaults |= {"metavar": "PATH" if is_path else "NAME" if self._setting else None, "type": read}
+        parser.add_argument(self._name, help=self._help, **(defaults | self._settings))
 
-    def check(self, arguments: argparse.Namespace) -> None:
-        """Raise the error of its kind of path if a path does not exist."""
+    def fetch(self, arguments: argparse.Namespace) -> None:
+        """Raise the error of its kind of path if a path does not exist; see `fetch_paths`."""
         if isinstance(self._reads, PathKind):
             values = getattr(arguments, self._settings.get("dest") or self._setting or self._name)
             for value in values if isinstance(values, list) else [values] if values else []:
-                self._reads.check(value, self._setting)
+                self._reads.check(value, self._setting, fetch=True)
 
 
 def number(flag: str, kind: type, lowest: float, highest: float, remedy: str) -> Callable[[str], Any]:
@@ -332,7 +339,7 @@ TRACKERS = (
 
 def add_output(parser: Flags, help: str, **settings: Any) -> None:
     """Add `--output`, which is required without a default, and `--wait`, for a command that calls `lock_output`."""
-    Argument("--output", help, OUTPUT, metavar="DIR", **{"required": "default" not in settings, **settings}).add(parser)
+    Argument("--output", help, PATH, metavar="DIR", **{"required": "default" not in settings, **settings}).add(parser)
     parser.add_argument(
         "--wait", action="store_true", help="wait until another command that writes to --output has ended"
     )

@@ -7,8 +7,8 @@ and prints. `cli/commands.py` is the table of all commands.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,31 +21,29 @@ from raytriever.cli.arguments import (
     lock_output,
 )
 from raytriever.options import Need, needs_of, without_effect
-from raytriever.paths import check_paths
+from raytriever.paths import fetch_paths
 from raytriever.terminal import show
 
-# Values of a command line: its arguments by name, and its settings by the names of their sections.
+# Values of a command line: its arguments by name, and its settings by the names of their groups.
 Given: TypeAlias = argparse.Namespace
 
 
-@dataclass(frozen=True)
-class Section:
+class SettingsGroup:
     """Settings of a command.
 
     Args:
         name: Attribute of `Given` that holds them.
         kind: Their dataclass.
         title: Title of their flags in `--help`.
-        only: Names of the settings that the command has; None for all. The others keep their defaults.
+        only: Names of the settings that the command has; all without any. The others keep their defaults.
     """
 
-    name: str
-    kind: type
-    title: str
-    only: Collection[str] | None = None
+    def __init__(self, name: str, kind: type, title: str, *only: str) -> None:
+        self.name, self.kind, self.title = name, kind, title
+        self.only = only or [field.name for field in fields(kind)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """Command of raytriever. To add one, add it to `COMMANDS`.
 
@@ -67,8 +65,9 @@ class Command:
     task: str
     help: str
     run: Callable[[Given], Iterable[str]] | None = None
+    _: KW_ONLY
     arguments: Sequence[Argument] = ()
-    settings: Sequence[Section] = ()
+    settings: Sequence[SettingsGroup] = ()
     needs: Mapping[str, Sequence[Need]] = field(default_factory=dict)
     check: Callable[[Given], None] | None = None
     output: str = ""
@@ -86,8 +85,8 @@ class Command:
             add_output(parser, self.output, **({"default": self.default_output} if self.default_output else {}))
         for argument in self.arguments:
             argument.add(parser)
-        for section in self.settings:
-            add_settings(parser, section.kind, section.title, section.only)
+        for group in self.settings:
+            add_settings(parser, group.kind, group.title, group.only)
         return parser
 
     def main(self, name: str, words: list[str]) -> None:
@@ -97,14 +96,14 @@ class Command:
             return
         assert self.run is not None
         arguments = self.parser(name).parse(words)
-        configs = {section.name: build_config(arguments, section.kind, section.only) for section in self.settings}
+        configs = {group.name: build_config(arguments, group.kind, group.only) for group in self.settings}
         given = Given(**{**vars(arguments), **configs})
         if self.check is not None:
             self.check(given)
         self._check_effects(arguments, configs)
-        check_paths(*configs.values())
+        fetch_paths(*configs.values())
         for argument in self.arguments:
-            argument.check(arguments)
+            argument.fetch(arguments)
         if self.output:
             given.output = Path(arguments.output)
             if self.writes(given):
@@ -116,10 +115,10 @@ class Command:
         """Raise `ConfigError` for an explicit flag that has no effect next to the other settings."""
         settings = vars(arguments) | {
             name: value
-            for section in self.settings
-            for name, value in vars(configs[section.name]).items()
-            if section.only is None or name in section.only
+            for group in self.settings
+            for name, value in vars(configs[group.name]).items()
+            if name in group.only
         }
-        needs = {**needs_of(*(section.kind for section in self.settings)), **self.needs}
+        needs = {**needs_of(*(group.kind for group in self.settings)), **self.needs}
         for error in without_effect(settings, sorted(arguments.explicit_flags), needs).values():
             raise error

@@ -10,7 +10,7 @@ from pathlib import Path
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_candidates
 from raytriever.cli import actions, quickstart, train, tune
 from raytriever.cli.arguments import TRACKERS, Argument, number
-from raytriever.cli.command import Command, Given, Section
+from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.evaluate import check_evaluation, evaluate
 from raytriever.cli.operate import cache, doctor, runs
 from raytriever.cli.study import check_study, study, study_file
@@ -23,23 +23,24 @@ from raytriever.index.approximate.config import IndexConfig
 from raytriever.mining.config import MiningConfig, ScoreConfig, check_mining
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import Need
-from raytriever.paths import DATASET, DOCUMENTS, EMBEDDINGS, MODELS, OUTPUT, RUN, UNANSWERABLE
+from raytriever.paths import DATASET, DOCUMENTS, EMBEDDINGS, MODELS, PATH, UNANSWERABLE
 from raytriever.report.request import check_comparison
 from raytriever.training.config import TrainingConfig
 
 PREPARE, TRAIN, MEASURE, USE, OPERATE = "Prepare data", "Train", "Measure", "Use a model", "Operate"
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_MODEL = Section("model", ModelConfig, "model", READING)
-_DATA = Section("data", DataConfig, "data", ("dataset", "max_bad_rows"))
-_DATA_AND_BM25 = Section("data", DataConfig, "data", ("dataset", "max_bad_rows", "bm25_language"))
-_PRECISION = Section("training", TrainingConfig, "arithmetic", ("precision",))
-_PRECISION_AND_SEED = Section("training", TrainingConfig, "arithmetic and random draws", ("precision", "seed"))
+_MODEL = SettingsGroup("model", ModelConfig, "model", *READING)
+_DATA = SettingsGroup("data", DataConfig, "data", "dataset", "max_bad_rows")
+_DATA_AND_BM25 = SettingsGroup("data", DataConfig, "data", "dataset", "max_bad_rows", "bm25_language")
+_PRECISION = SettingsGroup("training", TrainingConfig, "arithmetic", "precision")
+_PRECISION_AND_SEED = SettingsGroup("training", TrainingConfig, "arithmetic and random draws", "precision", "seed")
+_READING_OF_ALL = [name for name in READING if name not in ("model", "truncate_dim")]
+_IMPORT = ("model", "revision", "passage_prompt", "passage_prompt_name", "passage_length")
 _PROMPTS = ("query_prompt", "passage_prompt", "query_prompt_name", "passage_prompt_name", "dataset_prompts")
 _EMBEDDINGS = Argument(
     "--embeddings",
     "embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
     EMBEDDINGS,
-    metavar="DIR",
 )
 _TOP = Argument(
     "--top",
@@ -48,8 +49,8 @@ _TOP = Argument(
     metavar="K",
     default=5,
 )
-_DENSE_METHOD = Need("method", ("dense", "cross-query"))
-_DENSE_CANDIDATES = Need("candidates", ("dense",))
+_DENSE_METHOD = Need("method", "dense", "cross-query")
+_DENSE_CANDIDATES = Need("candidates", "dense")
 
 
 def _question(flag: str | None) -> Callable[[str], str]:
@@ -62,39 +63,35 @@ def _question(flag: str | None) -> Callable[[str], str]:
 
 
 def _split(help: str) -> Argument:
-    return Argument("--split", f"{help} (default: train)", metavar="NAME", default="train")
+    return Argument("--split", f"{help} (default: train)", default="train")
 
 
 def _check_annotation(given: Given) -> None:
     if not _SPLIT.fullmatch(given.split):
-        raise ConfigError(f"{given.split!r} is not a valid name of a split", "--split", "use letters, digits, '_', '-'")
+        what = f"{given.split!r} is not a valid name of a split"
+        raise ConfigError(what, "--split", "use letters, digits, '_' and '-'")
     check_candidates(given.annotation)
 
 
 COMMANDS = {
     "import": Command(
-        task=PREPARE,
-        help="write a folder of documents, and questions about them, as a data set",
-        run=actions.import_documents,
+        PREPARE,
+        "write a folder of documents, and questions about them, as a data set",
+        actions.import_documents,
         output="folder to write the data set to, in BEIR layout; an import that is there is replaced",
-        arguments=[Argument("folder", "folder of documents, or its URI", DOCUMENTS, metavar="FOLDER")],
+        arguments=[Argument("folder", "folder of documents, or its URI", DOCUMENTS)],
         settings=[
-            Section("documents", ImportConfig, "import"),
-            Section(
-                "model",
-                ModelConfig,
-                "model",
-                ("model", "revision", "passage_prompt", "passage_prompt_name", "passage_length"),
-            ),
+            SettingsGroup("documents", ImportConfig, "import"),
+            SettingsGroup("model", ModelConfig, "model", *_IMPORT),
         ],
     ),
     "prepare": Command(
-        task=PREPARE,
-        help="check, tokenize and shard a data set, and print a summary of it",
-        run=actions.prepare,
+        PREPARE,
+        "check, tokenize and shard a data set, and print a summary of it",
+        actions.prepare,
         output="folder to write the prepared data set to",
         arguments=[
-            Argument("--format", "the data set's format (default: recognised from its files)", metavar="NAME"),
+            Argument("--format", "the data set's format (default: recognised from its files)"),
             Argument(
                 "--columns",
                 "columns of a CSV or TSV file, such as `query=Frage,passage=Antwort` (default: recognised by their "
@@ -105,14 +102,16 @@ COMMANDS = {
         ],
         settings=[
             _DATA,
-            Section("division", SplitConfig, "splits of one CSV, TSV or JSONL file"),
-            Section("model", ModelConfig, "model", ("model", "revision", *_PROMPTS, "query_length", "passage_length")),
+            SettingsGroup("division", SplitConfig, "splits of one CSV, TSV or JSONL file"),
+            SettingsGroup(
+                "model", ModelConfig, "model", "model", "revision", *_PROMPTS, "query_length", "passage_length"
+            ),
         ],
     ),
     "annotate": Command(
-        task=PREPARE,
-        help="find positives with a language model and write a data set with them",
-        run=actions.annotate,
+        PREPARE,
+        "find positives with a language model and write a data set with them",
+        actions.annotate,
         check=_check_annotation,
         output="folder to write the annotated data set to",
         writes=lambda given: not given.dry_run,
@@ -122,25 +121,24 @@ COMMANDS = {
             Argument(
                 "--answers",
                 "folder that keeps every answer, shared by all annotations (default: answers/ in the cache)",
-                OUTPUT,
-                metavar="DIR",
+                PATH,
             ),
             _EMBEDDINGS,
         ],
         settings=[
-            Section("service", ServiceConfig, "service"),
-            Section("annotation", AnnotationConfig, "annotation"),
+            SettingsGroup("service", ServiceConfig, "service"),
+            SettingsGroup("annotation", AnnotationConfig, "annotation"),
             _DATA_AND_BM25,
-            Section("model", ModelConfig, "encoder of dense candidates", READING),
+            SettingsGroup("model", ModelConfig, "encoder of dense candidates", *READING),
             _PRECISION,
         ],
         needs=dict.fromkeys((*READING, "embeddings", "precision"), (_DENSE_CANDIDATES,))
-        | {"bm25_language": (Need("candidates", ("bm25",)),)},
+        | {"bm25_language": [Need("candidates", "bm25")]},
     ),
     "mine": Command(
-        task=PREPARE,
-        help="find hard negatives, remove the false ones among them, and write a table",
-        run=actions.mine,
+        PREPARE,
+        "find hard negatives, remove the false ones among them, and write a table",
+        actions.mine,
         check=lambda given: check_mining(given.mining),
         output="folder to write the negatives table to",
         arguments=[
@@ -154,32 +152,26 @@ COMMANDS = {
             ),
             _EMBEDDINGS,
         ],
-        settings=[Section("mining", MiningConfig, "mining"), _DATA_AND_BM25, _MODEL, _PRECISION_AND_SEED],
-        needs=dict.fromkeys((*READING, "embeddings"), (_DENSE_METHOD,)) | {"precision": (_DENSE_METHOD, Need("judge"))},
+        settings=[SettingsGroup("mining", MiningConfig, "mining"), _DATA_AND_BM25, _MODEL, _PRECISION_AND_SEED],
+        needs=dict.fromkeys((*READING, "embeddings"), (_DENSE_METHOD,)) | {"precision": [_DENSE_METHOD, Need("judge")]},
     ),
     "score": Command(
-        task=PREPARE,
-        help="score pairs with a cross-encoder, as a teacher for training",
-        run=actions.score,
+        PREPARE,
+        "score pairs with a cross-encoder, as a teacher for training",
+        actions.score,
         output="folder to write the scores to",
         arguments=[_split("split whose queries are scored")],
-        settings=[Section("teacher", ScoreConfig, "teacher"), _DATA, _PRECISION],
+        settings=[SettingsGroup("teacher", ScoreConfig, "teacher"), _DATA, _PRECISION],
     ),
     "quickstart": Command(
-        task=TRAIN,
-        help="train on the docstrings of Python, measure, print a table",
-        own=(quickstart.main, quickstart._parser),
+        TRAIN, "train on the docstrings of Python, measure, print a table", own=(quickstart.main, quickstart._parser)
     ),
-    "train": Command(
-        task=TRAIN, help="train an encoder and measure it before and after", own=(train.main, train._parser)
-    ),
-    "tune": Command(
-        task=TRAIN, help="search the settings of training and measure the best", own=(tune.main, tune._parser)
-    ),
+    "train": Command(TRAIN, "train an encoder and measure it before and after", own=(train.main, train._parser)),
+    "tune": Command(TRAIN, "search the settings of training and measure the best", own=(tune.main, tune._parser)),
     "study": Command(
-        task=TRAIN,
-        help="train and measure the arms of a file with several seeds, and test its claims",
-        run=study,
+        TRAIN,
+        "train and measure the arms of a file with several seeds, and test its claims",
+        study,
         check=check_study,
         output="folder to write runs, table and figures to",
         arguments=[
@@ -198,16 +190,14 @@ COMMANDS = {
                 number("--trial-gpus", float, math.ulp(0.0), 1, "give a number above 0 and up to 1"),
                 metavar="N",
             ),
-            Argument(
-                "--run-name", "name of the study, for trackers (default: study-NAME, by its file)", metavar="NAME"
-            ),
+            Argument("--run-name", "name of the study, for trackers (default: study-NAME, by its file)"),
             *TRACKERS,
         ],
     ),
     "evaluate": Command(
-        task=MEASURE,
-        help="measure models on data sets and compare them",
-        run=evaluate,
+        MEASURE,
+        "measure models on data sets and compare them",
+        evaluate,
         check=check_evaluation,
         output="folder to write the results to (default: results)",
         default_output="results",
@@ -226,16 +216,12 @@ COMMANDS = {
                 "--datasets",
                 "data sets, as for --dataset of other commands; a folder of data sets is one row: the mean over them",
                 DATASET,
-                metavar="PATH",
                 nargs="+",
-                default=[],
             ),
             Argument(
                 "--baseline",
                 "one or two models that the others are compared with (default: the first model)",
-                metavar="NAME",
                 nargs="+",
-                default=[],
             ),
             Argument(
                 "--calibrate",
@@ -244,7 +230,6 @@ COMMANDS = {
                 "the queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
                 metavar="AIM",
                 nargs="+",
-                default=[],
             ),
             Argument(
                 "--unanswerable",
@@ -253,40 +238,37 @@ COMMANDS = {
                 UNANSWERABLE,
                 metavar="KIND",
                 nargs="+",
-                default=[],
             ),
             Argument("--fresh", "remove an earlier evaluation of --output", action="store_true"),
             *TRACKERS,
         ],
         settings=[
-            Section("evaluation", EvaluationConfig, "measuring"),
-            Section(
-                "model", ModelConfig, "all models", [name for name in READING if name not in ("model", "truncate_dim")]
-            ),
-            Section("data", DataConfig, "data", ("max_bad_rows", "bm25_language")),
-            Section("encoding", EncodeConfig, "encoding", ("actors", "actor_gpus", "actor_cpus")),
+            SettingsGroup("evaluation", EvaluationConfig, "measuring"),
+            SettingsGroup("model", ModelConfig, "all models", *_READING_OF_ALL),
+            SettingsGroup("data", DataConfig, "data", "max_bad_rows", "bm25_language"),
+            SettingsGroup("encoding", EncodeConfig, "encoding", "actors", "actor_gpus", "actor_cpus"),
             _PRECISION,
         ],
         # `evaluate --suite mteb` compares models on tasks.
-        needs=dict.fromkeys(("datasets", "baseline", "bm25_language"), (Need("suite", (MTEB,), negated=True),)),
+        needs=dict.fromkeys(("datasets", "baseline", "bm25_language"), (Need("suite", MTEB, negated=True),)),
     ),
     "compare": Command(
-        task=MEASURE,
-        help="compare finished runs of training and evaluation on one HTML page",
-        run=actions.compare,
+        MEASURE,
+        "compare finished runs of training and evaluation on one HTML page",
+        actions.compare,
         check=lambda given: check_comparison(given.runs, Path(given.page)),
         arguments=[
             Argument(
                 "runs",
                 "a run directory, a run id of MLflow, or a filter of MLflow's search",
-                RUN,
-                metavar="RUN",
+                PATH,
+                metavar="PATH",
                 nargs="+",
             ),
             Argument(
                 "--output",
                 "the page to write (default: report.html)",
-                OUTPUT,
+                PATH,
                 metavar="FILE",
                 dest="page",
                 default="report.html",
@@ -294,9 +276,9 @@ COMMANDS = {
         ],
     ),
     "search": Command(
-        task=USE,
-        help="find the best passages of a data set for a query",
-        run=actions.search,
+        USE,
+        "find the best passages of a data set for a query",
+        actions.search,
         free_text="query",
         arguments=[
             Argument("query", "the question", _question(None)),
@@ -309,52 +291,47 @@ COMMANDS = {
                 metavar="SCORE",
             ),
         ],
-        settings=[Section("data", DataConfig, "data", ("dataset",)), _MODEL, _PRECISION],
+        settings=[SettingsGroup("data", DataConfig, "data", "dataset"), _MODEL, _PRECISION],
     ),
     "encode": Command(
-        task=USE,
-        help="encode the passages or the queries of a data set",
-        run=actions.encode,
+        USE,
+        "encode the passages or the queries of a data set",
+        actions.encode,
         check=lambda given: check_encode(given.encoding),
         output="folder to write the embeddings to",
-        settings=[_DATA, _MODEL, Section("encoding", EncodeConfig, "encoding"), _PRECISION],
+        settings=[_DATA, _MODEL, SettingsGroup("encoding", EncodeConfig, "encoding"), _PRECISION],
     ),
     "index": Command(
-        task=USE,
-        help="build an approximate index over the passages of a data set, or open, measure and search it",
-        run=actions.index,
+        USE,
+        "build an approximate index over the passages of a data set, or open, measure and search it",
+        actions.index,
         free_text="query",
         output="folder of the index; an existing index is opened, and built again if the passages have changed",
         writes=lambda given: not given.output.exists(),
         arguments=[
             _EMBEDDINGS,
-            Argument("--split", "compare the index with exact search on the queries of this split", metavar="NAME"),
+            Argument("--split", "compare the index with exact search on the queries of this split"),
             Argument("--query", "print the best passages for this query", _question("--query"), metavar="TEXT"),
             _TOP,
         ],
-        settings=[_DATA, _MODEL, Section("approximate", IndexConfig, "index"), _PRECISION_AND_SEED],
-        needs={"top": (Need("query"),)},
+        settings=[_DATA, _MODEL, SettingsGroup("approximate", IndexConfig, "index"), _PRECISION_AND_SEED],
+        needs={"top": [Need("query")]},
     ),
     "export": Command(
-        task=USE,
-        help="write a model for other runtimes: weights, graphs and a model card",
-        run=actions.export,
+        USE,
+        "write a model for other runtimes: weights, graphs and a model card",
+        actions.export_model,
         output="a new directory",
-        settings=[_MODEL, Section("export", ExportConfig, "export")],
+        settings=[_MODEL, SettingsGroup("export", ExportConfig, "export")],
     ),
     "runs": Command(
-        task=OPERATE,
-        help="list run directories, or clean them of checkpoints that are no longer needed",
-        run=runs.run,
+        OPERATE,
+        "list run directories, or clean them of checkpoints that are no longer needed",
+        runs.run,
         arguments=[
             Argument("action", "list runs, or clean runs of checkpoints", metavar="|".join(runs.ACTIONS)),
             Argument(
-                "folders",
-                "run directories, or folders of them (default: RAYTRIEVER_RUNS, or runs/)",
-                RUN,
-                metavar="FOLDER",
-                nargs="*",
-                default=[],
+                "folders", "run directories, or folders of them (default: RAYTRIEVER_RUNS, or runs/)", PATH, nargs="*"
             ),
             Argument("--finished", "clean: remove the checkpoints of finished runs", action="store_true"),
             Argument("--interrupted", "clean: remove the checkpoints of interrupted runs", action="store_true"),
@@ -362,9 +339,9 @@ COMMANDS = {
         ],
     ),
     "cache": Command(
-        task=OPERATE,
-        help="list cached data sets, models and embeddings, or remove the least recently used ones",
-        run=cache.run,
+        OPERATE,
+        "list cached data sets, models and embeddings, or remove the least recently used ones",
+        cache.run,
         arguments=[
             Argument("action", "list the entries, or prune the cache", metavar="|".join(cache.ACTIONS)),
             Argument(
@@ -381,5 +358,5 @@ COMMANDS = {
             ),
         ],
     ),
-    "doctor": Command(task=OPERATE, help="check this machine: devices, servers, disks, locks", run=doctor.run),
+    "doctor": Command(OPERATE, "check this machine: devices, servers, disks, locks", doctor.run),
 }

@@ -57,6 +57,11 @@ _REMOVED = {
     "runs show": "`raytriever runs list RUN` prints the step and the command that continues",
     "--soft-labels": "use --guide, or --loss kl or margin-mse with the teacher",
     "--ranks": "give --range-min and --range-max",
+    "--min-delta": "every improvement of --best-metric counts",
+    "--eval-behind": "training waits when two validations are not finished",
+    "--checkpoint-minutes": "a checkpoint is written every 10 minutes; --checkpoint-steps writes more",
+    "--refresh-max-score": "give --refresh-relative-margin",
+    "--refresh-absolute-margin": "give --refresh-relative-margin",
     "--gather-precision": "embeddings are sent in fp32; --loss-precision chooses the products",
 }
 

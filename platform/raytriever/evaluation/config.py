@@ -41,7 +41,7 @@ def read_widths(text: str) -> str:
 class EvaluationConfig:
     """Split, metrics and rules of an evaluation."""
 
-    split: str = option("test", "split with judgements that is evaluated", needs=Need("suite", (MTEB,), negated=True))
+    split: str = option("test", "split with judgements that is evaluated", needs=Need("suite", MTEB, negated=True))
     metrics: str = option(
         "ndcg@10,mrr@10,recall@100,auc",
         "metrics, separated by commas: ndcg, mrr, recall, map, precision, success, r-precision, judged, acc (one of "
@@ -51,7 +51,7 @@ class EvaluationConfig:
         1,
         "lowest grade of a relevant document; use 2 for the passages of TREC DL",
         minimum=1,
-        needs=Need("suite", (MTEB,), negated=True),
+        needs=Need("suite", MTEB, negated=True),
     )
     drop_own_id: bool = option(
         True,
@@ -64,13 +64,13 @@ class EvaluationConfig:
         choices=("beir", MTEB),
     )
     tasks: str | None = option(
-        None, "tasks of MTEB, separated by commas", form="NAME,...", needs=Need("suite", (MTEB,)), reads=str
+        None, "tasks of MTEB, separated by commas", form="NAME,...", needs=Need("suite", MTEB), reads=str
     )
     benchmark: str | None = option(
         None,
         "benchmark of MTEB, such as 'MTEB(eng, v2)', BEIR, NanoBEIR, BRIGHT or LongEmbed",
         form="NAME",
-        needs=Need("suite", (MTEB,)),
+        needs=Need("suite", MTEB),
         reads=str,
     )
     data_root: str = option(
@@ -78,7 +78,7 @@ class EvaluationConfig:
         "folder of local copies of the suite's data sets, each in a folder of its name",
         reads=FOLDER,
         form="DIR",
-        needs=Need("suite", ("beir",)),
+        needs=Need("suite", "beir"),
     )
     calibration_split: str = option(
         "dev",
@@ -98,7 +98,7 @@ class EvaluationConfig:
         f"types of stored embeddings, separated by commas, measured at each {flag_of('truncate_dim')}: "
         f"{', '.join(DTYPES)}",
         form="TYPE,...",
-        needs=Need("suite", (MTEB,), negated=True),
+        needs=Need("suite", MTEB, negated=True),
         reads=read_dtypes,
     )
     truncate_dim: str | None = option(

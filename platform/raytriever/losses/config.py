@@ -90,33 +90,36 @@ class LossConfig:
         0.01,
         "tau: scores are divided by it; not used by triplet",
         above=0,
-        needs=Need("loss", ("triplet",), negated=True),
+        needs=Need("loss", "triplet", negated=True),
     )
     learn_temperature: bool = option(
-        False, "train tau with the encoder, as a log-parameter", needs=Need("loss", ("triplet",), negated=True)
+        False, "train tau with the encoder, as a log-parameter", needs=Need("loss", "triplet", negated=True)
     )
     margin: float = option(
         0.1,
         "margin of triplet: a positive should score this much above a negative",
         minimum=0,
-        needs=Need("loss", ("triplet",)),
+        needs=Need("loss", "triplet"),
     )
     reduction: str = option(
         "mean",
         "reduction of mw: the mean over pairs, or their sum divided by the number of queries",
         choices=("mean", "sum"),
-        needs=Need("loss", ("mw",)),
+        needs=Need("loss", "mw"),
+        flag=False,
     )
-    distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
+    distribution_weight: float = option(
+        0.0, "lambda: weight of the query-document distribution regulariser", minimum=0, flag=False
+    )
     teacher_temperature: float = option(
-        1.0, "the teacher's scores are divided by it", above=0, needs=Need("loss", DISTILLATION_LOSSES)
+        1.0, "the teacher's scores are divided by it", above=0, needs=Need("loss", *DISTILLATION_LOSSES), flag=False
     )
     loss_precision: str | None = option(
         None,
         "operands of the loss's matrix products: fp32, tf32 (the default on a GPU that encodes in bf16) or bf16; "
         "scores and sums are fp32",
         choices=("fp32", "tf32", "bf16"),
-        needs=Need("loss", SCORE_LOSSES),
+        needs=Need("loss", *SCORE_LOSSES),
     )
     matryoshka_dims: str = option(
         "",
@@ -137,6 +140,7 @@ class LossConfig:
         minimum=0,
         maximum=1,
         needs="guide",
+        flag=False,
     )
     loss_weights: str | None = option(
         None,

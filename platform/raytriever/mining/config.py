@@ -16,7 +16,7 @@ METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 # Candidates that are examined for each requested negative if some of them may be removed or skipped.
 CANDIDATES_PER_NEGATIVE = 10
 # Only these have scores that a bound can be compared with, unless a judge scores the candidates.
-_SCORED = (Need("method", ("bm25", "dense", "cross-query")), "judge")
+_SCORED = (Need("method", "bm25", "dense", "cross-query"), "judge")
 
 
 @dataclass(frozen=True)

@@ -282,8 +282,8 @@ class DistributionRegularizer(nn.Module):
 
         loss + weight * mean over anchors and distinct documents of ||q - d||^2
 
-    It helps approximate search (*Alleviating performance degradation*, Eq. 3), and is `--distribution-weight`. In a
-    `MatryoshkaLoss` every width has it.
+    It helps approximate search (*Alleviating performance degradation*, Eq. 3), and is the setting
+    `distribution_weight`. In a `MatryoshkaLoss` every width has it.
 
     Args:
         loss: a loss of `raytriever.sentence_transformers`, with or without gradient caching.

@@ -35,15 +35,12 @@ train --refresh-every 5 --negatives-per-query 1 --max-steps 5 => no steps are le
 train --refresh-every 12 --negatives-per-query 1 --batch-size 8 --epochs 1 --dataset LETTERS => at step 12 of 12; give
 train --refresh-share 0.5 --refresh-every 5 --negatives-per-query 1 => has no effect with --refresh-mode async; leave it
 train --refresh-pool 2:1 => --refresh-pool: '2:1' is invalid; give a number of processes such as 4, or the fewest and
-train --refresh-ranks 9:3 => --refresh-ranks: '9:3' is invalid; give two whole numbers, the lower first, as in 30:200
-train --refresh-ranks 5:10 --refresh-every 5 --negatives-per-query 1 => 30 negatives cannot be taken from 5 ranks; give
-train --refresh-every 5 --negatives-per-query 1 --negatives-mix bm25=1 => gives refreshed negatives no share
+train --refresh-ranks 3:9 => --refresh-ranks: has no flag; write `refresh: {refresh_ranks: VALUE}` into a file, and give
+train --min-delta 0.1 => --min-delta: was removed; every improvement of --best-metric counts
 train --dev-split de --dataset LETTERS => letters: no split 'de'; there are: dev, test, train; choose from dev
 train --matryoshka-dims 16,x => --matryoshka-dims: '16,x' is invalid; give whole numbers from 1
 train --matryoshka-dims 8,16,4 => --matryoshka-dims: '8,16,4' is invalid; give each once, in order: 16,8,4
 train --matryoshka-dims 64,16 --dataset LETTERS --model MODEL => asks for 64 components, but embeddings have 32; give at
-train --guide-margin 0.1 => --guide-margin: has no effect without --guide; leave it out, or give --guide
-train --guide minilm --guide-margin 1.5 => 1.5 is out of range; give a value at most 1
 train --guide ./encodr => --guide ./encodr: no such directory
 train --guide '' => --guide: the path is empty
 train --loss kl => --teacher: --loss kl needs the scores of a teacher; give the directory that `raytriever score` wrote
@@ -105,7 +102,7 @@ study mw.yaml --output s --scale small => --scale: was removed; a study is a fil
 study mw.yaml --output s --seeds 0 => --seeds: 0 is out of range; give 1 to 100
 study mw.yaml --output s --trial-gpus 1.5 => --trial-gpus: 1.5 is out of range; give a number above 0 and
 study mw.yaml --output s => mw.yaml: no such file or folder; give a path that exists
-compare => missing: RUN
+compare => missing: PATH
 compare nowhere => 'nowhere' is neither a directory nor an MLflow run; give a directory
 compare 0123456789abcdef0123456789abcdef => no such database; set MLFLOW_TRACKING_URI to your server or database
 compare "params.loss.loss = 'mw'" => no such database

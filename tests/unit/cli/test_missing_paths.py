@@ -24,7 +24,7 @@ CASES = [
     ("train", ["--negatives-per-query", "2", "--negatives-table", MISSING]),
     ("train", ["--loss", "kl", "--negatives-per-query", "2", "--teacher", MISSING]),
     *(("tune", [flag, MISSING]) for flag in ("--dataset", "--model", "--config", "--search-space")),
-    ("import", [*_OUT, MISSING]),
+    ("import", [MISSING, *_OUT]),
     *(("import", [".", *_OUT, flag, MISSING]) for flag in ("--questions", "--model")),
     *(("prepare", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
     *(("evaluate", [flag, MISSING]) for flag in ("--datasets", "--model")),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.cli.operate.cache import _size
+from raytriever.cli.operate.cache import read_size
 from raytriever.operation.cache import cache_entries, entries_to_prune
 from raytriever.store.cache import hold, remove_entry
 from raytriever.store.capacity import format_size
@@ -91,7 +91,7 @@ def test_pruning_by_age_removes_what_was_not_used_since(cache: Path) -> None:
 
 
 def test_sizes_are_read_and_shown_with_a_unit() -> None:
-    assert [_size(text) for text in ("500MB", "1.5 kb", "7", "3b", "2TB")] == [500_000_000, 1500, 7, 3, 2e12]
+    assert [read_size(text) for text in ("500MB", "1.5 kb", "7", "3b", "2TB")] == [500_000_000, 1500, 7, 3, 2e12]
     assert [format_size(size) for size in (0, 999, 1500, 10**10)] == ["0 B", "999 B", "1.5 KB", "10.0 GB"]
 
 

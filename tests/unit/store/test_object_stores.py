@@ -17,7 +17,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.models.config import ModelConfig
-from raytriever.paths import DATASET, EMBEDDINGS, MODEL, MODELS, NEGATIVES, OUTPUT, RUN, SCORES, runs_folder
+from raytriever.paths import DATASET, EMBEDDINGS, MODEL, MODELS, NEGATIVES, PATH, SCORES, runs_folder
 from raytriever.store import lease, objects, owner, remote
 from raytriever.store import lock as locking
 from raytriever.store.cache import cache_folder
@@ -67,7 +67,7 @@ def test_a_secret_in_an_address_is_refused() -> None:
 
 def test_settings_and_arguments_that_name_paths_take_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = "s3://bucket/x"
-    for read in (path_of, OUTPUT, MODEL, RUN, EMBEDDINGS, NEGATIVES):
+    for read in (path_of, PATH, MODEL, PATH, EMBEDDINGS, NEGATIVES):
         assert address_of(read(uri)) == uri
     assert SCORES(f"{uri}/a,{uri}/b") == f"{copy_of(uri)}/a,{copy_of(uri)}/b"
     assert MODELS(f"mine={uri}") == f"mine={copy_of(uri)}"

@@ -10,8 +10,8 @@ INDEXES = ("flat", "ivf", "ivfpq", "hnsw", "vamana", "roargraph")
 GRAPHS = ("hnsw", "vamana", "roargraph")
 # Default numbers of probed lists or of documents in the beam of a walk.
 EFFORT = {"flat": 1, "ivf": 16, "ivfpq": 16, "hnsw": 64, "vamana": 64, "roargraph": 64}
-_GRAPHS = Need("index", GRAPHS)
-_ROARGRAPH = Need("index", ("roargraph",))
+_GRAPHS = Need("index", *GRAPHS)
+_ROARGRAPH = Need("index", "roargraph")
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class IndexConfig:
         None,
         "lists to search (ivf, ivfpq; default: 16), or candidates kept during the search of a graph (default: 64)",
         minimum=1,
-        needs=Need("index", ("flat",), negated=True),
+        needs=Need("index", "flat", negated=True),
     )
     lists: int | None = option(
-        None, "lists of an inverted file (default: 4 sqrt(documents))", minimum=1, needs=Need("index", ("ivf", "ivfpq"))
+        None, "lists of an inverted file (default: 4 sqrt(documents))", minimum=1, needs=Need("index", "ivf", "ivfpq")
     )
     code_bytes: int | None = option(
         None,
         "bytes of the code of a document, a divisor of the width (ivfpq; default: a quarter of the width)",
         minimum=1,
-        needs=Need("index", ("ivfpq",)),
+        needs=Need("index", "ivfpq"),
     )
     degree: int | None = option(
         None, "number of neighbours of a document in a graph (default: 32)", minimum=2, maximum=1024, needs=_GRAPHS

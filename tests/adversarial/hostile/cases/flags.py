@@ -29,7 +29,6 @@ CASES = of_area(
     flag(f"train {LETTERS} --dropout 1.5", "--dropout"),
     flag(f"train {LETTERS} --keep 0", "--keep"),
     flag(f"train {LETTERS} --matryoshka-dims 4096 --output out", "--matryoshka-dims", name="a width above the model's"),
-    flag(f"train {LETTERS} --dataset-weights 1,2 --output out", "--dataset-weights", name="weights of no data sets"),
     flag(f"train {LETTERS} --loss kl --output out", "--teacher", name="a loss that wants a teacher without one"),
     *[
         flag(

@@ -11,7 +11,7 @@ from raytriever.cli.command import Given
 from raytriever.errors import ConfigError
 from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, format_time
 from raytriever.options import did_you_mean
-from raytriever.store.cache import BOUNDS, cache_folder, remove_entry
+from raytriever.store.cache import cache_folder, remove_entry
 from raytriever.store.capacity import UNITS, format_size
 from raytriever.terminal import text_table, warn
 
@@ -41,9 +41,6 @@ def _list(entries: list[CacheEntry]) -> Iterator[str]:
         rows.append([format_time(entry.used_at), format_size(entry.size), name + user])
     if entries:
         yield text_table(rows)
-    for name, bound in BOUNDS.items():
-        if size := sum(entry.size for entry in entries if entry.collection == name):
-            yield f"{name}: {format_size(size)} of at most {format_size(bound)}"
     yield f"{cache_folder()}: {len(entries)} entries, {format_size(sum(entry.size for entry in entries))}"
 
 

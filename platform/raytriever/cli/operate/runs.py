@@ -48,16 +48,13 @@ def _list(runs: list[RunEntry]) -> Iterator[str]:
     if not runs:
         yield "no runs"
         return
-    rows = [["state", "kind", "started", "ended", "size", "loss", "metric", "run"]]
+    rows = [["state", "kind", "ended", "size", "run"]]
     rows += [
         [
             run.state,
             run.kind,
-            format_time(run.started),
             format_time(run.ended),
             format_size(run.size),
-            "-" if run.loss is None else f"{run.loss:.4g}",
-            "-" if run.metric is None else f"{run.metric[0]} {run.metric[1]:.4f}",
             f"{run.path}" + (f" ({run.detail})" if run.detail else ""),
         ]
         for run in runs

@@ -108,7 +108,11 @@ def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Compare every field of a dataclass instance with its declaration; raises `ConfigError` with the flag."""
+    """Compare every field of a dataclass instance with its declaration, then the fields with each other by its `check`.
+
+    Raises:
+        ConfigError: a value is not allowed, or contradicts another.
+    """
     for field in dataclasses.fields(config):
         value, rule = getattr(config, field.name), field.metadata
         if value is None or not rule:
@@ -139,6 +143,8 @@ def check_options(config: Any) -> None:
             if bound is not None and fails(bound):
                 words = {"minimum": "at least", "above": "above", "maximum": "at most"}[name]
                 raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.15g}")
+    if hasattr(config, "check"):
+        config.check()
 
 
 def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:

@@ -11,6 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from raytriever.activity import activity
 from raytriever.errors import UserError, render
+from raytriever.options import check_options
+from raytriever.paths import fetch_paths
 from raytriever.store.commit import lock_errors
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import acquire
@@ -41,6 +43,13 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
             raise
 
     return called
+
+
+def checked(settings: T) -> T:
+    """Return settings whose values are allowed and whose paths exist; raises `UserError` for others."""
+    check_options(settings)
+    fetch_paths(settings)
+    return settings
 
 
 @contextmanager

@@ -7,20 +7,20 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_candidates
+from raytriever.annotation.config import AnnotationConfig, ServiceConfig
 from raytriever.cli import actions, quickstart, train, tune
 from raytriever.cli.arguments import TRACKERS, Argument, number
-from raytriever.cli.command import Command, Given, SettingsGroup
+from raytriever.cli.command import Command, SettingsGroup
 from raytriever.cli.evaluate import check_evaluation, evaluate
 from raytriever.cli.operate import cache, doctor, runs
 from raytriever.cli.study import check_study, study, study_file
 from raytriever.data.config import DataConfig, ImportConfig, SplitConfig
-from raytriever.encoding.config import EncodeConfig, check_encode
+from raytriever.encoding.config import EncodeConfig
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import MTEB, EvaluationConfig
 from raytriever.export.config import ExportConfig
 from raytriever.index.approximate.config import IndexConfig
-from raytriever.mining.config import MiningConfig, ScoreConfig, check_mining
+from raytriever.mining.config import MiningConfig, ScoreConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import Need
 from raytriever.paths import DATASET, DOCUMENTS, EMBEDDINGS, MODELS, PATH, UNANSWERABLE
@@ -62,15 +62,14 @@ def _question(flag: str | None) -> Callable[[str], str]:
     return read
 
 
-def _split(help: str) -> Argument:
-    return Argument("--split", f"{help} (default: train)", default="train")
+def _split(help: str, reads: Callable[[str], str] | None = None) -> Argument:
+    return Argument("--split", f"{help} (default: train)", reads, default="train")
 
 
-def _check_annotation(given: Given) -> None:
-    if not _SPLIT.fullmatch(given.split):
-        what = f"{given.split!r} is not a valid name of a split"
-        raise ConfigError(what, "--split", "use letters, digits, '_' and '-'")
-    check_candidates(given.annotation)
+def _new_split(text: str) -> str:
+    if not _SPLIT.fullmatch(text):
+        raise ConfigError(f"{text!r} is not a valid name of a split", "--split", "use letters, digits, '_' and '-'")
+    return text
 
 
 COMMANDS = {
@@ -112,11 +111,10 @@ COMMANDS = {
         PREPARE,
         "find positives with a language model and write a data set with them",
         actions.annotate,
-        check=_check_annotation,
         output="folder to write the annotated data set to",
         writes=lambda given: not given.dry_run,
         arguments=[
-            _split("split whose queries are annotated; a new name means the queries without a judgement"),
+            _split("split whose queries are annotated; a new name means the queries without a judgement", _new_split),
             Argument("--dry-run", "print the estimated cost and send no request", action="store_true"),
             Argument(
                 "--answers",
@@ -139,7 +137,6 @@ COMMANDS = {
         PREPARE,
         "find hard negatives, remove the false ones among them, and write a table",
         actions.mine,
-        check=lambda given: check_mining(given.mining),
         output="folder to write the negatives table to",
         arguments=[
             _split("split whose queries get negatives"),
@@ -297,7 +294,6 @@ COMMANDS = {
         USE,
         "encode the passages or the queries of a data set",
         actions.encode,
-        check=lambda given: check_encode(given.encoding),
         output="folder to write the embeddings to",
         settings=[_DATA, _MODEL, SettingsGroup("encoding", EncodeConfig, "encoding"), _PRECISION],
     ),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from raytriever.cli.command import Given
-from raytriever.encoding.config import check_encode
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import MTEB
 from raytriever.terminal import warn
@@ -21,7 +20,6 @@ def check_evaluation(given: Given) -> None:
     # It is false, so `without_effect` does not see it.
     if config.suite == MTEB and "drop_own_id" in given.explicit_flags:
         raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
-    check_encode(given.encoding)
 
 
 def evaluate(given: Given) -> Iterator[str]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,21 @@ def test_an_unknown_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "search", "x", "--top", "0") == 2
     assert capsys.readouterr().err == "error: --top: 0 is out of range; give at least 1\n"
+
+
+def test_the_command_of_the_contributors_page_is_added_in_one_place(
+    letters: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("## Add a command")[1].split("```python\n")[1].split("```")[0], names)  # the page is ours
+    monkeypatch.setitem(COMMANDS, "passages", names["PASSAGES"])
+    assert run("passages", ["--dataset", str(letters), "--rows", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert call(monkeypatch) == 0
+    assert "  passages    print the first passages of a data set" in capsys.readouterr().out
+    assert run("passages", ["--dataset", str(letters), "--row", "2"]) == 2
+    assert "--row: unknown flag; did you mean '--rows'?" in capsys.readouterr().err
 
 
 def test_a_broken_pipe_to_a_process_is_no_quiet_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ _REMOVED = {
     "--min-delta": "every improvement of --best-metric counts",
     "--eval-behind": "training waits when two validations are not finished",
     "--checkpoint-minutes": "a checkpoint is written every 10 minutes; --checkpoint-steps writes more",
+    "--refresh-ranks": "give --refresh-relative-margin",
     "--refresh-max-score": "give --refresh-relative-margin",
     "--refresh-absolute-margin": "give --refresh-relative-margin",
     "--gather-precision": "embeddings are sent in fp32; --loss-precision chooses the products",

@@ -193,21 +193,9 @@ MODES = (ASYNC, SYNC, ROLLING)
 METHOD = "dense"
 
 
-def rank_range(value: Any) -> str:
-    """Read a range of ranks `A:B`, whole numbers with A below B; empty for none.
-
-    Raises:
-        ValueError: it is no range.
-    """
-    ends = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(value))
-    if value and (ends is None or int(ends[1]) >= int(ends[2])):
-        raise ValueError("give two whole numbers, the lower first, as in 30:200")
-    return f"{int(ends[1])}:{int(ends[2])}" if ends else ""
-
-
 @dataclass(frozen=True)
 class RefreshConfig:
-    """Settings of the refreshes: interval, ranks of the negatives, and processes that encode."""
+    """Settings of the refreshes: interval, negatives, and processes that encode."""
 
     refresh_every: int | None = option(
         None, "steps between two refreshes of the hard negatives with the current encoder", minimum=1
@@ -238,14 +226,6 @@ class RefreshConfig:
         minimum=1,
         needs="refresh_every",
     )
-    refresh_ranks: str = option(
-        "",
-        "ranks of these negatives in the search results, first included and last excluded",
-        reads=rank_range,
-        form="A:B",
-        needs="refresh_every",
-        flag=False,
-    )
     refresh_relative_margin: float | None = option(
         None,
         "remove candidates that score above this share below the positive: 0.05 keeps at most 95 % of its score",
@@ -259,19 +239,11 @@ class RefreshConfig:
         return worker_range(self.refresh_pool)
 
     @property
-    def ranks(self) -> tuple[int, int | None]:
-        """The first rank, and the rank after the last; None for no end."""
-        first, _, end = rank_range(self.refresh_ranks).partition(":")
-        return int(first or 0), int(end) if end else None
-
-    @property
     def mining(self) -> MiningConfig:
         """The settings of the mining of each round."""
         return MiningConfig(
             method=METHOD,
             num_negatives=self.refresh_negatives,
-            range_min=self.ranks[0],
-            range_max=self.ranks[1],
             relative_margin=self.refresh_relative_margin,
         )
 
@@ -293,13 +265,6 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
             f"no steps are left after the first refresh, at step {every} of {total_steps}",
             setting("refresh_every"),
             f"give less than {total_steps}, or train longer",
-        )
-    first, end = refresh.ranks
-    if end is not None and refresh.refresh_negatives > end - first:
-        raise ConfigError(
-            f"{refresh.refresh_negatives} negatives cannot be taken from {end - first} ranks",
-            setting("refresh_negatives"),
-            f"give at most {end - first}, or a longer range of {setting('refresh_ranks')}",
         )
     from raytriever.data.sampling.examples import parse_mix  # imports numpy, which `--help` does not need
 

@@ -160,10 +160,10 @@ def test_every_setting_has_a_help_text_and_a_flag_or_a_line_that_names_its_file(
 
 
 def test_a_setting_of_a_file_is_read_from_the_file(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("refresh: {refresh_ranks: 3:9}\n")
-    assert resolve_settings(_parser().parse(["--config", f"{tmp_path}/run.yaml"])).base.refresh.ranks == (3, 9)
-    with pytest.raises(ConfigError, match=r"^--refresh-ranks: has no flag; write `refresh: {refresh_ranks: VALUE}`"):
-        _parser().parse(["--refresh-ranks=3:9"])
+    (tmp_path / "run.yaml").write_text("training: {max_grad_norm: 3}\n")
+    assert resolve_settings(_parser().parse(["--config", f"{tmp_path}/run.yaml"])).base.training.max_grad_norm == 3
+    with pytest.raises(ConfigError, match=r"^--max-grad-norm: has no flag; write `training: {max_grad_norm: VALUE}`"):
+        _parser().parse(["--max-grad-norm=3"])
 
 
 @pytest.mark.parametrize(

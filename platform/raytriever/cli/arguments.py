@@ -244,9 +244,10 @@ class Argument:
         """Add it to a parser or a group of flags."""
         defaults: dict[str, Any] = {"default": []} if "nargs" in self._settings else {}
         if "action" not in self._settings:
-            is_path = isinstance(self._reads, PathKind)
-            read = partial(self._reads.read_flag, name=self._setting) if is_path else self._reads
-            defaults |= {"metavar": "PATH" if is_path else "NAME" if self._setting else None, "type": read}
+            kind, metavar = self._reads, "NAME" if self._setting else None
+            if isinstance(kind, PathKind):
+                kind, metavar = partial(kind.read_flag, name=self._setting), "PATH"
+            defaults |= {"metavar": metavar, "type": kind}
         parser.add_argument(self._name, help=self._help, **(defaults | self._settings))
 
     def fetch(self, arguments: argparse.Namespace) -> None:

@@ -96,7 +96,9 @@ class Command:
             return
         assert self.run is not None
         arguments = self.parser(name).parse(words)
-        configs = {group.name: build_config(arguments, group.kind, group.only) for group in self.settings}
+        configs: dict[str, Any] = {
+            group.name: build_config(arguments, group.kind, group.only) for group in self.settings
+        }
         given = Given(**{**vars(arguments), **configs})
         if self.check is not None:
             self.check(given)

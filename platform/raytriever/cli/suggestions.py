@@ -51,7 +51,7 @@ _COMMANDS = {
 _REMOVED = {
     "plan": "see docs/explanation/scale.md; `raytriever train --dry-run` computes the memory of a training",
     "launch": "give `ray start --head` and `mlflow server`; see docs/tutorials/cluster.md",
-    "submit": "give `ray job submit --working-dir . -- python jobs/STAGE.py ...`; see docs/how-to/submit-a-job.md",
+    "submit": "give `ray job submit --working-dir . -- python jobs/COMMAND.py ...`; see docs/how-to/submit-a-job.md",
     "study ood": "give `python studies/gap.py` in a checkout; see docs/how-to/build-an-index.md",
     "--scale": "a study is a file, such as studies/mw-in-domain.yaml in a checkout; see docs/how-to/run-a-study.md",
     "runs show": "`raytriever runs list RUN` prints the step and the command that continues",

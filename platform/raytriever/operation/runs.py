@@ -1,7 +1,7 @@
 """Inventory of run directories: kind, state, progress and checkpoints of each.
 
 The inventory reads the files of a directory, never a registry, so it lists runs that were moved or copied, too. A
-directory without the files that a stage writes first is not a run. It is neither listed nor cleaned.
+directory without the files that a command writes first is not a run. It is neither listed nor cleaned.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """One directory that a stage wrote.
+    """One directory that a command wrote.
 
     Args:
         kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
@@ -86,7 +86,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
 
 
 def read_run(folder: Path) -> RunEntry | None:
-    """Return the entry of a directory; None if no stage wrote it."""
+    """Return the entry of a directory; None if no command wrote it."""
     owner = owner_of(folder)
     try:
         entry = _read(folder)
@@ -156,7 +156,7 @@ def _read(folder: Path) -> RunEntry | None:
 
 
 def _kind(folder: Path) -> str | None:
-    """Return the kind of a directory, by the files that a stage writes first; None if no stage wrote it."""
+    """Return the kind of a directory, by the files that a command writes first; None if no command wrote it."""
     if (folder / _TRIALS).is_file():
         return SWEEP
     if (folder / _STUDY).is_file():

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.metrics.answering import (
-    FEWEST_ANSWERED,
-    achieve_answers,
-    choose_answer_threshold,
-    decide,
-    unreachable,
-)
+from raytriever.metrics.answering import FEWEST_ANSWERED, achieve_answers, choose_answer_threshold, decide, unreachable
 from raytriever.metrics.confidence import RankedQuestions
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.intervals import Proportion, wilson

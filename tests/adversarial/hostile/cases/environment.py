@@ -59,12 +59,7 @@ CASES = of_area(
     cache("a cache of 300 letters", "n" * 300, "the name is too long"),
     cache("a cache that links to itself", "circle", "symbolic links lead in a circle", link("circle", "circle")),
     cache("a cache that may not be written", "shut", "permission denied", *SHUT, unprivileged=True),
-    Case(
-        "a home that does not exist",
-        SEARCH,
-        env={"HOME": "/nowhere", "RAYTRIEVER_CACHE": "{here}/cache"},
-        code=0,
-    ),
+    Case("a home that does not exist", SEARCH, env={"HOME": "/nowhere", "RAYTRIEVER_CACHE": "{here}/cache"}, code=0),
     Case(
         "a home that may not be written",
         SEARCH,

@@ -1,4 +1,4 @@
-"""Standard errors and bounds of the AUC against their definitions; how often they hold: benchmarks/interval_coverage.py."""
+"""Standard errors and bounds of the AUC against their definitions; `benchmarks/interval_coverage.py` draws data."""
 
 from __future__ import annotations
 

@@ -175,9 +175,7 @@ def without_effect(
         reasons = dict.fromkeys(reason for reason, _ in unmet)
         remedies = [remedy for _, remedy in unmet if remedy]
         remedy = "leave it out" + (f", or give {' or '.join(remedies)}" if remedies else "")
-        errors[name] = ConfigError(
-            f"has no effect {' and '.join(reasons)}", setting(name, settings[name] is True or None), remedy
-        )
+        errors[name] = ConfigError(f"has no effect {' and '.join(reasons)}", setting(name), remedy)
     return errors
 
 

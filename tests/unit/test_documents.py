@@ -188,20 +188,6 @@ def test_the_example_of_the_readme_runs(tiny_dataset: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_the_loss_of_the_contributors_page_is_what_its_formula_says() -> None:
-    import torch
-
-    block = next(block for _, language, block in FENCE.findall(_text("CONTRIBUTING.md")) if language == "python")
-    assert block.count("\n") <= 20
-    names: dict[str, object] = {}
-    exec(block, names)  # the page is ours
-    negatives, positives = torch.tensor([0.5, 2.0]), torch.tensor([[1.0, 3.0], [1.5, 9.0]])
-    held = torch.tensor([[True, True], [True, False]])
-    value = names["mean_positive"](negatives, positives, held)  # type: ignore[operator]
-    expected = torch.tensor([0.5 - 2.0, 2.0 - 1.5]).exp().log1p()
-    torch.testing.assert_close(value, expected)
-
-
 def test_the_readme_is_one_page() -> None:
     readme = _text("README.md")
     assert len(readme.split()) <= 600

@@ -59,7 +59,7 @@ def test_the_home_folder_of_a_user_is_expanded() -> None:
 @pytest.mark.parametrize("given", ["", " "])
 def test_an_empty_flag_is_refused_and_an_empty_field_means_nothing(given: str) -> None:
     for kind in (PATH, NEGATIVES, DATASET):
-        with pytest.raises(ConfigError, match="--flag: the path is empty; give a path, or leave the flag out"):
+        with pytest.raises(ConfigError, match="flag: the path is empty; give a path, or leave the flag out"):
             kind.read_flag(given, "flag")
     assert NEGATIVES("") == ""
     with pytest.raises(ValueError, match="the path is empty"):
@@ -96,19 +96,19 @@ def test_names_and_what_is_there_pass(kind: PathKind, given: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "line"),
     [
-        (DATASET, "none", "--flag none: no data set of this name and no such folder; give 'pydocs', or"),
-        (DATASET, "squat", "--flag squat: no data set of this name and no such folder; did you mean 'squad'?"),
-        (DATASET, "file:///none", "--flag file:///none: no data set of this name"),
-        (DATASETS, "squad,none", "--flag none: no data set"),
-        (DEV_DATASETS, "own,none#dev", "--flag none: no data set"),
-        (MODEL, "./none", "--flag ./none: no such directory; give a model directory"),
-        (MODEL, "../none", "--flag ../none: no such directory"),
-        (MODEL, "/none", "--flag /none: no such directory"),
-        (MODEL, "~/none", "--flag HOME/none: no such directory"),
-        (MODEL, "a/b/c", "--flag a/b/c: no such directory"),
-        (MODELS, "own=./none", "--flag ./none: no such directory"),
-        (SEARCH_SPACE, "none.yaml", "--flag none.yaml: no such file"),
-        (FOLDER, "none", "--flag none: no such folder"),
+        (DATASET, "none", "flag none: no data set of this name and no such folder; give 'pydocs', or"),
+        (DATASET, "squat", "flag squat: no data set of this name and no such folder; did you mean 'squad'?"),
+        (DATASET, "file:///none", "flag file:///none: no data set of this name"),
+        (DATASETS, "squad,none", "flag none: no data set"),
+        (DEV_DATASETS, "own,none#dev", "flag none: no data set"),
+        (MODEL, "./none", "flag ./none: no such directory; give a model directory"),
+        (MODEL, "../none", "flag ../none: no such directory"),
+        (MODEL, "/none", "flag /none: no such directory"),
+        (MODEL, "~/none", "flag HOME/none: no such directory"),
+        (MODEL, "a/b/c", "flag a/b/c: no such directory"),
+        (MODELS, "own=./none", "flag ./none: no such directory"),
+        (SEARCH_SPACE, "none.yaml", "flag none.yaml: no such file"),
+        (FOLDER, "none", "flag none: no such folder"),
         (NEGATIVES, "x" * 300, "the name is too long"),
         (NEGATIVES, "nul\0", "there is no negatives table"),
     ],
@@ -127,7 +127,7 @@ def test_settings_are_checked_by_their_declarations() -> None:
         size: int = option(1, "a number")
 
     fetch_paths(Settings(), Settings("squad"))
-    with pytest.raises(DataError, match="--negatives-table none: there is no negatives table"):
+    with pytest.raises(DataError, match="negatives_table none: there is no negatives table"):
         fetch_paths(Settings(), Settings("none"))
 
 

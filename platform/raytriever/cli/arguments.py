@@ -206,7 +206,7 @@ def add_settings(parser: Parser, kind: type, title: str, only: Iterable[str] | N
             continue
         reads = field.metadata.get("reads")
         if reads is not None:
-            read: Callable[[str], Any] = partial(read_option, field, where=flag_of(field.name))
+            read: Callable[[str], Any] = partial(read_option, field, where=field.name)
             if isinstance(reads, PathKind):
                 read = partial(reads.read_flag, name=field.name)
             group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
@@ -217,7 +217,7 @@ def add_settings(parser: Parser, kind: type, title: str, only: Iterable[str] | N
         )
         if choices and len(choices) > 4:
             common["help"] += f"{_CHOICES}{', '.join(choices)}"
-        common |= {"type": number_type(types[0], flag_of(field.name)), "metavar": metavar}
+        common |= {"type": number_type(types[0], field.name), "metavar": metavar}
         group.add_argument(flag_of(field.name), **common)
 
 
@@ -357,7 +357,7 @@ def lock_output(arguments: argparse.Namespace, output: Path | None = None) -> Pa
     return output
 
 
-def number_type(kind: type, flag: str) -> Callable[[str], Any]:
+def number_type(kind: type, where: str) -> Callable[[str], Any]:
     """Return the argparse `type` of a number (or a text): it raises `ConfigError` if the value is none."""
     words = {int: "a whole number", float: "a number", str: "text"}
 
@@ -365,6 +365,6 @@ def number_type(kind: type, flag: str) -> Callable[[str], Any]:
         try:
             return kind(text)
         except ValueError as error:
-            raise ConfigError(f"{text!r} is invalid", flag, f"give {words[kind]}") from error
+            raise ConfigError(f"{text!r} is invalid", where, f"give {words[kind]}") from error
 
     return convert

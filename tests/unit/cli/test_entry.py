@@ -98,7 +98,7 @@ print(run("train", ["--recipe", "pydocs", "--output", sys.argv[1]]), {{*{HEAVY}}
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "2 set()\n"
-    assert done.stderr == f"error: --output {tmp_path}: is not empty and holds no run; give another directory\n"
+    assert done.stderr == f"error: output {tmp_path}: is not empty and holds no run; give another directory\n"
 
 
 def test_a_command_ends_without_collecting_what_it_imported() -> None:

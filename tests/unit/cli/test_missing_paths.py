@@ -98,16 +98,18 @@ EMPTY = [
 def test_an_empty_path_is_refused(error_line: Callable[..., str]) -> None:
     for stage, words in EMPTY:
         line = error_line(stage, *words[:-1], "")
-        assert line == f"{words[-2]}: the path is empty; give a path, or leave the flag out", (stage, words)
+        assert (
+            line == f"{words[-2].lstrip('-').replace('-', '_')}: the path is empty; give a path, or leave the flag out"
+        ), (stage, words)
 
 
 def test_the_home_folder_is_expanded_in_flags_and_in_files(
     error_line: Callable[..., str], work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(work))
-    assert error_line("train", "--dataset=~/none").startswith(f"--dataset {work}/none: no data set of this name")
+    assert error_line("train", "--dataset=~/none").startswith(f"dataset {work}/none: no data set of this name")
     (work / "mine.yaml").write_text("data: {dataset: ~/none}\n")
     for words in (["--config", work / "mine.yaml"], ["--config=~/mine.yaml"]):
-        assert error_line("train", *words).startswith(f"--dataset {work}/none: no data set of this name")
+        assert error_line("train", *words).startswith(f"dataset {work}/none: no data set of this name")
     (work / "mine.yaml").write_text("data: {dataset: ''}\n")
     assert "dataset: '' is invalid; the path is empty: give a path" in error_line("train", "--config=~/mine.yaml")

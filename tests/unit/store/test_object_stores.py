@@ -268,7 +268,7 @@ def test_an_address_of_data_that_is_not_there_is_refused_before_anything_is_load
 ) -> None:
     write_atomically(path_of(uri) / "data" / "corpus.jsonl", "{}\n")
     DATASET.check(f"{uri}/data", "dataset")
-    with pytest.raises(DataError, match=rf"--dataset {uri}/dat: no data set of this name"):
+    with pytest.raises(DataError, match=rf"dataset {uri}/dat: no data set of this name"):
         DATASET.check(f"{uri}/dat", "dataset")
 
 
@@ -299,7 +299,7 @@ def test_prepared_data_with_large_shards_is_read_on_another_machine(
 
 
 def test_errors_and_models_of_an_evaluation_have_the_address(machine: Callable[[str], None], uri: str) -> None:
-    with pytest.raises(DataError, match=rf"--embeddings {uri}: no such embeddings"):
+    with pytest.raises(DataError, match=rf"embeddings {uri}: no such embeddings"):
         EMBEDDINGS.check(copy_of(uri), "embeddings")
     error = StorageError("is there already", copy_of(uri), f"remove {copy_of(uri)}")
     assert (error.where, error.remedy) == (uri, f"remove {uri}")

@@ -333,7 +333,7 @@ def test_verdicts(values: dict[int, float], patience: int, best: int, without: i
 
 
 def test_settings_that_have_no_effect_are_refused() -> None:
-    with pytest.raises(ConfigError, match="has no effect with --best-metric dev_loss and without --eval-datasets"):
+    with pytest.raises(ConfigError, match="has no effect with best_metric dev_loss and without eval_datasets"):
         check_validation(ValidationConfig(eval_corpus=100), TrainingConfig())
     with pytest.raises(ConfigError, match="names no data set"):
         check_validation(ValidationConfig(eval_datasets=" , "), TrainingConfig())

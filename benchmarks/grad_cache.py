@@ -21,7 +21,7 @@ import torch
 
 from ends import End, parser, report
 
-STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 QUERIES, HARD, QUERY_LENGTH, PASSAGE_LENGTH = 8, 1, 32, 64
 VOCABULARY, CHUNK = 30522, 3
 

@@ -4,7 +4,7 @@ It trains once for each of `passes`: from step 2 on, the second worker has no me
 of gradient caching (`none`), in the first (`encoding`), or in the second (`differentiating`). The result is what was
 logged and the weights at the end, of each time.
 
-With the strategy `fsdp2-blocks` FSDP2 gathers block by block, and a chunk is searched and remembered as on a GPU. The
+With the strategy `fsdp2` a chunk is searched and remembered as on a GPU. The
 second worker then has no memory for more than twelve texts in either pass, which ends the group. The next call resumes.
 """
 
@@ -31,7 +31,7 @@ from raytriever.prompts import Side
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel import chunk_size, fsdp2
+from raytriever.training.parallel import chunk_size
 from raytriever.training.parallel.grad_cache import OutOfMemory
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
@@ -40,18 +40,18 @@ from scarce_memory import current_step
 
 def run(output: Path, encoder: Path, folder: Path, strategy: str, failing: str) -> dict[str, Any]:
     workers = current_workers()
-    by_block = strategy == "fsdp2-blocks"
+    by_block = strategy == "fsdp2"
     settings = TrainingConfig(
         batch_size=16,
         learning_rate=1e-3,
         eval_steps=8,
         dev_batches=1,
-        strategy=strategy.removesuffix("-blocks"),
+        strategy=strategy,
         grad_cache_chunk=None if by_block else 9,
         checkpoint_steps=1,
     )
     if by_block:
-        chunk_size.SEARCHED, fsdp2._needs_blocks = ("cpu",), lambda inputs: True
+        chunk_size.SEARCHED = ("cpu",)
     checkpoints = output / f"checkpoints-{failing}"
     retriever = load_retriever(ModelConfig(str(encoder)))
     dataset = open_dataset(str(folder), ["train", "dev"], tokenisation=tokenisation_of(retriever))

@@ -24,10 +24,9 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import ChunkSizes, Passes, cut
 from raytriever.training.guide import Guide
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import Agreement
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs, TrainingError, finite_or_refused
+from raytriever.training.parallel.strategy import Strategy, TrainingError, finite_or_refused
 
 RATE = 1000.0
 KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw")  # one loss of each kind
@@ -111,11 +110,8 @@ def on_the_wire(run: Callable[[], object]) -> dict[str, int]:
 
 
 def strategy_of(choice: str, objective: Objective, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Strategy:
-    """Build `ddp`, `zero2-offload` or, where FSDP2 gathers one block at a time, `fsdp2-blocks`."""
+    """Build `ddp`, or `zero2-offload`."""
     name, _, variant = choice.partition("-")
-    if variant == "blocks":
-        inputs = StrategyInputs(objective, optimizer, current_workers(), CPU, max_grad_norm)
-        return FullyShard(inputs, by_block=True)
     return build_strategy(name, objective, optimizer, current_workers(), CPU, max_grad_norm, variant == "offload")
 
 

@@ -46,7 +46,7 @@ def test_all_workers_do_the_step_again(run: Callable[..., list[list[dict[str, An
 
 @pytest.mark.slow
 def test_by_block_the_group_restarts_with_a_smaller_chunk(run: Callable[..., list[list[dict[str, Any]]]]) -> None:
-    (whole, one), (_, other) = run("fsdp2-blocks", "none", "encoding")
+    (whole, one), (_, other) = run("fsdp2", "none", "encoding")
     assert len(whole["losses"]) == 4
     assert one["losses"] == whole["losses"][:2]
     assert one["error"].startswith("RuntimeError: ")  # it lost the other worker, for which it waited
@@ -55,7 +55,7 @@ def test_by_block_the_group_restarts_with_a_smaller_chunk(run: Callable[..., lis
     assert other["error"] == f"OutOfMemory: {failure}", one["error"]
     [line] = other["lines"]
     assert line.startswith(f"{failure}; restarting all workers, to encode at most ")
-    (again,), (other,) = run("fsdp2-blocks", "encoding")
+    (again,), (other,) = run("fsdp2", "encoding")
     assert again["error"] == other["error"] == ""
     assert other["lines"] == []
     assert again["lines"] == ["Resumed from checkpoint step-2."]

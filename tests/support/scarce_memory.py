@@ -20,14 +20,14 @@ def current_step() -> int:
 
 
 def install() -> None:
-    """Let FSDP2 gather by block and search a chunk, as on a GPU, and let the second worker run out of memory."""
+    """Search a chunk, as on a GPU, and let the second worker run out of memory."""
     from raytriever.losses.distributed import current_workers
     from raytriever.models.packing import TokenBatch, texts_of
     from raytriever.models.retriever import Retriever
     from raytriever.prompts import Side
-    from raytriever.training.parallel import chunk_size, fsdp2
+    from raytriever.training.parallel import chunk_size
 
-    chunk_size.SEARCHED, fsdp2._needs_blocks = ("cpu",), lambda inputs: True
+    chunk_size.SEARCHED = ("cpu",)
     encode = Retriever.encode
 
     def encode_or_fail(retriever: Retriever, part: TokenBatch, side: Side) -> Tensor:

@@ -16,7 +16,7 @@ from raytriever.paths import DEV_DATASETS
 
 PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
-STRATEGIES = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
+STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 # Settings that do not change what a run computes; a resumed run may change them.
 MAY_CHANGE = (
     "num_workers",
@@ -99,7 +99,7 @@ class TrainingConfig:
     )
     strategy: str = option(
         "ddp",
-        "distribution of the model: a copy on each worker (ddp), shards (fsdp2), or DeepSpeed ZeRO stage 0 to 3",
+        "distribution of the model: a copy on each worker (ddp), shards (fsdp2), or DeepSpeed ZeRO stage 1 to 3",
         choices=STRATEGIES,
     )
     offload_optimizer: bool = option(

@@ -30,7 +30,7 @@ def build_strategy(
         ConfigError: its package is not installed.
     """
     inputs = StrategyInputs(objective, optimizer, workers, device, max_grad_norm)
-    if name in ("ddp", "zero0"):  # stage 0 shards nothing
+    if name == "ddp":
         return Replicas(inputs)
     if name == "fsdp2":
         return FullyShard(inputs)

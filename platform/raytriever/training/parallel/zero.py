@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO stages 0 to 3, and the slices of a state that DeepSpeed (0.19) has sharded.
+"""DeepSpeed's ZeRO stages 1 to 3, and the slices of a state that DeepSpeed (0.19) has sharded.
 
 ZeRO shards the optimizer state (1), also the gradients (2), also the weights (3) over the workers (Rajbhandari et al.,
-2020, arXiv:1910.02054); stage 0 shards nothing.
+2020, arXiv:1910.02054).
 
 Stage 3: the model is loaded whole into the memory of each worker, then sharded. From then on a worker holds its shard
 between steps and the whole model within one step (`_gathered`), because each chunk of a batch would gather it again.

@@ -92,7 +92,7 @@ class Step:
 
         from raytriever.training import loop
 
-        step, backward = loop._Trainer._step, torch.Tensor.backward
+        step, backward = loop.Trainer.step, torch.Tensor.backward
 
         def record(frame: FrameType, event: str, argument: object) -> None:
             if event == "call" and frame.f_code.co_filename.startswith(PREFIX):
@@ -108,7 +108,7 @@ class Step:
                     caller = caller.f_back  # type: ignore[assignment]
                 self.stack = max(self.stack, stack, key=len)
 
-        def followed(trainer: loop._Trainer, *arguments: object) -> None:
+        def followed(trainer: loop.Trainer, *arguments: object) -> None:
             sys.setprofile(record if trainer.progression.step and not self.files else None)
             try:
                 step(trainer, *arguments)  # type: ignore[arg-type]
@@ -119,11 +119,11 @@ class Step:
             backward(*arguments, **settings)  # type: ignore[arg-type]
             sys.setprofile(None)
 
-        loop._Trainer._step, torch.Tensor.backward = followed, last  # type: ignore[method-assign, assignment]
+        loop.Trainer.step, torch.Tensor.backward = followed, last  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            loop._Trainer._step, torch.Tensor.backward = step, backward  # type: ignore[method-assign]
+            loop.Trainer.step, torch.Tensor.backward = step, backward  # type: ignore[method-assign]
 
 
 def _file(frame: FrameType) -> str:

@@ -14,7 +14,7 @@ MOST_TEXTS, FIRST_STEP = 12, 2
 def current_step() -> int:
     """Return the number of the step that is running; -1 in a validation, and while the strategy is built."""
     frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_step":
+    while frame is not None and frame.f_code.co_qualname != "Trainer.step":
         frame = frame.f_back
     return -1 if frame is None else int(frame.f_locals["step"])
 

@@ -10,7 +10,7 @@ from training_memory import StateMemory, activation_memory, state_memory
 from transformers import AutoModel, XLMRobertaConfig
 
 from raytriever.training.config import STRATEGIES
-from raytriever.training.loop import build_optimizer
+from raytriever.training.optimizer import build_optimizer
 
 LARGE, BASE, MINILM = 559_890_432, 278_043_648, 22_713_216
 WORKERS = (1, 8)

@@ -6,10 +6,10 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from steps import take_step
 from torch import distributed, nn
 from torch.torch_version import TorchVersion
 
@@ -22,19 +22,20 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import ChunkSizes
-from raytriever.training.loop import build_optimizer
+from raytriever.training.batch import Batch
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import build_strategy
+from raytriever.training.optimizer import build_optimizer
 from raytriever.training.parallel import fsdp2
-from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.model_state import Slice, load_snapshot, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-TEXTS = 12
+TEXTS, CHUNK = 12, 60  # texts of each side, tokens
 LORA = {"lora_rank": 2, "precision": "bf16"}
 VARIANTS: dict[str, dict[str, object]] = {
-    "whole batch": {"chunk": None},
+    "whole batch": {},
     "cached": {},
     "separate towers": {"towers": "separate"},
     "adapters": LORA,
@@ -53,7 +54,6 @@ def _no_group_remains() -> Iterator[None]:
 
 def objective(encoder: Path, device: str, **options: object) -> Objective:
     precision, head = str(options.pop("precision", "fp32")), options.pop("head", False)
-    chunk = options.pop("chunk", ChunkSizes(sequences=5))
     config = ModelConfig(str(encoder), **options)  # type: ignore[arg-type]
     retriever = load_retriever(config, base_type(config.lora_rank, precision))
     prepare_for_training(retriever, config, 0)
@@ -62,14 +62,14 @@ def objective(encoder: Path, device: str, **options: object) -> Objective:
         retriever.query.head.append(nn.Linear(32, 16))
     set_dropout(retriever, 0.0)
     loss = build_loss(LossConfig("mw", temperature=0.1, learn_temperature=True))
-    return Objective(retriever.train(), loss, precision, chunk).to(device)  # type: ignore[arg-type]
+    return Objective(retriever.train(), loss, precision).to(device)  # type: ignore[arg-type]
 
 
-def batch(model: Objective, device: str) -> SimpleNamespace:
+def batch(model: Objective, device: str, chunk: int | None = CHUNK) -> Batch:
     texts = ["".join(chr(97 + (7 * row + column) % 26) for column in range(3 + row)) for row in range(TEXTS)]
     numbers = torch.arange(TEXTS, device=device)
-    sides = [model.retriever.tokenize(texts, side).to(torch.device(device)) for side in ("query", "passage")]
-    return SimpleNamespace(queries=sides[0], passages=sides[1], ids=BatchIds(numbers, numbers[:, None], numbers))
+    sides = [model.retriever.tokenize(texts, side, chunk).to(torch.device(device)) for side in ("query", "passage")]
+    return Batch(*sides, BatchIds(numbers, numbers[:, None], numbers), chunk)
 
 
 def strategy_of(name: str, model: Objective, device: str) -> Strategy:
@@ -77,11 +77,11 @@ def strategy_of(name: str, model: Objective, device: str) -> Strategy:
     for group in optimizer.param_groups:
         group["eps"] = 1e-3  # or gradients that are nothing but rounding, such as key biases', would be steps
     target = torch.device(device, 0) if device == "cuda" else torch.device(device)
-    return build_strategy(name, model, optimizer, ALONE, target, 1.0)
+    return build_strategy(TrainingConfig(strategy=name), model, optimizer, ALONE, target)
 
 
-def steps(strategy: Strategy, model: Objective, device: str, count: int = 2) -> list[float]:
-    return [strategy.step(batch(model, device), 1e-2, step).output.value.item() for step in range(count)]
+def steps(strategy: Strategy, model: Objective, device: str, count: int = 2, chunk: int | None = CHUNK) -> list[float]:
+    return [take_step(strategy, batch(model, device, chunk), 1e-2, step)[0].value.item() for step in range(count)]
 
 
 @pytest.mark.fast_every(9)
@@ -89,13 +89,14 @@ def steps(strategy: Strategy, model: Objective, device: str, count: int = 2) -> 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_step_is_that_of_ddp(variant: str, device: str, tiny_encoder: Path) -> None:
     losses, weights = [], []
+    chunk = None if variant == "whole batch" else CHUNK
     for strategy in ("ddp", "fsdp2"):
         model = objective(tiny_encoder, device, **VARIANTS[variant])
         built = strategy_of(strategy, model, device)
-        losses.append(steps(built, model, device))
+        losses.append(steps(built, model, device, chunk=chunk))
         weights.append(take_snapshot(model, ALONE))
         with torch.no_grad():
-            losses[-1].append(built.measure(batch(model, device)).value.item())
+            losses[-1].append(built.measure(batch(model, device, chunk)).value.item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-6 if device == "cpu" else 1e-5)
     assert losses[0][0] != losses[0][1]
     assert weights[0].keys() == weights[1].keys()
@@ -163,7 +164,7 @@ def test_a_step_that_failed_is_done_again(
     block = model.retriever.query.blocks[0].get_submodule("attention.output.dense")
     hook = block.register_forward_hook(fail if where == "forward" else fail_later)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        built.step(batch(model, device), 1e-2, 0)
+        take_step(built, batch(model, device), 1e-2, 0)
     hook.remove()
     # Below, FSDP2 cannot be reset, and the loop restarts the worker.
     assert built.abandon() == (TorchVersion(torch.__version__) >= (2, 13))

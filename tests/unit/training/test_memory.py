@@ -35,10 +35,10 @@ from raytriever.models.pipeline.head import Dense, Normalize
 from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
-from raytriever.training.loop import build_optimizer
 from raytriever.training.memory.arithmetic import ZERO_BUCKET, WorkerTexts, batch_bytes
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, simulate, text_encoder_of, use_float32_norms
+from raytriever.training.optimizer import build_optimizer
 
 QWEN3 = Qwen3Config(
     vocab_size=1_000,

@@ -17,9 +17,7 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
 from raytriever.losses.registry import build_loss
 from raytriever.models.precision import autocast
-from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import NotFiniteError
 
 CPU = torch.device("cpu")
@@ -32,10 +30,11 @@ LOSSES = ("infonce", "mw", "infonce-symmetric", "kl")
 def plain_launches(work: TrainingSetup, counts: Counts, cached: bool) -> int:
     """Return the launches of the encoder alone, forward and backward, over the same parts."""
     retriever = work.retriever
-    objective = Objective(retriever, build_loss(work.loss), "bf16", ChunkSizes(tokens=CHUNK) if cached else None)
-    batch = objective.cut(work.train.batch(MEASURED, retriever, ALONE)).map(lambda tensor: tensor.to(CUDA))
+    batch = work.train.batch(MEASURED, retriever, ALONE, chunk=CHUNK if cached else None)
+    batch = batch.map(lambda tensor: tensor.to(CUDA))
+    passes = [(batch.queries, "query"), (batch.passages, "passage")] if cached else None
     total = 0
-    for texts, side in batch.passes:
+    for texts, side in passes or retriever.passes(batch.queries, batch.passages):
         for part in texts.buckets:
             counts.reset()
             with autocast("bf16", CUDA):

@@ -20,19 +20,18 @@ from torch import Tensor, nn
 
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
-from raytriever.training.batch import Batch, CutBatch
+from raytriever.training.batch import Batch
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore, slices_of
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, UpdateGuard
+from raytriever.training.parallel.strategy import Strategy
 
 
 class FullyShard(Strategy):
     """The strategy `fsdp2`."""
 
-    def __init__(self, inputs: StrategyInputs) -> None:
-        super().__init__(inputs)
-        objective, optimizer = inputs.objective, inputs.optimizer
-        self._guard = UpdateGuard(optimizer, inputs.device)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        objective, optimizer = self._objective, self._optimizer
         self._plain = {module: (type(module), _hooks(module)) for module in objective.modules()}
         attributes = {module: set(module.__dict__) for module in self._plain}
         old = {id(parameter): name for name, parameter in objective.named_parameters()}
@@ -42,7 +41,7 @@ class FullyShard(Strategy):
         new = dict(objective.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [new[old[id(parameter)]] for parameter in group["params"]]
-        objective.parts_communicate = True
+        objective.chunks_communicate = True
 
     def _shard(self) -> list[Any]:
         """Shard the parameters in place, and return the modules whose parameters are gathered together."""
@@ -67,26 +66,15 @@ class FullyShard(Strategy):
         root.reshard()
         return [module for module in root.modules() if isinstance(module, FSDPModule)]
 
-    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
-        """See `Strategy.step`."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+    def forward_backward(self, batch: Batch) -> LossOutput:
+        """See `Strategy.forward_backward`."""
         with self._gathered():
             output: LossOutput = self._objective(batch, self._workers)
-            self._backward(output.value)
-        total: Any = nn.utils.clip_grad_norm_(self._trained(), self._max_grad_norm)
-        norm: Tensor = total.full_tensor()
-        try:
-            self._guard.update(output.value, norm, number)
-        finally:
-            self._optimizer.zero_grad(set_to_none=True)
-        return Update(output, norm)
-
-    def _backward(self, value: Tensor) -> None:
-        """Compute the gradients and reduce-scatter those that the backward passes of blocks have not."""
-        if value.requires_grad:
-            value.backward()
-        self._root(torch.zeros((), device=self._device, requires_grad=True)).backward()
+            if output.value.requires_grad:
+                output.value.backward()
+            # Reduces the gradients that the backward passes of the blocks have not.
+            self._root(torch.zeros((), device=self._device, requires_grad=True)).backward()
+        return output
 
     def abandon(self) -> bool:
         """See `Strategy.abandon`."""
@@ -125,15 +113,12 @@ class FullyShard(Strategy):
         """See `Strategy.release`."""
         for module in self._shards:
             module.unshard()
-        self._objective.parts_communicate = False
+        self._objective.chunks_communicate = False
         for module, (kind, hooks) in self._plain.items():
             module.__class__ = kind
             module.__dict__.update(hooks)
             for name in self._added[module]:
                 del module.__dict__[name]
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
 
     def _start(self, parameter: Tensor) -> int:
         """Return the index of the first value of this worker's slice of a parameter, which is cut by rows."""

@@ -34,6 +34,7 @@ def objective(precision: str, device: torch.device) -> object:
     from raytriever.losses.config import LossConfig
     from raytriever.losses.registry import build_loss
     from raytriever.models.encoder import Encoder
+    from raytriever.models.retriever import Retriever
     from raytriever.training.parallel.objective import Objective
 
     class Shared(torch.nn.Module):
@@ -42,6 +43,8 @@ def objective(precision: str, device: torch.device) -> object:
         def __init__(self, encoder: torch.nn.Module) -> None:
             super().__init__()
             self.query = self.passage = encoder
+
+        passes = Retriever.passes
 
         def encode(self, tokens: dict, side: str) -> torch.Tensor:
             """Return the embeddings of one side."""

@@ -1,11 +1,11 @@
 """One worker of a real gloo group of two, of which the second runs out of memory.
 
-It trains once for each of `passes`: from step 2 on, the second worker has no memory for more than four texts in no pass
-of gradient caching (`none`), in the first (`encoding`), or in the second (`differentiating`). The result is what was
-logged and the weights at the end, of each time.
+It trains once for each of `passes`: from step 2 on, the second worker has no memory for more than `MOST` tokens in no
+pass of gradient caching (`none`), in the first (`encoding`), or in the second (`differentiating`). The result is what
+was logged and the weights at the end, of each time.
 
-With the strategy `fsdp2` a chunk is searched and remembered as on a GPU. The
-second worker then has no memory for more than twelve texts in either pass, which ends the group. The next call resumes.
+With the strategy `fsdp2` a chunk is searched and remembered as on a GPU. The second worker then has no memory for more
+than `MOST_ALONE` tokens in either pass, which ends the group. The next call resumes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
 from raytriever.models.config import ModelConfig
-from raytriever.models.packing import TokenBatch, texts_of
+from raytriever.models.packing import TokenBatch, tokens_of
 from raytriever.models.retriever import load_retriever
 from raytriever.prompts import Side
 from raytriever.training.config import TrainingConfig
@@ -37,6 +37,9 @@ from raytriever.training.parallel.grad_cache import OutOfMemory
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from scarce_memory import current_step
 
+# Tokens; a text has about 16.
+CHUNK, MOST, MOST_ALONE = 160, 90, 192
+
 
 def run(output: Path, encoder: Path, folder: Path, strategy: str, failing: str) -> dict[str, Any]:
     workers = current_workers()
@@ -47,7 +50,7 @@ def run(output: Path, encoder: Path, folder: Path, strategy: str, failing: str) 
         eval_steps=8,
         dev_batches=1,
         strategy=strategy,
-        grad_cache_chunk=None if by_block else 9,
+        grad_cache_tokens=None if by_block else CHUNK,
         checkpoint_steps=1,
     )
     if by_block:
@@ -66,7 +69,7 @@ def run(output: Path, encoder: Path, folder: Path, strategy: str, failing: str) 
     def encode_or_fail(part: TokenBatch, side: Side) -> Tensor:
         here = "differentiating" if torch.is_grad_enabled() else "encoding"
         fails = failing != "none" if by_block else here == failing
-        if workers.rank == 1 and current_step() >= 2 and fails and texts_of(part) > (12 if by_block else 4):
+        if workers.rank == 1 and current_step() >= 2 and fails and tokens_of(part) > (MOST_ALONE if by_block else MOST):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
         return encode(part, side)
 

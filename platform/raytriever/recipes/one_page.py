@@ -19,6 +19,7 @@ from raytriever.losses.batch import RowRelevance
 from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
+from raytriever.models.packing import TokenBatch
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side
 from raytriever.terminal import show
@@ -73,8 +74,8 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
     Gradient caching (Gao et al., 2021, arXiv:2101.06983): encode without activations, differentiate the loss by the
     embeddings, then encode each chunk again and propagate its gradient.
     """
-    sides: tuple[tuple[Side, list[dict[str, Tensor]]], ...]
-    sides = ("query", batch.queries.buckets), ("passage", batch.passages.buckets)
+    sides: list[tuple[Side, list[TokenBatch]]]
+    sides = [("query", batch.queries.buckets), ("passage", batch.passages.buckets)]
     with torch.no_grad():
         embeddings = [[retriever.encode(chunk, side).requires_grad_() for chunk in chunks] for side, chunks in sides]
     queries, passages = (torch.cat(of_side) for of_side in embeddings)

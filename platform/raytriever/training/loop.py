@@ -291,8 +291,8 @@ class Trainer:
         """
         step = self.progression.step
         is_agreed &= self.strategy.abandon()
-        parts = [*batch.queries.buckets, *batch.passages.buckets]
-        chunk = self.chunk_choice.smaller(self.chunk, parts, is_agreed)
+        chunks = [*batch.queries.buckets, *batch.passages.buckets]
+        chunk = self.chunk_choice.smaller(self.chunk, chunks, is_agreed)
         size = "the whole batch" if chunk is None else f"at most {chunk} tokens"
         if not is_agreed:
             where = f"Step {step} ran out of memory on worker {self.workers.rank} ({reason})"

@@ -219,7 +219,7 @@ class ChunkChoice:
         smallest = -int(self._workers.all_reduce(torch.tensor(-(largest or texts), device=self._device), "max"))
         return None if smallest >= texts else smallest
 
-    def smaller(self, chunk: int | None, parts: Sequence[TokenBatch], is_agreed: bool) -> int | None:
+    def smaller(self, chunk: int | None, chunks: Sequence[TokenBatch], is_agreed: bool) -> int | None:
         """Return half of a chunk with which a step ran out of memory, and store it for later runs.
 
         A worker that ran out of memory alone stores it for the restart of the group, which uses the smallest chunk of
@@ -227,16 +227,18 @@ class ChunkChoice:
 
         Args:
             chunk: tokens; None for a whole batch.
-            parts: Chunks of this worker's batch, both sides.
+            chunks: Chunks of this worker's batch, both sides.
             is_agreed: whether all workers call it.
         """
         if not is_agreed and not self._is_searched:
             return chunk
         # A text counts with the padding of its bucket, as in a chunk.
         longest_text = max(
-            tokens_of(part) // texts_of(part) if not is_packed(part) else int(lengths_of(part).max()) for part in parts
+            tokens_of(one) // texts_of(one) if not is_packed(one) else int(lengths_of(one).max()) for one in chunks
         )
-        sizes = torch.tensor([sum(map(texts_of, parts)), sum(map(tokens_of, parts)), longest_text], device=self._device)
+        sizes = torch.tensor(
+            [sum(map(texts_of, chunks)), sum(map(tokens_of, chunks)), longest_text], device=self._device
+        )
         texts, tokens, longest_text = (self._workers.all_reduce(sizes, "max") if is_agreed else sizes).tolist()
         size = min(chunk or tokens, tokens)
         if size <= longest_text:

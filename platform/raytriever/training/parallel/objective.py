@@ -12,7 +12,7 @@ from raytriever.losses.config import SCORE_LOSSES, LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
-from raytriever.models.packing import Buckets, TokenBatch, texts_of
+from raytriever.models.packing import Buckets, TokenBatch, texts_of, tokens_of
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
 from raytriever.training.batch import Batch, Passes
@@ -62,8 +62,9 @@ class Objective(nn.Module):
     def forward(self, batch: Batch, workers: WorkerGroup) -> LossOutput:
         """Return the differentiable loss, equal with and without gradient caching."""
         passes: Passes = [(batch.queries, "query"), (batch.passages, "passage")]
-        if batch.chunk is None:
-            passes = self.retriever.passes(batch.queries, batch.passages)
+        tokens = sum(map(tokens_of, (*batch.queries.buckets, *batch.passages.buckets)))
+        if batch.chunk is None or (tokens <= batch.chunk and not self.chunks_communicate):
+            passes = self.retriever.passes(batch.queries, batch.passages)  # one pass where both sides are packed
         if self.chunks_communicate:
             passes = [(level(texts, self._agreement), side) for texts, side in passes]
         chunks = [(chunk, side) for texts, side in passes for chunk in texts.buckets]

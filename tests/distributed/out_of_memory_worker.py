@@ -28,6 +28,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.packing import TokenBatch, tokens_of
 from raytriever.models.retriever import load_retriever
 from raytriever.prompts import Side
+from raytriever.training import checkpoint_writer
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
@@ -53,6 +54,7 @@ def run(output: Path, encoder: Path, folder: Path, strategy: str, failing: str) 
         grad_cache_tokens=None if by_block else CHUNK,
         checkpoint_steps=1,
     )
+    checkpoint_writer.GRACE_SECONDS = 60.0  # a loaded machine may write the shard of the other worker slowly
     if by_block:
         chunk_size.SEARCHED = ("cpu",)
     checkpoints = output / f"checkpoints-{failing}"

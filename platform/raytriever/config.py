@@ -24,11 +24,12 @@ from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.losses.config import LossConfig, check_loss
+from raytriever.losses.config import DISTILLATION_LOSSES, LossConfig, check_loss
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_changed, check_options, did_you_mean, read_option
-from raytriever.paths import PathKind, check_paths
+from raytriever.paths import PathKind, fetch_paths
 from raytriever.reading.structured import read_yaml
+from raytriever.store.commit import complete
 from raytriever.store.disk import disk_errors
 from raytriever.training.config import (
     DEV_LOSS,
@@ -122,7 +123,7 @@ def check_config_paths(config: Config) -> None:
     """Raise `ConfigError` for a missing local path in the settings of a run or of one of its stages."""
     for training in (config, *config.stages):
         with errors_of(training):
-            check_paths(training.data, training.model, training.loss, training.validation)
+            fetch_paths(training.data, training.model, training.loss, training.validation)
 
 
 def _check_training(config: Config) -> None:
@@ -167,8 +168,13 @@ def _check_splits(data: DataConfig) -> None:
 
 def _check_teacher(config: Config) -> None:
     """Raise `ConfigError` if a setting needs the scores of a teacher that the other settings do not provide."""
-    check_changed(config.data, config.loss, only=["teacher"])
     if not config.loss.needs_teacher:
+        if config.data.teachers:
+            raise ConfigError(
+                f"has no effect with {setting('loss')} {config.loss.title}",
+                setting("teacher"),
+                f"leave it out, or give {setting('loss')} {' or '.join(DISTILLATION_LOSSES)}",
+            )
         return
     if not config.data.teachers:
         raise ConfigError(
@@ -369,6 +375,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     try:
         with disk_errors(path, reading=True):
+            complete(path)
             content = read_yaml(path, "correct the line it names", ConfigError)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error

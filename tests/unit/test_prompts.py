@@ -18,13 +18,7 @@ from raytriever.prompts import (
     read_prompts,
 )
 
-STORED = {
-    "SciFact-query": "1",
-    "SciFact": "2",
-    "Retrieval-query": "3",
-    "Retrieval": "4",
-    "Retrieval-document": "5",
-}
+STORED = {"SciFact-query": "1", "SciFact": "2", "Retrieval-query": "3", "Retrieval": "4", "Retrieval-document": "5"}
 
 
 def test_a_data_set_uses_the_most_specific_prompt() -> None:

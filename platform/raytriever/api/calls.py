@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from raytriever.activity import activity
+from raytriever.options import check_options
+from raytriever.paths import fetch_paths
 from raytriever.store.commit import lock_errors
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import acquire
@@ -27,6 +29,13 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return called
+
+
+def checked(settings: T) -> T:
+    """Return settings whose values are allowed and whose paths exist; raises `UserError` for others."""
+    check_options(settings)
+    fetch_paths(settings)
+    return settings
 
 
 @contextmanager

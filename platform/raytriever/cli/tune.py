@@ -12,7 +12,7 @@ from raytriever.errors import flag_of
 from raytriever.experiment.start import check_explicit_settings, check_run_name
 from raytriever.losses.config import terms_of
 from raytriever.losses.files import LossFile
-from raytriever.paths import check_paths
+from raytriever.paths import fetch_paths
 from raytriever.terminal import show, warn
 from raytriever.tuning.space import SearchConfig, parse_search_space
 
@@ -22,7 +22,7 @@ def main(words: list[str]) -> None:
     arguments = _parser().parse(words)
     base = resolve_settings(arguments, may_have_stages=False)
     search = build_config(arguments, SearchConfig)
-    check_paths(search)
+    fetch_paths(search)
     dimensions = parse_search_space(search.search_space).dimensions
     varied = [dimension.name for dimension in dimensions]
     losses = [loss for dimension in dimensions if dimension.name == "loss" for loss in dimension.values]

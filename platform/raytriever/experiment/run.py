@@ -232,14 +232,14 @@ def train_run(
         config, total_steps = training.config, training.total_steps
         if config.name:
             log(f"stage {number} of {len(folders)}, {config.name}: {total_steps:,} steps")
-        workers, minutes = config.training.workers[1], config.training.checkpoint_minutes
+        workers = config.training.workers[1]
         with (
             errors_of(config),
             _child(training, folder, tracker, run_name, log) if config.name else nullcontext(tracker) as own,
             # The session ends first: workers that still train would write checkpoints of steps that nobody records.
             Recorder(own, folder, total_steps) as recorder,
             ray_session(workers),
-            recorder.gauges.training(total_steps, minutes, config.refresh.refresh_every),
+            recorder.gauges.training(total_steps, config.refresh.refresh_every),
         ):
             train_on_cluster(
                 config,

@@ -20,7 +20,7 @@ from raytriever.config import (
 )
 from raytriever.errors import ConfigError, setting
 from raytriever.experiment.directory import RunDirectory, recorded_settings
-from raytriever.options import NEEDS, needs_of, without_effect
+from raytriever.options import needs_of, without_effect
 from raytriever.training.config import MAY_CHANGE
 
 if TYPE_CHECKING:
@@ -110,11 +110,8 @@ def check_explicit_settings(
         search: the settings of a search.
         varied: names of the settings that the search varies; some trial may meet a need for them.
     """
-    needs = {
-        name: each
-        for name, each in needs_of(*SECTIONS.values(), *([type(search)] if search else [])).items()
-        if not any(match[2] in varied for need in each if (match := NEEDS.fullmatch(need)))
-    }
+    kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
+    needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
     extra = vars(search) if search else {}
     errors = [
         without_effect(

@@ -188,7 +188,7 @@ def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float |
     """Return the checkpoint that became `model/`, for `metrics.json`; empty if the dev loss decided."""
     training = config.training
     values = {record.step: record.value for record in read_records(folder / EVALUATIONS)}
-    summary = summarize(values, training.patience, training.min_delta)
+    summary = summarize(values, training.patience)
     if training.best_metric == DEV_LOSS or not summary.best_step:
         return {}
     return {"best": {"metric": training.best_metric, "step": summary.best_step, "value": summary.value}}

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 from object_store import object_store
 
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig
-from raytriever.annotation.job import AnnotationJob, job_name
+from raytriever.annotation.config import AnnotationConfig
+from raytriever.annotation.job import job_name
 from raytriever.annotation.prompts import AnnotationPrompts
 from raytriever.cli.main import run
-from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import SOURCES
@@ -183,15 +182,8 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
 
 def name_of(model: ModelConfig, bm25_language: str | None = None) -> str:
     dataset = SimpleNamespace(documents=SimpleNamespace(digest="documents"), queries=SimpleNamespace(digest="queries"))
-    job = AnnotationJob(
-        data=DataConfig("topics", bm25_language=bm25_language),
-        split="train",
-        annotation=AnnotationConfig(candidates="dense"),
-        service=ServiceConfig(llm="judge"),
-        model=model,
-        precision="fp32",
-    )
-    return job_name(job, cast(RetrievalDataset, dataset), AnnotationPrompts({"system": "Judge."}))
+    settings, prompts = AnnotationConfig(candidates="dense"), AnnotationPrompts({"system": "Judge."})
+    return job_name(settings, "judge", model, bm25_language, "train", cast(RetrievalDataset, dataset), prompts)
 
 
 def test_dry_run_sends_no_request_and_its_bounds_hold(

@@ -111,10 +111,7 @@ def test_addresses(serve: Callable[..., Any]) -> None:
         check(replace(QUICK, endpoint="http://no-such-host.invalid/v1"))
 
 
-@pytest.mark.parametrize(
-    ("refuses", "asked"),
-    [("json_schema", 2), ("response_format,max_tokens,temperature", 5)],
-)
+@pytest.mark.parametrize(("refuses", "asked"), [("json_schema", 2), ("response_format,max_tokens,temperature", 5)])
 def test_rejected_parameters_are_left_out(serve: Callable[..., Any], refuses: str, asked: int) -> None:
     served = serve(refuses=refuses, wrapped=True)
     reply, _ = chat(replace(QUICK, endpoint=served.endpoint))

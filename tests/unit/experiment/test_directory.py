@@ -184,7 +184,7 @@ def test_an_error_names_the_damaged_metrics_file(tmp_path: Path, content: str) -
 def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path) -> None:
     path = tmp_path / "run"
     opened(path).begin(TEXT)
-    changed = {"num_workers": 4, "strategy": "zero2", "grad_cache_chunk": 8, "keep": 3, "checkpoint_minutes": 1.0}
+    changed = {"num_workers": 4, "strategy": "zero2", "grad_cache_chunk": 8, "keep": 3, "checkpoint_steps": 7}
     assert set(changed) < set(MAY_CHANGE)
     again = to_dict(Config(model=ModelConfig(activation_checkpointing=True), training=TrainingConfig(**changed)))
     assert RunDirectory.open(path, again, False).state == "interrupted"

@@ -20,7 +20,7 @@ from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError, DataError, ModelError
 from raytriever.mining import miner
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.config import METHODS, MiningConfig, check_mining
+from raytriever.mining.config import METHODS, MiningConfig
 from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import build_negatives_table, mine
 
@@ -210,7 +210,7 @@ def test_gold_negatives_come_from_the_data_set(word_data: tuple[RetrievalDataset
 )
 def test_settings_that_contradict_each_other_name_the_flag(config: MiningConfig, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        check_mining(config)
+        config.check()
     assert message in str(raised.value)
 
 

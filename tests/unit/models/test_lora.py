@@ -150,11 +150,7 @@ def test_adapters_are_merged_in_float32_and_written_in_the_type_of_the_base(tiny
 
 @pytest.mark.fast_every(9)
 @pytest.mark.parametrize(
-    ("architecture", "settings"),
-    [
-        ("bert", {}),
-        ("qwen3", {"pooling": "last", "append_eos": "yes"}),
-    ],
+    ("architecture", "settings"), [("bert", {}), ("qwen3", {"pooling": "last", "append_eos": "yes"})]
 )
 def test_adapters_alone_are_loaded_onto_the_base(
     tmp_path: Path, architecture: str, settings: dict[str, object]

@@ -189,7 +189,8 @@ def test_interrupted_again_and_again_it_ends_alike(
 def test_time_asks_for_checkpoints_between_looks(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, minutes: float, saved: bool
 ) -> None:
-    settings = {**SETTINGS, "total_steps": 40, "eval_steps": 40, "checkpoint_minutes": minutes}
+    monkeypatch.setattr("raytriever.training.loop.CHECKPOINT_MINUTES", minutes)
+    settings = {**SETTINGS, "total_steps": 40, "eval_steps": 40}
     expected = whole(**settings)
     work, recorder = make_assignment(**settings)
     die_at(work, recorder, monkeypatch, 35, "step")

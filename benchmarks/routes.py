@@ -165,10 +165,11 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
     from raytriever.data.config import DataConfig
     from raytriever.data.negatives import read_negatives
     from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.shards import ShardEncoder, tokenisation_of
+    from raytriever.encoding.shards import tokenisation_of
     from raytriever.evaluation import systems
     from raytriever.losses.config import LossConfig
     from raytriever.losses.distributed import ALONE
+    from raytriever.models.checkpoint import write_settings
     from raytriever.models.config import ModelConfig
     from raytriever.models.retriever import load_retriever
     from raytriever.training import loop
@@ -188,18 +189,14 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
     retriever = load_retriever(config.model)
     data = TrainingData.open([config.data.dataset], config.data, tokenisation_of(retriever), 8, 0, also=["test"])
     prepared = [str(dataset.location) for dataset in data.datasets]
-    rounds = MiningRounds(config, prepared, folder / "run" / "negatives", None)
+    rounds = MiningRounds(config, prepared, folder / "run" / "negatives")
+    write_settings(folder / "run" / "checkpoints", config.model, "fp32")
 
     class Miner:
         """Miner in this process."""
 
-        def submit(self, number: int, snapshot: Any) -> None:
-            def encode(store: Any, load: Any, path: str, missing: list[int]) -> None:
-                encode_shard = ShardEncoder(store, partial(load, snapshot), path)
-                for shard in missing:
-                    encode_shard(shard)
-
-            self.result = rounds.run(number, snapshot, encode)
+        def submit(self, number: int, checkpoint: Path) -> None:
+            self.result = rounds.run(number, checkpoint)
 
         def poll(self) -> dict[str, float]:
             return self.result

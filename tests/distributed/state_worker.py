@@ -10,8 +10,8 @@ from pathlib import Path
 import strategy_worker
 
 from raytriever.losses.distributed import current_workers
+from raytriever.models.slices import Slice
 from raytriever.training.loop import build_optimizer
-from raytriever.training.parallel.model_state import Slice
 
 
 def main(encoder: Path, name: str, count: int, saved: list[Slice]) -> list[Slice]:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from raytriever.models.files import first_line
 from raytriever.models.memory import is_out_of_memory
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
-from raytriever.training.background import Callback, all_texts
+from raytriever.training.background import BackgroundJob, all_texts
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -38,7 +37,7 @@ from raytriever.training.monitoring import StepReports, StragglerWatch, Throughp
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
-from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
+from raytriever.training.parallel.model_state import frozen_digest
 from raytriever.training.parallel.objective import Objective, StagedBatch, Stager
 from raytriever.training.parallel.strategy import Readout, Stopwatch
 from raytriever.training.refresh import RefreshJob, RefreshPlan
@@ -103,6 +102,7 @@ def train(setup: TrainingSetup) -> Progression:
     )
     with writer, ExitStack() as closing:
         for callback in trainer.callbacks:
+            callback.wait_for_checkpoint = writer.wait
             closing.callback(callback.close)
         for callback in trainer.callbacks:
             trainer.progression = callback.start(trainer.progression)
@@ -199,8 +199,8 @@ class _Trainer:
         self.saved_step, self.saved_at = self.progression.step, time.monotonic()
         self.must_save, self.save_seconds = False, 0.0
 
-    def _build_callbacks(self) -> list[Callback]:
-        setup, callbacks = self.setup, list[Callback]()
+    def _build_callbacks(self) -> list[BackgroundJob]:
+        setup, callbacks = self.setup, list[BackgroundJob]()
         if setup.validation:
             callbacks.append(
                 ValidationJob(
@@ -219,8 +219,8 @@ class _Trainer:
                     plan=setup.refresh,
                     sources=self.sources,
                     total_steps=setup.total_steps,
+                    checkpoints=setup.folder,
                     workers=self.messages,
-                    take_snapshot=partial(take_snapshot, setup.retriever, self.workers),
                     log=setup.log,
                     report_status=setup.report_status,
                 )

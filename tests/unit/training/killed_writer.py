@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from raytriever.losses.distributed import ALONE
+from raytriever.models.slices import Slice, whole_tensors
 from raytriever.training.checkpoint import (
     MOMENTS,
     WEIGHTS,
@@ -26,7 +27,6 @@ from raytriever.training.checkpoint import (
     remove_unfinished,
 )
 from raytriever.training.checkpoint_writer import CheckpointWriter
-from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 VALUES = 200_000
 

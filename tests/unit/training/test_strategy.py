@@ -17,9 +17,9 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.models.slices import Slice, whole_tensors
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.model_state import Slice, whole_tensors
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Readout, TrainingError, finite_or_refused
 

@@ -21,8 +21,9 @@ from raytriever.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.models.memory import HostCopy
+from raytriever.models.slices import Slice
 from raytriever.training.batch import Batch, CutBatch
-from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice, replicated_state, restore_replicated
+from raytriever.training.parallel.model_state import MOMENTS, STEP, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
 
 PHASES = ("encode", "loss", "backward", "optimizer")

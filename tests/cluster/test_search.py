@@ -42,8 +42,8 @@ def store(tmp_path: Path) -> EmbeddingStore:
     embeddings = np.random.default_rng(0).integers(-2, 3, (ROWS, WIDTH)).astype(np.float32)
     for number in range(plan.shards):
         rows = plan.rows_of(number)
-        work.write(number, embeddings[rows.start : rows.stop], {7: "none"} if number == 0 else {})
-    return work.finish("d", [""] * ROWS)
+        work.write(number, embeddings[rows.start : rows.stop])
+    return work.finish()
 
 
 def questions(count: int) -> np.ndarray:

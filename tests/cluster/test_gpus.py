@@ -149,7 +149,7 @@ def test_a_refresh_uses_the_gpu_of_training_where_no_other_is_left(
     events: list[Any] = []
     train_on_cluster(config, [str(case.dataset.location)], table, 4, tmp_path, events.append, in_process=True)
     [adopted] = read_ledger(tmp_path / "negatives").adopted_rounds
-    assert (adopted.step, adopted.used_from) == (2, 2)
+    assert (adopted.step, adopted.used_from) == (2, 3)
     assert not seen("ray::CheckpointJob")
     assert not seen("PoolActor")
     texts = [event.text for event in events if hasattr(event, "text")]

@@ -52,7 +52,7 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
     assert done.returncode == 0, done.stderr
     run = cli.folder / "run"
     ledger = read_ledger(run / "negatives")
-    assert [(one.step, one.used_from, one.reason) for one in ledger.rounds] == [(4, 4, ""), (8, 8, "")]
+    assert [(one.step, one.used_from, one.reason) for one in ledger.rounds] == [(4, 5, ""), (8, 9, "")]
     assert_follows(run, ledger, 10)
     assert not (run / "negatives" / "embeddings").exists()
 
@@ -128,7 +128,7 @@ def assert_as_in_peace(cli: Any, name: str) -> None:
     ledgers = [read_ledger(run / "negatives") for run in runs]
     taken = [[(one.number, one.used_from, one.digest) for one in ledger.rounds] for ledger in ledgers]
     assert taken[0] == taken[1]
-    assert [(number, step) for number, step, _ in taken[0]] == [(1, 3), (2, 6)]
+    assert [(number, step) for number, step, _ in taken[0]] == [(1, 4), (2, 7)]
     assert [one.measured["refresh_rows"] for one in ledgers[1].rounds] == [5 * 96] * 2
     losses = [{step: measured["loss"] for step, measured in steps(run).items()} for run in runs]
     assert losses[0] == losses[1]

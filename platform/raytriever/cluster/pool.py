@@ -226,7 +226,8 @@ class PoolActor:
             lower_priority()
         nodes = sum(node["Alive"] for node in ray.nodes())
         torch.set_num_threads(pool.cpus or max(1, usable_cores() * min(nodes, pool.most) // pool.most))
-        self._encoder, self._corpus = encoder, None
+        self._encoder = encoder
+        self._corpus: Corpus | None = None
 
     def ready(self) -> None:
         """Return as soon as the actor has started."""

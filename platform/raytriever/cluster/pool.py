@@ -40,7 +40,7 @@ from raytriever.index.exact import Corpus
 from raytriever.index.ranking import NONE, TieOrder, merge_keys
 from raytriever.index.score import check_finite
 from raytriever.machine import usable_cores
-from raytriever.search.exact import check_fits, searchable_blocks
+from raytriever.search.exact import check_fits
 
 # One running and one waiting: an actor is not idle while Ray Data processes its result.
 _TASKS_PER_ACTOR = 2
@@ -252,7 +252,7 @@ class PoolActor:
         if self._corpus is None:
             store = EmbeddingStore.open(path)
             most = min(len(store), len(shards) * store.meta["shard_rows"])
-            self._corpus = Corpus(lambda: searchable_blocks(store, shards), order, documents=most)
+            self._corpus = Corpus(lambda: store.blocks(shards), order, documents=most)
         return self._corpus
 
 

@@ -21,8 +21,10 @@ def test_a_searcher_opens_its_documents_once(monkeypatch: pytest.MonkeyPatch) ->
         def __len__(self) -> int:
             return len(documents)
 
+        def blocks(self, shards: list[int]) -> list[tuple[int, np.ndarray]]:
+            return [(0, documents)]
+
     monkeypatch.setattr(pool.EmbeddingStore, "open", lambda path: opened.append(path) or Store())
-    monkeypatch.setattr(pool, "searchable_blocks", lambda store, shards: [(0, documents)])
     actor, order = PoolActor.__new__(PoolActor), TieOrder.of(np.arange(6))
     actor._corpus = None
     for row in (4, 2):

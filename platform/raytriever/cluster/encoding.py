@@ -26,7 +26,6 @@ from raytriever.encoding.shards import encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import put_next_in_place, writer_at
 from raytriever.errors import ConfigError, setting
-from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.prompts import Side
@@ -49,7 +48,6 @@ def run_encoding(
         UserError: the data set, the model, the output directory or the number of actors is not usable.
     """
     check_writable(output)
-    model = model_of_checkpoint(model)
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
         on_gpus = pool.gpus > 0 if pool else torch.cuda.is_available()

@@ -28,7 +28,6 @@ from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import REASONS
 from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
-from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
@@ -73,7 +72,6 @@ def run_mining(
     if output.exists():
         raise StorageError("already exists", str(output), f"give another {setting('output')}, or remove it")
     check_writable(output)
-    model = model_of_checkpoint(model) if mining.needs_embeddings else model
     device = default_device()
     chosen = choose_precision(precision, device)
     judge = None

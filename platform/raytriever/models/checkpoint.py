@@ -24,7 +24,14 @@ from raytriever.models.writer import write_model
 from raytriever.paths import expanded
 from raytriever.reading.structured import read_json
 from raytriever.store.cache import cache_folder, hold
-from raytriever.store.commit import MANIFEST, committed_directory, read_manifest, sha256_of, write_atomically
+from raytriever.store.commit import (
+    MANIFEST,
+    check_names,
+    committed_directory,
+    read_manifest,
+    sha256_of,
+    write_atomically,
+)
 from raytriever.store.parts import make_once
 from raytriever.store.remote import pull
 
@@ -58,13 +65,14 @@ def model_of_checkpoint(config: ModelConfig) -> ModelConfig:
     if not checkpoint.is_dir() or not ((checkpoint / STATE).is_file() or (checkpoint.parent / SETTINGS).is_file()):
         return config
     pull(checkpoint)
-    read_manifest(checkpoint)
+    check_names(checkpoint)
     trained = read_json(checkpoint.parent / SETTINGS, TrainedModel, _REMEDY, needed=True)
     decides = [sha256_of(checkpoint / MANIFEST), asdict(trained)]
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "merged" / key
 
     def write() -> None:
+        read_manifest(checkpoint)
         meta = {"kind": "model of a checkpoint", "checkpoint": str(checkpoint)}
         with activity("reading the checkpoint"), committed_directory(folder, meta, replace=folder.exists()) as aside:
             write_model(_load(checkpoint, trained), aside)

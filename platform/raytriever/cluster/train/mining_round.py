@@ -31,7 +31,6 @@ from raytriever.encoding.writer import StoreWriter, with_shard_rows_of
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.finders import Embeddings, SearchedCorpus, open_here
 from raytriever.mining.miner import MiningResult, mine
-from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
@@ -79,7 +78,7 @@ class MiningRounds:
                 remove(path)
         folder, config = self._folder / EMBEDDINGS / checkpoint.name, self._config
         pool = self._choose_pool() if self._choose_pool is not None else None
-        device, model = default_device(), model_of_checkpoint(ModelConfig(str(checkpoint)))
+        device, model = default_device(), ModelConfig(str(checkpoint))
         precision = config.training.precision or ("bf16" if pool and pool.gpus else choose_precision(None, device))
         retriever = load_for_encoding(model, precision, device)
         split, mined = config.data.train_split, list[MiningResult]()

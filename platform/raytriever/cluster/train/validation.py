@@ -19,7 +19,6 @@ from raytriever.evaluation.datasets import sample_corpus
 from raytriever.evaluation.protocol import read_best_metric
 from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
@@ -39,8 +38,9 @@ class Validations:
         if (stored := read_record(self._folder, step)) is not None:
             return stored
         began = time.monotonic()
-        device, model = default_device(), model_of_checkpoint(ModelConfig(str(checkpoint)))
-        retriever = load_for_encoding(model, choose_precision(self._config.training.precision, device), device)
+        device = default_device()
+        precision = choose_precision(self._config.training.precision, device)
+        retriever = load_for_encoding(ModelConfig(str(checkpoint)), precision, device)
         rows = {one.name: self._measure(retriever, one, *self._datasets[one.name]) for one in self._dev_sets}
         metrics = {name: float(np.mean([row[name] for row in rows.values()])) for name in self._protocol.metrics}
         measured = {f"{DEV}{name}": value for name, value in metrics.items()}

@@ -190,7 +190,7 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
     data = TrainingData.open([config.data.dataset], config.data, tokenisation_of(retriever), 8, 0, also=["test"])
     prepared = [str(dataset.location) for dataset in data.datasets]
     rounds = MiningRounds(config, prepared, folder / "run" / "negatives")
-    write_settings(folder / "run" / "checkpoints", config.model, "fp32")
+    write_settings(folder / "refreshed", config.model, "fp32")
 
     class Miner:
         """Miner in this process."""

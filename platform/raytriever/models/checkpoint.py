@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -59,10 +60,10 @@ def model_of_checkpoint(config: ModelConfig) -> ModelConfig:
     """Return the settings with the model directory of a checkpoint instead of the checkpoint; others are unchanged.
 
     Raises:
-        StorageError: the checkpoint is damaged, or the folder that it is in does not name its model.
+        StorageError: the checkpoint is damaged, or of another model than its run names.
     """
     checkpoint = expanded(config.model)
-    if not checkpoint.is_dir() or not ((checkpoint / STATE).is_file() or (checkpoint.parent / SETTINGS).is_file()):
+    if not re.fullmatch(r"step-\d+", checkpoint.name) or not (checkpoint.parent / SETTINGS).is_file():
         return config
     pull(checkpoint)
     check_names(checkpoint)

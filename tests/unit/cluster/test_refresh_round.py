@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from saved_checkpoint import move_weights, save_checkpoint
-from sham_device import CUDA, sham_device
+from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.cluster.train import mining_round
 from raytriever.cluster.train.clients import ThreadClient
@@ -130,7 +130,7 @@ def test_mining_by_hand_with_the_checkpoint_finds_the_negatives_of_the_round(
 def test_a_round_on_a_gpu_is_that_of_a_cpu(
     rounds: Make, checkpoint: Path, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch, sham_device() as counts:
+    with monkeypatch.context() as patch, simulated_gpu() as counts:
         for module in (mining_round, exact):  # torch alone completes a device without an index
             patch.setattr(module, "default_device", lambda: CUDA)
         assert rounds().run(2, checkpoint)["refresh_encoded"] == ALL

@@ -35,8 +35,14 @@ from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel import chunk_size
 from raytriever.training.parallel.grad_cache import OutOfMemory
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from scarce_memory import current_step
+
+def current_step() -> int:
+    """Return the number of the step that is running; -1 in a validation, and while the strategy is built."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_step":
+        frame = frame.f_back
+    return -1 if frame is None else int(frame.f_locals["step"])
+
 
 # Tokens; a text has about 16.
 CHUNK, MOST, MOST_ALONE = 160, 90, 192

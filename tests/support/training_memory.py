@@ -14,7 +14,7 @@ from raytriever.training.config import STRATEGIES
 
 FLOAT32, BFLOAT16 = 4, 2
 # Bytes that a block keeps for backward, per token and component of its width, under bf16 autocast and with attention
-# that keeps no scores (`sdpa` on a GPU). A test compares it with the blocks of XLM-R.
+# that keeps no scores (`sdpa` on a GPU).
 BLOCK = 40
 # Dropout adds one byte for each of its two masks.
 MASKS = 2

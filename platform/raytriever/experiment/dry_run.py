@@ -220,8 +220,7 @@ _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 def _flags(texts: int, share: WorkerTexts) -> str:
     if texts >= share.texts:
         return f"the whole batch ({counted(texts, 'text')})"
-    chunk = f"{flag_of('grad_cache_chunk')} {texts}"
-    return f"{flag_of('grad_cache_tokens')} {texts * share.tokens} ({counted(texts, 'text')}, {chunk})"
+    return f"{flag_of('grad_cache_chunk')} {texts}"
 
 
 def _remedy(config: Config, fit: Fit) -> str:

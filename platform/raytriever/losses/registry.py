@@ -1,8 +1,8 @@
-"""Registry of the losses by name. CONTRIBUTING.md shows how to add one."""
+"""Every loss by name: this table declares them all. CONTRIBUTING.md shows how to add one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,10 +16,22 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.files import LossFile
 from raytriever.losses.loss import Loss
 from raytriever.losses.mw.pairwise import mw
-from raytriever.losses.own.function import load_own_loss, probe
-from raytriever.losses.rows import INFONCE, ROW_LOSSES, by_row, symmetric, triplet
-from raytriever.losses.scores import LossShare, PanelLoss, ScoreLoss
-from raytriever.losses.sums import weighted_sum
+from raytriever.losses.own import load_own_loss, probe
+from raytriever.losses.rows import (
+    INFONCE,
+    RowLoss,
+    by_row,
+    draw_positive,
+    infonce,
+    joint,
+    lsepair,
+    lsepair_maxp,
+    lsepair_minp,
+    summarg,
+    symmetric,
+    triplet,
+)
+from raytriever.losses.scores import LossShare, ScoreLoss
 from raytriever.losses.teacher import OwnGroup, kl, margin_mse
 from raytriever.options import check_options
 
@@ -37,13 +49,35 @@ def by_teacher(share: Callable[[OwnGroup, WorkerGroup], Float[Tensor, ""]]) -> S
 
 
 LOSSES: dict[str, ScoreLoss] = {
-    **{name: by_row(loss) for name, loss in ROW_LOSSES.items()},
+    "infonce": by_row(INFONCE),
     "infonce-symmetric": symmetric,
+    "rand1": by_row(RowLoss("logsumexp", infonce, draw_positive)),
+    "joint": by_row(RowLoss("logsumexp", joint)),
+    "summarg": by_row(RowLoss("logsumexp", summarg)),
+    "lsepair": by_row(RowLoss("logsumexp", lsepair)),
+    "lsepair-maxp": by_row(RowLoss("logsumexp", lsepair_maxp)),
+    "lsepair-maxn": by_row(RowLoss("maximum", lsepair)),
+    "lsepair-minp": by_row(RowLoss("logsumexp", lsepair_minp)),
+    "lsepair-minp-maxn": by_row(RowLoss("maximum", lsepair_minp)),
     "triplet": triplet,
-    "mw": PanelLoss(mw),
+    "mw": mw,
     "kl": by_teacher(kl),
     "margin-mse": by_teacher(margin_mse),
 }
+
+
+def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: Sequence[str]) -> ScoreLoss:
+    """Return the weighted sum of losses over the same candidates; it logs each without its weight as `loss_TITLE`."""
+
+    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+        terms = [loss(config, batch, ids, workers) for loss in losses]
+        statistics = {name: value for term in terms for name, value in term.statistics.items()}
+        values = workers.all_reduce(torch.stack([term.share for term in terms]))
+        statistics |= {f"loss_{title}": value for title, value in zip(titles, values, strict=True)}
+        total = torch.stack([weight * term.share for weight, term in zip(weights, terms, strict=True)]).sum()
+        return LossShare(total, statistics)
+
+    return reduce
 
 
 def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:

@@ -7,19 +7,19 @@ sentence-transformers assumes: the last token of a causal language model, else t
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from raytriever.errors import ConfigError, ModelError, flag_of, setting
 from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
-from raytriever.models.files import REMEDY, model_errors
+from raytriever.models.files import REMEDY, log_once
 from raytriever.models.pipeline.modules import (
     LIBRARY_FILE,
     MODULES,
     NORMALIZE,
     OWN_FILE,
+    Library,
     ModelFiles,
     Module,
     read_pooling,
@@ -28,9 +28,7 @@ from raytriever.options import check_options
 from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
 from raytriever.reading.structured import conform
 
-log = logging.getLogger(__name__)
 DEFAULT_LENGTH = 512
-_logged: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def describe(files: ModelFiles, config: ModelConfig) -> Description:
         for name in ("pooling", "similarity"):
             value = getattr(described, name)
             if overrides.get(name, value) != value:
-                _log_once(f"{flag_of(name)} {overrides[name]}: is used for {files.directory}, whose files say {value}.")
+                log_once(f"{flag_of(name)} {overrides[name]}: is used for {files.directory}, whose files say {value}.")
     return replace(described, **overrides)
 
 
@@ -118,8 +116,7 @@ def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
     if files.own is not None:
         settings, where = files.own, files.directory / OWN_FILE
     else:
-        with model_errors(where, "cannot be read"):
-            settings = _sentence_transformers(files, config) if files.has_modules else _plain(files)
+        settings = _sentence_transformers(files, config) if files.has_modules else _plain(files)
     described = conform(settings, str(where), Description, REMEDY, error=ModelError)
     try:
         check_options(replace(ModelConfig(), **described.flags()))
@@ -218,7 +215,7 @@ def _sentence_transformers(files: ModelFiles, config: ModelConfig) -> dict[str, 
     }
 
 
-def _similarity(library: dict[str, Any], directory: Path, config: ModelConfig) -> str:
+def _similarity(library: Library, directory: Path, config: ModelConfig) -> str:
     """Return the similarity that a model is for, which sentence-transformers leaves out for cosine."""
     similarity = library.get("similarity_fn_name") or "cosine"
     if similarity in SIMILARITIES:
@@ -232,23 +229,17 @@ def _similarity(library: dict[str, Any], directory: Path, config: ModelConfig) -
     return config.similarity
 
 
-def _log_prompts(library: dict[str, Any], prompts: dict[str, str], directory: Path, config: ModelConfig) -> None:
+def _log_prompts(library: Library, prompts: dict[str, str], directory: Path, config: ModelConfig) -> None:
     """Log prompts that `encode_query` and `encode_document` of sentence-transformers do not use."""
     other = next((name for name in ("passage", "corpus") if prompts.get(name) and "document" not in prompts), None)
     if other and config.passage_prompt is None:
-        _log_once(
+        log_once(
             f"{directory}: has no prompt named document, so passages get none; "
             f"for its prompt {other} give {flag_of('passage_prompt_name')} {other}"
         )
     default = library.get("default_prompt_name")
     if default and not prompts.get("query") and not prompts.get("document") and config.query_prompt is None:
-        _log_once(
+        log_once(
             f"{directory}: its default prompt {default} is neither for queries nor for documents, so no text gets it; "
             f"give {flag_of('query_prompt_name')} {default} for queries"
         )
-
-
-def _log_once(line: str) -> None:
-    if line not in _logged:
-        _logged.add(line)
-        log.warning(line)

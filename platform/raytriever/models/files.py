@@ -1,7 +1,7 @@
 """Files of a model directory: how JSON is read, whose errors become one line, and where every weight comes from.
 
 No file of a model can run code: weights are safetensors, and `auto_map`, which names Python files, is never used.
-transformers and tokenizers raise any exception for damaged files; `model_errors` converts them.
+transformers and tokenizers raise any exception for damaged files; `model_errors` converts those of their calls.
 
 All weights must come from the files: `from_pretrained` initializes a missing tensor with random numbers and continues
 with a warning, and a search with such a model returns nonsense without an error.
@@ -13,10 +13,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from raytriever.errors import ModelError, UserError
 from raytriever.models.source import ADAPTER
@@ -40,7 +41,6 @@ _SENTENCES = (OSError, ValueError, RuntimeError, ImportError)
 _NOT_SAFE = "give a directory with config.json and model.safetensors"
 _ONE_MODEL = "give a directory whose config.json and safetensors files belong to one model"
 _LISTED = 3
-_reported: set[Path] = set()
 
 
 def read_model_file(file: Path, kind: type[T]) -> T:
@@ -57,7 +57,7 @@ def read_model_file(file: Path, kind: type[T]) -> T:
 
 @contextmanager
 def model_errors(where: Path, what: str = "cannot be loaded") -> Iterator[None]:
-    """Convert the errors that damaged files of a model cause, in a library or in its reader, into a `ModelError`.
+    """Convert the errors of a library's calls, which damaged files of a model cause, into a `ModelError`.
 
     Args:
         where: file or directory that is read.
@@ -105,10 +105,20 @@ def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, Stored
     return stored
 
 
+@cache
+def log_once(line: str) -> None:
+    """Log a warning, once per process."""
+    log.warning("%s", line)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's error message."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+class _Index(TypedDict):
+    weight_map: dict[str, str]
 
 
 def _weight_files(directory: Path, remedy: str) -> list[Path]:
@@ -116,9 +126,8 @@ def _weight_files(directory: Path, remedy: str) -> list[Path]:
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if (directory / INDEX).is_file():
-        with model_errors(directory / INDEX, "cannot be read"):
-            names = sorted(set(read_model_file(directory / INDEX, dict[str, Any])["weight_map"].values()))
-            outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+        names = sorted(set(read_model_file(directory / INDEX, _Index)["weight_map"].values()))
+        outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
         if outside or not names:
             reason = f"names {outside[0]!r}, which is not a safetensors file next to it" if outside else "names no file"
             raise ModelError(reason, str(directory / INDEX), REMEDY)
@@ -168,11 +177,11 @@ def load_weights(
     import torch
 
     stored = stored_tensors(directory)
+    with model_errors(directory), quiet_transformers(warnings=False), torch.device("meta"):
+        empty = kind.from_config(config, trust_remote_code=False)
+    check(empty, directory)
+    check_sizes(empty, stored, directory)
     with model_errors(directory), quiet_transformers(warnings=False):
-        with torch.device("meta"):
-            empty = kind.from_config(config, trust_remote_code=False)
-        check(empty, directory)
-        check_sizes(empty, stored, directory)
         model, report = kind.from_pretrained(
             directory,
             config=config,
@@ -181,7 +190,6 @@ def load_weights(
             trust_remote_code=False,
             dtype=dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,
         )
     return model, report
 
@@ -223,19 +231,15 @@ def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -
     language model has a head that an encoder lacks.
 
     Args:
-        report: loading info of `from_pretrained(output_loading_info=True, ignore_mismatched_sizes=True)`.
+        report: loading info of `from_pretrained(output_loading_info=True)`.
 
     Raises:
-        ModelError: tensors are missing, or have another shape.
+        ModelError: tensors are missing.
     """
     _refuse_missing(sorted(report["missing_keys"]), directory)
-    if mismatched := sorted(report["mismatched_keys"]):
-        name, stored_shape, own_shape = mismatched[0]
-        check_tensor(name, StoredTensor(FLOATS[0], tuple(stored_shape)), own_shape, directory)
     extra = sorted(report["unexpected_keys"])
-    if extra and directory not in _reported:
-        _reported.add(directory)
-        log.warning("%s: contains %s, which %s does not use.", directory, _names(extra), type(model).__name__)
+    if extra:
+        log_once(f"{directory}: contains {_names(extra)}, which {type(model).__name__} does not use.")
 
 
 def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:

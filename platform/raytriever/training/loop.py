@@ -31,7 +31,7 @@ from raytriever.training.background import Callback, all_texts
 from raytriever.training.batch import Batch, copy_to, wait_for_copy
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
-from raytriever.training.config import DEV_LOSS, TrainingConfig
+from raytriever.training.config import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
 from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
 from raytriever.training.monitoring import StepReports, Stopwatch, StragglerWatch, Throughput
@@ -331,17 +331,14 @@ class Trainer:
             areas.append(numbers["auc"])
         dev_loss = sum(losses) / len(losses)
         if self.is_dev_loss_deciding:
-            settings = self.settings
-            self.progression = self.progression.after_validation(step, dev_loss, settings.patience, settings.min_delta)
+            self.progression = self.progression.after_validation(step, dev_loss, self.settings.patience)
         return {"dev_loss": dev_loss, "dev_batch_auc": sum(areas) / len(areas)}
 
     def _save_if_due(self, has_validated: bool) -> None:
         """Save the state. The best and the last state are saved at once, after the checkpoint that is being written;
         any other is saved when no checkpoint is being written. The seconds are reported with the next step."""
         began, settings, progression = time.monotonic(), self.settings, self.progression
-        status = self.checkpointer.status(
-            began - self.saved_at > 60 * settings.checkpoint_minutes, self.reports.own_seconds
-        )
+        status = self.checkpointer.status(began - self.saved_at > 60 * CHECKPOINT_MINUTES, self.reports.own_seconds)
         self.straggler_metrics = self.straggler_watch.update(status.seconds)
         if settings.checkpoint_steps is None:
             self.must_save |= has_validated

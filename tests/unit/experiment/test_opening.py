@@ -89,7 +89,7 @@ def test_a_guide_is_checked_before_any_data_is_opened(tiny_encoder: Path, tmp_pa
         model=ModelConfig(str(tiny_encoder)),
         loss=LossConfig("mw", guide=str(guide)),
     )
-    with pytest.raises(ModelError, match=r"^--guide \S+/guide: the embedding of a query holds NaN or infinity"):
+    with pytest.raises(ModelError, match=r"^guide \S+/guide: the embedding of a query holds NaN or infinity"):
         open_run(Curriculum(config), lambda line: None)
 
 

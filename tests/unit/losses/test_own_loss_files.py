@@ -75,6 +75,7 @@ def test_a_function_and_a_loss_by_row_are_losses(file: Path, name: str) -> None:
         ("bare", "FILE:bare: has the arguments (); begin with 'def bare(scores, positives'"),
         ("value", "FILE:value: is int; give a function"),
         ("nothing", "FILE:nothing: returns NoneType; return a RowLoss"),
+        ("Broken", "FILE:Broken: is FunctionMeta; give a function"),
         ("goood", "FILE: defines no 'goood'; did you mean 'good'?"),
     ],
 )
@@ -88,7 +89,7 @@ def test_what_is_no_loss_is_refused_in_one_line(file: Path, name: str, words: st
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"def f(:\n", "FILE:1: is not valid Python"),
+        (b"def f(:\n", "FILE:1: SyntaxError: invalid syntax"),
         (b"def f(scores, positives): return 1\n\nimport no_such_module\n", "FILE:3: ModuleNotFoundError"),
         (b"def f(scores, positives): '\xff'\n", "FILE: is not UTF-8"),
         (None, "FILE: no such file on "),
@@ -124,7 +125,7 @@ def test_a_loss_of_a_file_has_its_name_in_the_run_and_may_read_a_teacher(file: P
     assert default_run_name(Curriculum(config)).split("-")[-2] == "good"
     assert not config.loss.needs_teacher
     file.write_text("def good(scores, positives, teacher_scores): return scores.mean()\n")
-    with pytest.raises(ConfigError, match="--loss good needs the scores of a teacher"):
+    with pytest.raises(ConfigError, match="loss good needs the scores of a teacher"):
         check_config(config)
 
 
@@ -137,9 +138,9 @@ def test_a_function_of_an_imported_file_is_a_setting_and_another_one_is_refused(
     notebook = {"__name__": "__main__"}
     exec("def mine(scores, positives): return scores.mean()", notebook)
     for function in (inner, notebook["mine"]):
-        with pytest.raises(ConfigError, match=r"--loss: .* is not a function of an imported file.*%%writefile"):
+        with pytest.raises(ConfigError, match=r"loss: .* is not a function of an imported file.*%%writefile"):
             loss_setting(function)
-    with pytest.raises(ConfigError, match="--loss: is int"):
+    with pytest.raises(ConfigError, match="loss: is int"):
         loss_setting(3)  # type: ignore[arg-type]
 
 

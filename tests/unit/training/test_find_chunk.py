@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sham_device import CUDA, sham_device
+from simulated_gpu import CUDA, simulated_gpu
 from torch import nn
 
 from raytriever.errors import ConfigError
@@ -142,7 +142,7 @@ def test_what_is_asked_for_is_taken(
 
 def test_a_chunk_larger_than_the_share_is_refused_before_anything_is_done(make_assignment, tmp_path: Path) -> None:
     work, recorder = make_assignment(grad_cache_chunk=49)  # 16 queries with a positive and a negative each
-    with pytest.raises(ConfigError, match=r"--grad-cache-chunk: a chunk of 49 is more than the 48 texts"):
+    with pytest.raises(ConfigError, match=r"grad_cache_chunk: a chunk of 49 is more than the 48 texts"):
         train(work)
     assert not recorder.steps
     assert not work.folder.exists()
@@ -171,7 +171,7 @@ def test_the_search_encodes_texts_as_training_does(
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     layouts: list[bool] = []
-    with sham_device():
+    with simulated_gpu():
         work, recorder = make_assignment(device=CUDA, precision=precision, total_steps=2)
         work.retriever.query.register_forward_pre_hook(lambda _, inputs: layouts.append(is_packed(inputs[0])))
         work.retriever.choose_packing(precision)
@@ -188,10 +188,10 @@ def test_the_search_keeps_room_for_the_scores_of_a_batch(
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(panels, "GPU_PANEL_BYTES", 8 << 20)
-    batch, memory = 2_048, 64 << 20
-    with sham_device(memory) as counts:
+    batch, free = 2_048, 64 << 20
+    monkeypatch.setattr(module, "free_memory", lambda device: free)
+    with simulated_gpu():
         work, _ = make_assignment(device=CUDA, precision="fp32")
-        free = memory - counts.memory
         chunk = ChunkChoice(TrainingConfig(batch_size=batch), work.retriever, "fp32", CUDA, ALONE).search(2 * batch)
     [(stored, _, text_bytes)] = json.loads((tmp_path / "cache" / FILE).read_text()).values()
     assert chunk == stored

@@ -158,13 +158,13 @@ def test_texts_of_several_data_sets_are_read_by_position(
 
 
 def test_an_unsuited_guide_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^--guide \S+/missing: no such directory"):
+    with pytest.raises(ModelError, match=r"^guide \S+/missing: no such directory"):
         Guide.load(str(tmp_path / "missing"), "fp32", CPU)
     folder = Path(shutil.copytree(tiny_encoder, tmp_path / "spoilt"))
     weights = load_file(folder / "model.safetensors")
     weights["encoder.layer.1.output.dense.bias"].fill_(torch.inf)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"^--guide \S+/spoilt: the embedding of a query holds NaN or infinity"):
+    with pytest.raises(ModelError, match=r"^guide \S+/spoilt: the embedding of a query holds NaN or infinity"):
         Guide.load(str(folder), "fp32", CPU).check()
 
 

@@ -121,6 +121,8 @@ class _JobConfig(JobConfig):
     that need the folder enter it by `DriverContext`.
     """
 
+    _py_driver_sys_path: list[str]  # to which `ray.init` adds the folder
+
     def _serialize(self) -> bytes:
         here = os.path.abspath(os.curdir)
         self._py_driver_sys_path = [path for path in self._py_driver_sys_path if path != here]

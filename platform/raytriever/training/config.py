@@ -18,7 +18,7 @@ PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
 CHECKPOINT_MINUTES = 10  # at most, between two checkpoints
 BEHIND = 2  # validations that may be unfinished before training waits for one of them
-STRATEGIES = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
+STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 # Settings that do not change what a run computes; a resumed run may change them.
 MAY_CHANGE = (
     "num_workers",
@@ -101,7 +101,7 @@ class TrainingConfig:
     )
     strategy: str = option(
         "ddp",
-        "distribution of the model: a copy on each worker (ddp), shards (fsdp2), or DeepSpeed ZeRO stage 0 to 3",
+        "distribution of the model: a copy on each worker (ddp), shards (fsdp2), or DeepSpeed ZeRO stage 1 to 3",
         choices=STRATEGIES,
     )
     offload_optimizer: bool = option(
@@ -112,7 +112,7 @@ class TrainingConfig:
     )
     grad_cache_chunk: int | None = option(
         None,
-        "texts per pass (gradient caching); default: as many as fit on a GPU",
+        "longest texts per pass, or more that are shorter (gradient caching); default: as many as fit on a GPU",
         minimum=1,
     )
     grad_cache_tokens: int | None = option(

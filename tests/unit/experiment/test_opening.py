@@ -20,7 +20,7 @@ from raytriever.models.description import describe
 from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-from raytriever.training.loop import learning_rate_scale
+from raytriever.training.optimizer import learning_rate_scale
 from raytriever.training.training_data import TrainingData
 
 

@@ -17,7 +17,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import is_packed
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import train
 from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
@@ -26,13 +25,13 @@ from raytriever.training.parallel.chunk_size import (
     FILE,
     ChunkChoice,
     activations,
-    agreed,
     find_chunk,
     free_memory,
     trial,
 )
 
 CPU = torch.device("cpu")
+LONGEST = 64  # tokens of a text of the tiny encoder
 HERE = "model tiny 1, length 8, device cpu"
 
 
@@ -85,15 +84,17 @@ def test_activations_are_what_is_kept() -> None:
     assert free_memory(CPU) > 0
 
 
-def test_workers_agree_on_the_smallest() -> None:
+def test_workers_agree_on_the_smallest(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
     class Group(WorkerGroup):  # whose other worker found 24
         def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
             assert op == "max"
             return value.clamp(min=-24)
 
-    assert agreed(None, 64, Group(size=2), CPU) == 24
-    assert agreed(None, 64, ALONE, CPU) is None
-    assert agreed(8, 64, ALONE, CPU) == 8
+    work, _ = make_assignment()
+    for found, group, expected in ((None, Group(size=2), 24), (None, ALONE, None), (8, ALONE, 8)):
+        monkeypatch.setattr(module, "find_chunk", lambda *_, found=found, **__: found)
+        choice = ChunkChoice(TrainingConfig(batch_size=16), work.retriever, "fp32", CPU, group)
+        assert choice.search(64) == expected
 
 
 def test_nothing_fits_is_an_error_of_the_user(
@@ -129,11 +130,13 @@ def test_a_real_encoder_is_tried_without_a_trace(
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [(None, None), (5, ChunkSizes(sequences=5)), (48, ChunkSizes(sequences=48))]
+    ("texts", "tokens", "expected"), [(None, None, None), (5, None, 5 * LONGEST), (48, 90, 90), (None, 70, 70)]
 )
-def test_what_is_asked_for_is_taken(make_assignment, asked: int | None, expected: ChunkSizes | None) -> None:
+def test_what_is_asked_for_is_taken(
+    make_assignment, texts: int | None, tokens: int | None, expected: int | None
+) -> None:
     work, _ = make_assignment()
-    settings = TrainingConfig(batch_size=16, grad_cache_chunk=asked)
+    settings = TrainingConfig(batch_size=16, grad_cache_chunk=texts, grad_cache_tokens=tokens)
     assert ChunkChoice(settings, work.retriever, "fp32", CPU, ALONE).first(48) == expected
 
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from deadly import SKULL, STONE, Deadly
 
+from raytriever.data.config import DataConfig
 from raytriever.data.prepare import tokenisation
-from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.open import lent_dev_line, open_dataset
 from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process, prepare
 from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
+from raytriever.store import commit
 from raytriever.store.commit import read_manifest
+from raytriever.training.training_data import TrainingData
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +70,37 @@ def test_the_first_of_several_bad_files_is_reported(tmp_path: Path, is_last_firs
 
     with pytest.raises(DataError, match=r"dev\.jsonl row 1: empty \"positive\""):
         prepare(Request(str(tmp_path)), run=run)
+
+
+def test_a_small_data_set_is_committed_and_hashed_once(
+    small: Path, words: Tokenisation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+
+    def count(module: object, function: str, what: str) -> None:
+        call = getattr(module, function)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            counts[what] += 1
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(module, function, counted)
+
+    count(os, "fsync", "syncs")
+    count(hashlib, "file_digest", "hashes")
+    count(commit, "read_json", "manifests")
+    count(commit, "_put", "commits")
+    where = str(small)
+    for _ in ("driver", "worker"):
+        data = TrainingData.open([where], DataConfig(where), words, 8, 0, also=["test"])
+        data.train(None).order.batch(0)
+        where = str(data.datasets[0].location)
+    assert (
+        lent_dev_line(data.datasets[0]) == "small: without a dev split, 3 of the training queries are held out as one"
+    )
+    files = len(files_of(Path(where)))
+    assert (counts["commits"], counts["hashes"], counts["manifests"]) == (1, 2 * files, 3)  # `files_of` is one more
+    assert counts["syncs"] <= 8
 
 
 def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation) -> None:

@@ -97,6 +97,21 @@ def test_an_unknown_folder_is_reported_with_the_known_formats(tmp_path: Path, wr
         recognise(Source.open(tmp_path / "set"))
 
 
+def test_the_format_of_the_contributors_page_is_one_row_of_the_table(
+    write, read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[4] / "CONTRIBUTING.md").read_text().partition("## Add a format")[2]
+    names: dict[str, Any] = {}
+    exec(page.partition("```python")[2].partition("```")[0], names)  # the page is ours
+    monkeypatch.setitem(FORMATS, "faq", names["FAQ"])
+    file = write("train.jsonl", [{"ask": "a", "reply": "b"}, {"ask": "c", "reply": ""}])
+    for result in (read(file), read(file, "faq")):
+        assert (result.plan.format, result.positives()) == ("faq", [("a", "b", 0)])
+        assert result.bad == ['empty "reply"']
+    with pytest.raises(DataError, match=r"; known formats are .*; faq: ask, reply; CSV or TSV"):
+        recognise(Source.open(write("other.jsonl", [{"asks": "a"}])))
+
+
 def test_several_formats_are_reported_until_one_is_named(tmp_path: Path, write, read) -> None:
     write("a.jsonl", [LISTS])
     write("b.jsonl", [PAIR])

@@ -71,8 +71,7 @@ def check_directory(
     if stored is None:
         check_digests(folder, files)
     if examine is not None and not examined:
-        with disk_errors(folder, reading=True):
-            examine()
+        examine()
     if is_new or stored is None or not examined:
         _remember(str(folder), state, expected)
 

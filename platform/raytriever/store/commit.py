@@ -89,7 +89,7 @@ def committed_directory(
             check_owner(path)
             _put(aside, path, replace, durable)
             remote.push(path)
-            remote.delete(aside)  # the parts that were committed in it
+            remote.delete(aside)  # files that were written whole in it
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             lock.release()
@@ -218,7 +218,7 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     if not (path / MANIFEST).exists():
         remote.pull(path, owned=True)
     try:
-        manifest = read_json(path / MANIFEST, Manifest, remedy, "is not a manifest", format=FORMAT)
+        manifest = read_json(path / MANIFEST, Manifest, remedy, format=FORMAT)
     except OSError as error:
         raise StorageError(
             f"cannot read {MANIFEST} ({error.strerror})", str(path), "it was never completed; make it again"

@@ -110,8 +110,11 @@ class HashSplit:
         return TEST if digest <= self.test else DEV if digest <= self.dev else TRAIN
 
 
-def divide(texts: Mapping[str, str], seed: int, sizes: tuple[int, int], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the split of each question, given its text by id: that of `known`, or `HashSplit` up to `sizes`."""
+def split_by_hash(
+    texts: Mapping[str, str], sizes: tuple[int, int], seed: int = 0, known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the split of each text, given by id: that of `known`, or `HashSplit` up to the sizes of test and dev."""
+    known = known or {}
     waiting = {name: text for name, text in texts.items() if name not in known}
     have = Counter(known[name] for name in texts.keys() - waiting.keys())
     test, dev = (max(0, size - have[split]) for split, size in zip((TEST, DEV), sizes, strict=True))

@@ -68,6 +68,11 @@ class Format(NamedTuple):
     is_begun: Callable[[Source], bool] = lambda source: False
 
 
+def rows_with(row: RowParser, *names: str) -> Callable[[frozenset[str]], RowParser | None]:
+    """Return the `parser` of a format whose rows have all these fields."""
+    return lambda fields: row if fields.issuperset(names) else None
+
+
 # A format is added here alone. They are tried in this order.
 FORMATS = {
     "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
@@ -78,9 +83,16 @@ FORMATS = {
         "positive_document_ids, negative_document_ids with a corpus of docid, text",
         row_formats.tevatron,
     ),
-    "dpr": Format("dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs", row_formats.dpr),
-    "flagembedding": Format("flagembedding: query, pos, neg", row_formats.flag_embedding),
-    PAIRS: Format("pairs: premise, hypothesis, label", row_formats.pairs),
+    "dpr": Format(
+        "dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs",
+        rows_with(row_formats.dpr_row, "question", "positive_ctxs"),
+    ),
+    "flagembedding": Format(
+        "flagembedding: query, pos, neg", rows_with(row_formats.flag_embedding_row, "query", "pos")
+    ),
+    PAIRS: Format(
+        "pairs: premise, hypothesis, label", rows_with(row_formats.pair_row, "premise", "hypothesis", "label")
+    ),
     SENTENCE_TRANSFORMERS: Format(
         "sentence-transformers: anchor (query, question), positive (answer), negative, negative_1, ...; or sentence1, "
         "sentence2, score; or query, docs (documents, passages), labels",
@@ -242,6 +254,7 @@ def _plan(source: Source, name: str, matched: Peeks, columns: str, config: Split
         if parse is corpus_row:
             texts.append(Part(file.where, kind, parse))
             continue
+        note = note or row_formats.grades_note(file.path, parse)
         is_triple = name == SENTENCE_TRANSFORMERS
         anchor = anchor_of(fields) if is_triple and kind in ("json", "table") else None
         if file not in mains:
@@ -257,7 +270,6 @@ def _plan(source: Source, name: str, matched: Peeks, columns: str, config: Split
             how = how if is_table else f"{file.path}: {how}"
         if not is_table:
             folders.add(base_of(file.path))
-            note = row_formats.grades_note(file.path, parse)
         notes.append("; ".join(filter(None, [note, how])))
         judged.append(Part(file.where, kind, parse, header, split))
     if len(folders) > 1:
@@ -266,9 +278,7 @@ def _plan(source: Source, name: str, matched: Peeks, columns: str, config: Split
     if not judged or (not texts and any(part.parse is row_formats.tevatron_ids_row for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
         raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
-    splits = tuple(dict.fromkeys(part.split for part in judged if part.split))
-    known = splits if all(part.split for part in judged) else None
-    return Plan(name, (*texts, *judged), known, note="; ".join(filter(None, notes)), division=divided)
+    return Plan(name, (*texts, *judged), note="; ".join(filter(None, notes)), division=divided)
 
 
 def _questions(anchor: str, where: str) -> Iterator[tuple[int, str, bool]]:

@@ -271,21 +271,6 @@ def sentence_transformers(fields: frozenset[str]) -> RowParser | None:
     return None
 
 
-def dpr(fields: frozenset[str]) -> RowParser | None:
-    """Return the parser of a row of DPR; None for fields of another format."""
-    return dpr_row if {"question", "positive_ctxs"} <= fields else None
-
-
-def flag_embedding(fields: frozenset[str]) -> RowParser | None:
-    """Return the parser of a row of FlagEmbedding; None for fields of another format."""
-    return flag_embedding_row if {"query", "pos"} <= fields else None
-
-
-def pairs(fields: frozenset[str]) -> RowParser | None:
-    """Return the parser of a pair of inference; None for fields of another format."""
-    return pair_row if {"premise", "hypothesis", "label"} <= fields else None
-
-
 def grades_note(path: str, parse: RowParser) -> str:
     """Return a note on scores that are read as grades, although published answers often have votes."""
     if not isinstance(parse, partial) or parse.func is not scored_row:

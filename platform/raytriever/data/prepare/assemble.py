@@ -160,12 +160,10 @@ def _resolved(
         if not len(arrays["rows"]):
             continue
         rows = np.empty(len(arrays["rows"]), _PAIR)
-        rows["query"], rows["document"] = (
-            side.positions(arrays[side_name])
-            for side_name, side in ((QUERIES, sides[QUERIES]), (DOCUMENTS, sides[DOCUMENTS]))
-        )
-        for field, column in (("kind", "kinds"), ("rank", "ranks"), ("row", "rows")):
-            rows[field] = arrays[column]
+        rows["query"] = sides[QUERIES].positions(arrays["queries"])
+        rows["document"] = sides[DOCUMENTS].positions(arrays["documents"])
+        for name_of_field in ("kind", "rank", "row"):
+            rows[name_of_field] = arrays[f"{name_of_field}s"]
         rows["score"], rows["part"] = arrays["scores"] if name == JUDGEMENTS else 0, report.part
         ids = {end: texts_of(arrays, end) for end in ("query", "document")}
         has_document = np.diff(arrays["document.offsets"]) > 0  # no document has an empty id: see `NO_ANSWER`

@@ -21,7 +21,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
-from raytriever.data.formats.division import DEV, TRAIN, HashSplit
+from raytriever.data.formats.division import DEV, TRAIN, split_by_hash
 from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare_directory
 from raytriever.data.prepare.prepared import DatasetMeta, PreparedDirectory
 from raytriever.data.prepare.tokenisation import Tokenisation
@@ -31,7 +31,15 @@ from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import FORMAT, MANIFEST, Manifest, committed_directory, is_committed
+from raytriever.store.commit import (
+    FORMAT,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    committed_directory,
+    entry_of,
+    is_committed,
+)
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of, is_uri
 from raytriever.store.parts import make_once
@@ -58,16 +66,16 @@ def fetch_dataset(uri: str) -> Path | None:
     if manifest["meta"].get("kind") != "dataset":
         return None
     meta = conform(manifest["meta"], _below(uri, MANIFEST), DatasetMeta, _REMEDY)
-    files = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    files = manifest["files"]
     for name in (*files, meta["name"]):
         _check_name(name, uri)
     folder = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
 
     def fetch() -> None:
-        check_disk(folder, sum(size for size, _ in files.values()), "the files of the data set")
-        with committed_directory(folder, meta, replace=folder.exists()) as aside:
-            for name, (size, digest) in files.items():
-                _copy(_below(uri, name), aside / name, size, digest)
+        check_disk(folder, sum(entry["size"] for entry in files.values()), "the files of the data set")
+        with committed_directory(folder, meta, replace=folder.exists(), entries=files) as aside:
+            for name, entry in files.items():
+                _copy(_below(uri, name), aside / name, entry)
 
     return make_once(folder, fetch, check_directory)
 
@@ -80,16 +88,15 @@ def _check_name(name: str, uri: str) -> None:
         raise StorageError(what, _below(uri, MANIFEST), "copy it there again")
 
 
-def _copy(where: str, file: Path, size: int, digest: str) -> None:
-    state, left = hashlib.sha256(), size
+def _copy(where: str, file: Path, entry: FileEntry) -> None:
+    left = entry["size"]
     with disk_errors(file), open_raw(where) as source:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as target:
             while left >= 0 and (block := source.read(_BLOCK)):
                 left -= len(block)
-                state.update(block)
                 target.write(block)
-    if left or state.hexdigest() != digest:
+    if entry_of(file) != entry:
         raise StorageError("differs from its manifest", where, _REMEDY)
 
 
@@ -248,6 +255,6 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
 
 def _held_out(queries: ndarray, dataset: RetrievalDataset) -> list[int]:
     """Return the queries of `train` that become `dev`, by the hashes of their ids."""
-    names = {int(query): dataset.queries.ids[int(query)] for query in queries}
-    is_dev = HashSplit.of(names.values(), (0, min(_DEV_QUERIES, max(1, int(len(names) * _DEV_SHARE)))))
-    return [query for query, name in names.items() if is_dev(name) == DEV]
+    names = {query: dataset.queries.ids[query] for query in np.unique(queries).tolist()}
+    count = min(_DEV_QUERIES, max(1, int(len(names) * _DEV_SHARE)))
+    return [query for query, split in split_by_hash(names, (0, count)).items() if split == DEV]

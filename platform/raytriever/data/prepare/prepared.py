@@ -163,8 +163,8 @@ class PreparedDirectory:
         """
         against = "" if vocabulary is None else f", {vocabulary} tokens"
         examine = partial(self._read, None, full=True, vocabulary=vocabulary)
-        check_directory(self.folder, examine, against, manifest=self.manifest)
         with disk_errors(self.folder, reading=True):
+            check_directory(self.folder, examine, against, manifest=self.manifest)
             dataset = self._read(None if splits is None else set(splits), full=False)
         hold(self.folder, dataset.documents.texts)  # every copy of the data set and of its documents has this column
         return dataset

@@ -298,8 +298,7 @@ def find_unfinished(folder: Path, key: str) -> Path | None:
 
 def begin(folder: Path, key: str) -> int:
     """Make the folders of the shards, and return the number of finished shards that a killed preparation left."""
-    with disk_errors(folder):
-        for name in (*SIDES, WORK):
-            (folder / name).mkdir(exist_ok=True)
-        (folder / WORK / _KEY).write_text(key)
-        return len(list((folder / WORK).glob("*-*.npz")))
+    for name in (*SIDES, WORK):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / WORK / _KEY).write_text(key)
+    return len(list((folder / WORK).glob("*-*.npz")))

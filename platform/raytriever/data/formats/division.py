@@ -9,11 +9,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from raytriever.data.config import SplitConfig
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import ConfigError, DataError, flag_of, setting
 
+Id = TypeVar("Id", int, str)
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 ENOUGH = 50  # questions of dev and test that figures and thresholds should have
 _ROUNDING = 1e-9
@@ -111,8 +113,8 @@ class HashSplit:
 
 
 def split_by_hash(
-    texts: Mapping[str, str], sizes: tuple[int, int], seed: int = 0, known: Mapping[str, str] | None = None
-) -> dict[str, str]:
+    texts: Mapping[Id, str], sizes: tuple[int, int], seed: int = 0, known: Mapping[Id, str] | None = None
+) -> dict[Id, str]:
     """Return the split of each text, given by id: that of `known`, or `HashSplit` up to the sizes of test and dev."""
     known = known or {}
     waiting = {name: text for name, text in texts.items() if name not in known}

@@ -261,7 +261,9 @@ def _plan(source: Source, name: str, matched: Peeks, columns: str, config: Split
             split = TEST
         elif "split" in fields and (name == PAIRS or (is_triple and (is_table or named is None))):
             by_pair = name == PAIRS  # whose parser reads the field
-            parse = partial(_in_split, parse, split) if by_pair else partial(tables.divided_row, parse, "", None)
+            parse = (
+                partial(_in_split, parse, named or TRAIN) if by_pair else partial(tables.divided_row, parse, "", None)
+            )
             split = None
         elif anchor and len(mains) == 1 and (config != SplitConfig() or (is_table and named is None)):
             questions = partial(tables.questions, columns) if is_table else partial(_questions, anchor)

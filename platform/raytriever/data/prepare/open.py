@@ -255,6 +255,6 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
 
 def _held_out(queries: ndarray, dataset: RetrievalDataset) -> list[int]:
     """Return the queries of `train` that become `dev`, by the hashes of their ids."""
-    names = {query: dataset.queries.ids[query] for query in np.unique(queries).tolist()}
+    names: dict[int, str] = {query: dataset.queries.ids[query] for query in np.unique(queries).tolist()}
     count = min(_DEV_QUERIES, max(1, int(len(names) * _DEV_SHARE)))
     return [query for query, split in split_by_hash(names, (0, count)).items() if split == DEV]

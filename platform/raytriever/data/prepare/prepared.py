@@ -206,14 +206,6 @@ class PreparedDirectory:
         )
 
 
-def read_prepared(folder: Path, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
-    """Open the directory that `prepare` made; see `PreparedDirectory.open`."""
-    directory = PreparedDirectory.find(folder)
-    if directory is None:
-        raise StorageError("holds no prepared data set", str(folder), PREPARE_AGAIN)
-    return directory.open(splits, vocabulary)
-
-
 def _first(files: Sequence[Path], read: Callable[[Path], T]) -> T | None:
     """Read a file of which a data set may have one; return None if it has none."""
     return read(files[0]) if files else None

@@ -14,9 +14,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -52,7 +54,7 @@ class Side:
     """Documents or queries of a chunk: the stored columns, and for each text what the tokenizer reads behind the
     prompt, the number of its row, and the key of its content."""
 
-    columns: dict[str, Sequence[str]]
+    columns: Mapping[str, Sequence[str]]
     texts: Sequence[str]
     prompt: str
     rows: Int64[ndarray, " texts"]
@@ -206,7 +208,7 @@ class ShardWriter:
     def _finished(self, stem: str) -> ShardReport | None:
         """Return the report of a finished shard; None if there is none, or a file of it is damaged."""
         file = self.folder / WORK / f"{stem}.npz"
-        with suppress(FileNotFoundError, StorageError, BadZipFile):
+        with suppress(FileNotFoundError, StorageError, BadZipFile, RuntimeError, EOFError, zlib.error):
             with ZipFile(file) as archive:
                 if archive.testzip() is not None:
                     return None
@@ -263,7 +265,7 @@ class ShardWriter:
             if self.tokenisation:
                 ids, offsets = flat(token_ids, self.tokenisation.dtype)
                 for name, values in ((f"{stem}.tokens.npy", ids), (f"{stem}.offsets.npy", offsets)):
-                    entries[name] = entry_of(self._put(name, lambda file, values=values: np.save(file, values)))
+                    entries[name] = entry_of(self._put(name, partial(np.save, arr=values)))
         arrays = {
             "keys": keys_of(keys[i] for i in kept),
             "contents": keys_of(side.contents[i] for i in kept),

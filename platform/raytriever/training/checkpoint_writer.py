@@ -184,7 +184,7 @@ class CheckpointWriter:
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
         uploaded: dict[str, FileEntry] = {}  # files of other workers that are in the object store already
-        with committed_directory(path, replace=True, uploaded=uploaded) as hidden:
+        with committed_directory(path, replace=True, entries=uploaded) as hidden:
             write_slices(slices, hidden, 0, self._workers.size)
             write_state(state, hidden)
             for rank in self._writers:

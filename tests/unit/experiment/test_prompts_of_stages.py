@@ -162,9 +162,9 @@ def test_prepare_writes_the_prompts_into_the_tokens(instructed: Path, tiny_datas
     model = ModelConfig(str(instructed))
     prepared = run_preparation(str(tiny_dataset), None, model, 0.01, tmp_path / "prepared", print)
     retriever = load_retriever(model)
-    from raytriever.data.prepare.prepared import read_prepared
+    from raytriever.data.prepare.open import open_all_splits
 
-    dataset = read_prepared(prepared.path)
+    dataset = open_all_splits(prepared.path)
     assert dataset.tokens is not None
     for side, column, texts in (
         ("query", dataset.tokens.queries, dataset.queries.texts),

@@ -77,7 +77,7 @@ def write(folder: Callable[[], Path], step: int, machine: Callable[[str], None],
     machine("first")
     uploaded = take_part(checkpoint_path(folder(), step), "part-1")
     assert uploaded is not None
-    with committed_directory(checkpoint_path(folder(), step), uploaded=uploaded) as aside:
+    with committed_directory(checkpoint_path(folder(), step), entries=uploaded) as aside:
         write_slices(half(model, optimizer, 0), aside, 0, 2)
         write_state(State(Progression(STEP, BEST, 0.5), {"data": "letters"}), aside)
 

@@ -109,9 +109,7 @@ class LossConfig:
         needs=Need("loss", "mw"),
         flag=False,
     )
-    distribution_weight: float = option(
-        0.0, "lambda: weight of the query-document distribution regulariser", minimum=0, flag=False
-    )
+    distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
     teacher_temperature: float = option(
         1.0, "the teacher's scores are divided by it", above=0, needs=Need("loss", *DISTILLATION_LOSSES), flag=False
     )

@@ -207,11 +207,11 @@ class Trainer:
         # Dropout of a step is a function of (seed, step, worker), so a resumed run repeats it.
         seed = np.random.SeedSequence((settings.seed, step, self.workers.rank)).generate_state(1)[0]
         while True:
-            if batch.chunk != self.chunk:
-                batch = self._load_batch(step)
-            torch.manual_seed(int(seed))
-            self.stopwatch.start()
             try:
+                if batch.chunk != self.chunk:
+                    batch = self._load_batch(step)
+                torch.manual_seed(int(seed))
+                self.stopwatch.start()
                 output = self.strategy.forward_backward(wait_for_copy(batch))
                 self.strategy.clip_gradients()
                 self.stopwatch.mark()

@@ -24,13 +24,13 @@ from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.store import FINDER
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.models.slices import Slice
 from raytriever.search.approximate import bytes_of_finder
 from raytriever.store import capacity
 from raytriever.store.capacity import check_disk, check_memory, format_size
 from raytriever.store.disk import files_below
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
-from raytriever.training.parallel.model_state import Slice
 
 DOCUMENTS = 2_000
 

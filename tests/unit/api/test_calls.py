@@ -147,7 +147,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.mine_hard_negatives(d, method="dense"), "model: 'dense' needs an encoder"),
     (lambda d, m: rt.mine_hard_negatives(d, m, split="trian"), "no split 'trian'; there are: dev, test, train"),
     (lambda d, m: rt.evaluate("bm25", d), "models: is no list of models"),
-    (lambda d, m: rt.evaluate(["bm25", "bm25"], d), "models: two models are called 'bm25'"),
+    (lambda d, m: rt.evaluate(["bm25", "bm25"], d), "model: two models are called 'bm25'"),
     (lambda d, m: rt.evaluate(["bm25"], d, metrics=["ndgc@10"]), "metrics: unknown metric 'ndgc@10'; did you mean"),
     (lambda d, m: rt.evaluate(["bm25"], d, baselines=["bm52"]), "'bm52' is none of the models; did you mean 'bm25'?"),
     (lambda d, m: rt.evaluate([m], d, dtype=["int9"]), "dtype: 'int9' is invalid; did you mean 'int8'?"),

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from saved_checkpoint import save_checkpoint
 from tiny_models import embed
 from torch import Tensor
 
 from raytriever.cluster.encoding import run_encoding
 from raytriever.cluster.ingest import run_preparation
-from raytriever.cluster.train.mining_round import MiningRounds, SnapshotLoader
+from raytriever.cluster.train.mining_round import MiningRounds
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
-from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.job import run_evaluation
@@ -39,7 +37,6 @@ from raytriever.search.approximate import format_answers, run_index
 from raytriever.search.exact import search_dataset
 from raytriever.tracking.tracker import Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
-from raytriever.training.parallel.model_state import take_snapshot
 
 QUERY, PASSAGE, OTHER = "Ask: ", "Tell: ", "Else: "
 
@@ -165,9 +162,9 @@ def test_prepare_writes_the_prompts_into_the_tokens(instructed: Path, tiny_datas
     model = ModelConfig(str(instructed))
     prepared = run_preparation(str(tiny_dataset), None, model, 0.01, tmp_path / "prepared", print)
     retriever = load_retriever(model)
-    from raytriever.data.prepare.prepared import read_prepared
+    from raytriever.data.prepare.open import open_all_splits
 
-    dataset = read_prepared(prepared.path)
+    dataset = open_all_splits(prepared.path)
     assert dataset.tokens is not None
     for side, column, texts in (
         ("query", dataset.tokens.queries, dataset.queries.texts),
@@ -209,7 +206,6 @@ def test_training_refresh_validation_and_the_saved_model(
     embed(trained, batch.queries, batch.passages)
     assert begins.take() == BOTH
 
-    snapshot = take_snapshot(trained, ALONE)
     config = Config(
         data=DataConfig(negatives_per_query=1),
         model=model,
@@ -217,13 +213,9 @@ def test_training_refresh_validation_and_the_saved_model(
         refresh=RefreshConfig(refresh_every=5, refresh_negatives=4),
     )
 
-    def encode(work: StoreWriter, load: SnapshotLoader, path: str, missing: list[int]) -> None:
-        shards = ShardEncoder(work, partial(load, snapshot), path)
-        for number in missing:
-            shards(number)
-
     paths = [str(each.location) for each in training.data.datasets]
-    MiningRounds(config, paths, tmp_path / "negatives", None).run(1, snapshot, encode)
+    checkpoint = save_checkpoint(trained, model, tmp_path / "checkpoints", 5)
+    MiningRounds(config, paths, tmp_path / "negatives").run(1, checkpoint)
     assert begins.take() == {"Ask:", "Own:", "Tell:", ""}
 
     folder = tmp_path / "saved"

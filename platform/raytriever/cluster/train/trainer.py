@@ -33,9 +33,8 @@ from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.controller import FIRST, Failures, GroupReports
 from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.fit import fit
+from raytriever.cluster.train.jobs import start_evaluator, start_miner
 from raytriever.cluster.train.network import UNREACHABLE, VARIABLES
-from raytriever.cluster.train.refresh import start_miner
-from raytriever.cluster.train.validation import start_evaluator
 from raytriever.cluster.train.worker import WorkerJob, train_worker
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable

@@ -146,6 +146,17 @@ def test_data_and_models_that_moved_are_the_same_setting(tmp_path: Path) -> None
         RunDirectory.open(tmp_path / "run", to_dict(settings("gone")), False)
 
 
+def test_a_stage_whose_data_moved_continues(tmp_path: Path) -> None:
+    def settings(place: str, name: str = "faq") -> Config:
+        return Config(stages=(Config(name="one", data=DataConfig(dataset=str(tmp_path / place / name))),))
+
+    (tmp_path / "new" / "faq").mkdir(parents=True)
+    RunDirectory.open(tmp_path / "run", {}, False).begin(dump_config(settings("old")))
+    assert RunDirectory.open(tmp_path / "run", to_dict(settings("new")), False).state == "interrupted"
+    with pytest.raises(ConfigError, match=r"data\.dataset of stage 'one' is"):
+        RunDirectory.open(tmp_path / "run", to_dict(settings("new", "other")), False)
+
+
 def test_another_split_of_moved_data_is_another_setting(tmp_path: Path) -> None:
     def settings(place: str, split: str) -> dict[str, Any]:
         datasets = f"own,{tmp_path / place / 'faq'}#{split}"

@@ -112,7 +112,7 @@ class TrainingConfig:
     )
     grad_cache_chunk: int | None = option(
         None,
-        "longest texts per pass, or more that are shorter (gradient caching); default: as many as fit on a GPU",
+        "longest texts per pass (gradient caching); default: what fits a GPU",
         minimum=1,
     )
     grad_cache_tokens: int | None = option(

@@ -55,8 +55,8 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
 
     from raytriever.cluster.ingest import run_in_ray_tasks
     from raytriever.cluster.session import ray_session
+    from raytriever.data.prepare.open import open_all_splits
     from raytriever.data.prepare.pipeline import Request, in_processes, prepare
-    from raytriever.data.prepare.prepared import read_prepared
     from raytriever.models.resolution import resolve_model
 
     tokenisation = minilm()
@@ -70,7 +70,7 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
     def turns() -> dict[str, float]:
         before = peak_megabytes()
         first = seconds(prepared)
-        opened = read_prepared(folder)
+        opened = open_all_splits(folder)
         texts = [*opened.passages(), *opened.queries.texts]
         grown = peak_megabytes() - before
         bare = Tokenizer.from_str(tokenisation.tokenizer)
@@ -100,8 +100,8 @@ def large(passages: int) -> dict[str, float]:
     from tokenizers import Tokenizer
 
     from raytriever.cluster.ingest import run_in_ray_tasks
+    from raytriever.data.prepare.open import open_all_splits
     from raytriever.data.prepare.pipeline import Request, prepare
-    from raytriever.data.prepare.prepared import read_prepared
 
     folder = Path(os.environ["RAYTRIEVER_CACHE"]) / "generated"
     (folder / "qrels").mkdir(parents=True)
@@ -120,7 +120,7 @@ def large(passages: int) -> dict[str, float]:
     prepared = prepare(Request(str(folder), tokenisation), run_in_ray_tasks, folder.parent / "prepared")
     took = time.perf_counter() - began
     grown = peak_megabytes() - before
-    dataset = read_prepared(prepared)
+    dataset = open_all_splits(prepared)
     assert len(dataset.documents) == passages
     assert dataset.positives("train").documents.tolist() == [passages - 1]
     store = ray._private.internal_api.memory_summary(stats_only=True)

@@ -95,8 +95,7 @@ def costs(run: Path) -> dict[str, End]:
     """Return the cost of the refresh rounds for the steps during them, and the results of the rounds."""
     rounds = json.loads((run / "negatives" / "rounds.json").read_text())
     measured = {step: figures for step, figures in steps_of(run).items() if step > 2}  # the first steps allocate memory
-    last = max(measured) + 1  # the end of a round without a step
-    during = {step for one in rounds for step in range(one["snapshot"], one["ended"] or last)}
+    during = {step for one in rounds for step in range(one["step"], one["ended"])}
     seconds = {step: figures["step_seconds"] + figures["refresh_wait_seconds"] for step, figures in measured.items()}
     alone = [value for step, value in seconds.items() if step not in during]
     together = [value for step, value in seconds.items() if step in during]
@@ -113,10 +112,10 @@ def costs(run: Path) -> dict[str, End]:
         }
     results |= {
         "steps alone, of all but the first three": End(len(alone) / len(measured), "reported", True),
-        "a hand-over of weights, longest wait of a step, seconds": End(
+        "longest wait of a step for a round, seconds": End(
             max(figures["refresh_wait_seconds"] for figures in measured.values()), "reported", True
         ),
-        "rounds begun": End(len(rounds), "reported", True),
+        "rounds that ended": End(len(rounds), "reported", True),
         "rounds whose tables were used": End(len(used), "at least 1", len(used) >= 1),
     }
     for name in (

@@ -119,7 +119,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     """Time this process and one actor with as many threads, from the end of the first shard to the end of the last."""
     import torch
 
-    from raytriever.cluster.encoding import ActorPool, run_in_actors
+    from raytriever.cluster.pool import ActorPool
     from raytriever.cluster.session import ray_session
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.corpus import encode_store, plan_embeddings
@@ -139,7 +139,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     figures: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
     with TemporaryDirectory() as folder, ray_session(threads):
         for turn in range(ROUNDS):
-            for name, run in {"alone": encode_in_process, "pool": run_in_actors(ActorPool(1, 1, threads))}.items():
+            for name, run in {"alone": encode_in_process, "pool": ActorPool(1, 1, threads).encode}.items():
                 work = StoreWriter(Path(folder) / f"{name}{turn}", plan)
                 began = time.perf_counter()
                 store = encode_store(work, config, retriever, dataset, run)
@@ -271,8 +271,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     import psutil
     import ray
 
-    from raytriever.cluster.encoding import ActorPool, run_in_actors
-    from raytriever.cluster.evaluation import search_in_actors
+    from raytriever.cluster.pool import ActorPool
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.corpus import encode_store, plan_embeddings
     from raytriever.encoding.loading import load_for_encoding
@@ -285,21 +284,21 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     retriever = load_for_encoding(config, "fp32")
     dataset = open_dataset(generated(cache / "generated", arguments.rows), [], tokenisation=tokenisation_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
-    ties, process, figures = np.arange(plan.rows), psutil.Process(), {}
+    ties, process, figures, actors = np.arange(plan.rows), psutil.Process(), {}, ActorPool(2, 2)
     for kind, memory in {"small": {"object_store_memory": SMALL_STORE}, "usual": {}}.items():
         ray.init(address="local", num_cpus=4, log_to_driver=False, **memory)
         before = process.memory_info().rss
-        with watching("MapBatches(_Actor)") as peak:
+        with watching("MapBatches(PoolActor)") as peak:
             work = StoreWriter(cache / kind, plan)
-            store = encode_store(work, config, retriever, dataset, run_in_actors(ActorPool(2, 2)))
+            store = encode_store(work, config, retriever, dataset, actors.encode)
         figures[f"{kind} grown"], figures[f"{kind} actor"] = (process.memory_info().rss - before) / 1e6, peak["memory"]
         ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
         figures[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])
         queries = store.read(np.arange(QUERIES) * 7 % plan.rows)
-        search_in_actors(store, queries[:1], K, ties, pool=ActorPool(2, 2))  # starts processes, compiles
-        with watching("_Searcher") as peak:
+        actors.search(store, queries[:1], K, ties)  # starts processes, compiles
+        with watching("ray::PoolActor") as peak:
             began = time.perf_counter()
-            search_in_actors(store, queries, K, ties, pool=ActorPool(2, 2))
+            actors.search(store, queries, K, ties)
             figures[f"{kind} search"], figures[f"{kind} searcher"] = time.perf_counter() - began, peak["memory"]
         summary = ray._private.internal_api.memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
         figures[f"{kind} spilled"] = float("Spilled" in summary)

@@ -82,11 +82,11 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def settings() -> Iterator[str]:
     """Yield a table for each section of a configuration file."""
-    from raytriever.config import Config
+    from raytriever.config import SECTIONS
 
-    for section in dataclasses.fields(Config):
-        yield f"### `{section.name}:`\n\n| setting | default | |\n| --- | --- | --- |"
-        for field in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]
+    for section, kind in SECTIONS.items():
+        yield f"### `{section}:`\n\n| setting | default | |\n| --- | --- | --- |"
+        for field in dataclasses.fields(kind):
             yield f"| `{field.name}` | {_default(field)} | {_cell(_meaning(field))} |"
         yield ""
 

@@ -29,15 +29,16 @@ def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads
         for first, last in ranges:
             kernel(first, last, *arguments)
 
-    others = [_pool(threads).submit(work) for _ in range(1, threads)]
+    others = [thread_pool(threads).submit(work) for _ in range(1, threads)]
     work()
     for other in others:
         other.result()
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def thread_pool(threads: int) -> ThreadPoolExecutor:
+    """Return threads that stay, for work that is given in parts."""
     return ThreadPoolExecutor(threads)
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+os.register_at_fork(after_in_child=thread_pool.cache_clear)  # threads do not survive a fork

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.encoding import ActorPool, run_in_actors
+from raytriever.cluster.pool import ActorPool
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.corpus import encode_store, plan_embeddings
@@ -77,7 +77,7 @@ def case(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_actors_write_what_one_process_writes(session: None, case: Case) -> None:
-    for name, run in {"alone": None, "actors": run_in_actors(POOL)}.items():
+    for name, run in {"alone": None, "actors": POOL.encode}.items():
         more = {} if run is None else {"run": run}
         work = StoreWriter(case.folder / name, case.plan)
         encode_store(work, case.config, case.retriever, case.dataset, **more)
@@ -99,7 +99,7 @@ def test_actors_copy_what_earlier_stores_have_and_encode_the_rest(session: None,
     encoded: list[int] = []
 
     def run(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
-        run_in_actors(POOL)(encoder, missing, encoded.append)
+        POOL.encode(encoder, missing, encoded.append)
 
     second = encode_store(writer, case.config, case.retriever, dataset, run).array()
     assert sorted(encoded) == [1, 1]
@@ -112,7 +112,7 @@ def test_actors_copy_what_earlier_stores_have_and_encode_the_rest(session: None,
 def test_a_shard_that_kills_three_actors_is_named(session: None, case: Case) -> None:
     encoder = case.encoder("store", "%")
     with pytest.raises(ModelError, match=r"numbers \(passage\), rows 33 to 48: 3 processes died while they loaded"):
-        run_in_actors(POOL)(encoder, encoder.writer.missing(), lambda rows: None)
+        POOL.encode(encoder, encoder.writer.missing(), lambda rows: None)
     assert (case.folder / "store.deaths").read_text().count("died") == 3
     assert not list((encoder.writer.path / "work").glob("*.begun"))  # the next command tries again
 
@@ -137,7 +137,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case
 
     thread = threading.Thread(target=kill_one)
     thread.start()
-    run_in_actors(POOL)(encoder, encoder.writer.missing(), lambda rows: None)
+    POOL.encode(encoder, encoder.writer.missing(), lambda rows: None)
     thread.join()
     assert len(killed) == 1
     assert len(killed[0]) > 2
@@ -151,5 +151,5 @@ def test_a_user_error_in_an_actor_is_one_line(session: None, case: Case, tmp_pat
     encoder = case.encoder("store", "%")
     broken = replace(encoder, load=replace(encoder.load, model=str(tmp_path / "none")))
     with pytest.raises(ModelError, match="no such directory") as caught:
-        run_in_actors(POOL)(broken, encoder.writer.missing(), lambda rows: None)
+        POOL.encode(broken, encoder.writer.missing(), lambda rows: None)
     assert "\n" not in str(caught.value)

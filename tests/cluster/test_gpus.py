@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,32 @@ import torch
 from gpu_witness import MEETING
 from safetensors.torch import load_file
 
-from raytriever.cluster.encoding import ActorPool, choose_actor_pool, run_in_actors
-from raytriever.cluster.evaluation import evaluate_model, search_in_actors
+from raytriever.cluster import pool
+from raytriever.cluster.encoding import choose_actor_pool
+from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.placement import count_gpus, spare_gpus
-from raytriever.cluster.train import refresh
+from raytriever.cluster.pool import ActorPool, PooledCorpus
 from raytriever.cluster.train.dev_sets import open_dev_sets
-from raytriever.cluster.train.mining_round import SnapshotLoader
-from raytriever.cluster.train.refresh import EncoderPool, PoolCorpus
+from raytriever.cluster.train.jobs import choose_pool
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.config import Config, Curriculum
+from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_this_process
 from raytriever.encoding.config import EncodeConfig
-from raytriever.encoding.corpus import embed_corpus, plan_embeddings
+from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.shards import tokenisation_of
+from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
 from raytriever.evaluation.systems import evaluate_retriever
-from raytriever.index.exact import Corpus, tie_order
+from raytriever.index.exact import tie_order
 from raytriever.index.ranking import TieOrder
-from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.finders import ArrayEmbeddings, open_here
+from raytriever.mining.finders import open_here
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
@@ -54,7 +53,6 @@ from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.run import run_study
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
-from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.refresh import read_ledger
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -112,7 +110,7 @@ Seen = Callable[[str], set[str]]
 def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
     seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    """One worker trains, so one of two GPUs is spare: it belongs to the only encoder of a pool of up to three."""
+    """One worker trains, so one of two GPUs is spare: it belongs to the only actor of a pool of up to three."""
     config = Config(
         data=DataConfig(dataset=str(tiny_dataset), negatives_per_query=1),
         model=case.model,
@@ -129,12 +127,12 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
 
     assert read_ledger(tmp_path / "negatives").adopted_rounds
     assert len(list((tmp_path / "evaluations").glob("*.json"))) == 2
-    [encoder] = seen("ray::Encoder")
-    assert encoder in {"0", "1"}
-    assert seen("ray::Miner") == {""}
-    assert not seen("ray::CheckpointEvaluator")
+    for title in ("MapWorker(MapBatches(PoolActor))", "ray::PoolActor"):  # it encodes, then it searches
+        [visible] = seen(title)
+        assert visible in {"0", "1"}
+    assert seen("ray::CheckpointJob") == {""}  # mines; checkpoints are evaluated by the first worker
     texts = [event.text for event in events if hasattr(event, "text")]
-    assert "Refreshes encode on 1 GPU, because 1 of 2 GPUs train: --refresh-pool is 3." in texts
+    assert "Refreshes encode and search on 1 GPU, because 1 of 2 GPUs train: --refresh-pool is 3." in texts
     assert "Checkpoints are evaluated on the GPU of the first worker, while training waits." in texts
 
 
@@ -151,9 +149,9 @@ def test_a_refresh_uses_the_gpu_of_training_where_no_other_is_left(
     events: list[Any] = []
     train_on_cluster(config, [str(case.dataset.location)], table, 4, tmp_path, events.append, in_process=True)
     [adopted] = read_ledger(tmp_path / "negatives").adopted_rounds
-    assert (adopted.snapshot, adopted.used_from) == (2, 2)
-    assert not seen("ray::Miner")
-    assert not seen("ray::Encoder")
+    assert (adopted.step, adopted.used_from) == (2, 3)
+    assert not seen("ray::CheckpointJob")
+    assert not seen("PoolActor")
     texts = [event.text for event in events if hasattr(event, "text")]
     assert "Refreshes use the GPU of the first worker, while training waits for them." in texts
 
@@ -163,11 +161,11 @@ def test_actors_that_encode_and_search_see_what_they_reserved(
     seen: Seen, case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: float
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
-    run = run_in_actors(ActorPool(2, 2, gpus=gpus))
-    store = embed_corpus(case.model, case.retriever, case.dataset, run)
+    actors = ActorPool(2, 2, gpus=gpus)
+    store = embed_corpus(case.model, case.retriever, case.dataset, actors.encode)
     queries = encode_queries(case.retriever, case.dataset, case.dataset.relevant_queries("test"))
-    search_in_actors(store, queries, 5, tie_order(case.dataset.documents.ids), pool=ActorPool(2, 2, gpus=gpus))
-    for title in ("_Actor", "_Searcher"):
+    actors.search(store, queries, 5, tie_order(case.dataset.documents.ids))
+    for title in ("MapWorker(MapBatches(PoolActor))", "ray::PoolActor"):
         assert seen(title), title
         assert seen(title) <= ({"0", "1"} if gpus else {""})
 
@@ -186,26 +184,6 @@ def test_an_error_of_the_process_with_a_gpu_is_one_of_the_user(records: Path, ca
         evaluate_model(case.dataset, "test", replace(case.model, model=str(tmp_path / "nowhere")), "fp32")
 
 
-class Round:
-    """Documents of a data set in shards of 16, encoded by a pool that believes in a number of spare GPUs."""
-
-    def __init__(self, case: Case, folder: Path, spare: int, most: int = 4) -> None:
-        plan = plan_embeddings(case.model, case.retriever, case.dataset, "passage", "fp32")
-        self.writer = StoreWriter(folder / "store", replace(plan, shard_rows=16))
-        self.writer.begin()
-        self.pool = EncoderPool(0, most, lambda held: max(0, spare - held))
-        load = SnapshotLoader(case.model, 0, "fp32")
-        snapshot = ray.put(dict(take_snapshot(case.retriever, ALONE)))
-        self.encode = partial(self.pool.encode, snapshot, self.writer, load, str(case.dataset.location))
-
-    def run(self) -> None:
-        try:
-            self.encode(self.writer.missing())
-        finally:
-            self.pool.shrink()
-        assert not self.writer.missing()
-
-
 def gpus_are_free() -> bool:
     return ray.available_resources().get("GPU", 0) == GPUS
 
@@ -217,59 +195,51 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_encoders_that_wait_for_a_gpu_hold_no_shard(seen: Seen, case: Case, tmp_path: Path) -> None:
-    """As where another job takes GPUs between the count and the start: four encoders for two GPUs."""
-    wait_until(gpus_are_free)
-    Round(case, tmp_path, spare=4).run()
-    assert seen("ray::Encoder") <= {"0", "1"}
+@pytest.fixture
+def store(case: Case, tmp_path: Path) -> EmbeddingStore:
+    """Documents in shards of 16."""
+    plan = plan_embeddings(case.model, case.retriever, case.dataset, "passage", "fp32")
+    writer = StoreWriter(tmp_path / "store", replace(plan, shard_rows=16))
+    return encode_store(writer, case.model, case.retriever, case.dataset)
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 2])
-def test_a_round_searches_on_the_gpus_that_encoded(seen: Seen, case: Case, tmp_path: Path, gpus: int) -> None:
-    wait_until(gpus_are_free)
-    one = Round(case, tmp_path, spare=gpus)
-    try:
-        one.encode(one.writer.missing())
-        store = one.writer.finish("letters", case.dataset.passages())
-        order = TieOrder.of(tie_order(case.dataset.documents.ids))
-        queries = store.read(np.arange(0, len(store), 3))
-        array = ArrayEmbeddings(queries)
-        of_queries = TieOrder.of(np.arange(len(queries)))
-        for documents, ties in ((store, order), (array, of_queries)):
-            corpus = one.pool.open_corpus(documents, ties)
-            assert isinstance(corpus, PoolCorpus if gpus else Corpus)
-            assert len(getattr(corpus, "searches", ())) == gpus
-            for k in (1, 20, 1_000):
-                assert np.array_equal(corpus.keys(queries, k), open_here(documents, ties).keys(queries, k))
-    finally:
-        one.pool.shrink()
-    visible = seen("ray::Encoder")
-    assert visible <= {"0", "1"} and len(visible) == gpus if gpus else visible == {""}
-
-
-def test_encoders_use_cpus_where_no_gpu_is_spare(seen: Seen, case: Case, tmp_path: Path) -> None:
-    Round(case, tmp_path, spare=0).run()
-    assert seen("ray::Encoder") == {""}
-
-
-def test_a_round_without_any_encoder_fails_in_one_line(
-    records: Path, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_actor_that_waits_for_a_gpu_delays_no_search(
+    seen: Seen, case: Case, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refresh, "START_SECONDS", 3.0)
+    """As where another job takes GPUs between the count and the start: four actors for two GPUs."""
+    monkeypatch.setattr(pool, "GRACE_SECONDS", 3.0)
+    wait_until(gpus_are_free)
+    order = TieOrder.of(tie_order(case.dataset.documents.ids))
+    queries = store.read(np.arange(0, len(store), 3))
+    corpus = PooledCorpus(ActorPool(1, 4, cpus=0, gpus=1.0), store, order)
+    for k in (1, 20, 1_000):
+        assert np.array_equal(corpus.keys(queries, k), open_here(store, order).keys(queries, k))
+    assert seen("ray::PoolActor") <= {"0", "1"}
+
+
+def test_a_search_without_any_actor_fails_in_one_line(
+    records: Path, case: Case, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "START_SECONDS", 3.0)
     wait_until(gpus_are_free)
     other = ray.remote(num_gpus=GPUS)(threading.Event).remote()
     wait_until(lambda: ray.available_resources().get("GPU", 0) == 0)
-    one = Round(case, tmp_path, spare=2)
-    with pytest.raises(UserError, match="no encoder started within 3 s"):
-        one.encode(one.writer.missing())
+    with pytest.raises(UserError, match="no search actor started within 3 s"):
+        ActorPool(2, 2, gpus=1.0).search(store, store.read(np.arange(3)), 5, np.arange(len(store)))
     ray.kill(other)
+
+
+def test_a_round_uses_the_gpus_that_training_leaves(records: Path) -> None:
+    wait_until(gpus_are_free)
+    config = Config(refresh=RefreshConfig(refresh_every=2, refresh_pool="2:3"))
+    pools = [choose_pool(replace(config, training=TrainingConfig(num_workers=count))) for count in (1, 2)]
+    assert pools == [ActorPool(1, 1, cpus=0, gpus=1.0), ActorPool(2, 3, cpus=0)]
 
 
 def test_gpus_of_training_are_never_spare(records: Path) -> None:
     wait_until(gpus_are_free)
     assert count_gpus() == GPUS
     assert [spare_gpus(needed) for needed in range(4)] == [2, 1, 0, 0]
-    assert spare_gpus(1, held=1) == 0
 
 
 def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
@@ -309,7 +279,7 @@ def trained_arm(name: str, case: Case, dataset: Path) -> Arm:
         model=case.model,
         training=TrainingConfig(batch_size=16, precision="fp32", max_steps=2, seed=len(name)),
     )
-    return Arm(name, name, (MeasuredDataset("letters", str(dataset), "test", ("ndcg_at_10",)),), Curriculum(config))
+    return Arm(name, name, (MeasuredDataset("letters", str(dataset), "test", ("ndcg_at_10",)),), config)
 
 
 def test_an_arm_of_a_study_trains_in_a_process_with_a_gpu(

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.cluster import evaluation
-from raytriever.cluster.evaluation import ActorPool, search_in_actors
+from raytriever.cluster import pool
+from raytriever.cluster.pool import ActorPool
 from raytriever.cluster.session import ray_session
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
@@ -42,8 +42,8 @@ def store(tmp_path: Path) -> EmbeddingStore:
     embeddings = np.random.default_rng(0).integers(-2, 3, (ROWS, WIDTH)).astype(np.float32)
     for number in range(plan.shards):
         rows = plan.rows_of(number)
-        work.write(number, embeddings[rows.start : rows.stop], {7: "none"} if number == 0 else {})
-    return work.finish("d", [""] * ROWS)
+        work.write(number, embeddings[rows.start : rows.stop])
+    return work.finish()
 
 
 def questions(count: int) -> np.ndarray:
@@ -54,11 +54,10 @@ def questions(count: int) -> np.ndarray:
 def test_results_equal_the_local_search_byte_by_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, actors: int, k: int
 ) -> None:
-    monkeypatch.setattr(evaluation, "RESULT_BYTES", 8 * k * 30)  # four batches of queries
+    monkeypatch.setattr(pool, "RESULT_BYTES", 8 * k * 30)  # four batches of queries
     rng = np.random.default_rng(2)
     ties = rng.permutation(ROWS)
-    pool = ActorPool(actors, actors, cpus=1)
-    actual = search_in_actors(store, questions(100), k, ties, pool=pool)
+    actual = ActorPool(actors, actors).search(store, questions(100), k, ties)
     expected = search_store(store, questions(100), k, ties)
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
 
@@ -67,7 +66,7 @@ def searchers() -> list[int]:
     actors = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if "ray::_Searcher" in (process / "cmdline").read_text() and os.getuid() == process.stat().st_uid:
+            if "ray::PoolActor" in (process / "cmdline").read_text() and os.getuid() == process.stat().st_uid:
                 actors.append(int(process.name))
         except OSError:  # it ended meanwhile
             continue
@@ -77,10 +76,10 @@ def searchers() -> list[int]:
 def test_an_actor_killed_in_the_middle_changes_no_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "RESULT_BYTES", 8 * 50 * 2)  # batches of two queries
+    monkeypatch.setattr(pool, "RESULT_BYTES", 8 * 50 * 2)  # batches of two queries
     expected = search_store(store, questions(300), 50, np.arange(ROWS))
     answered, killed = threading.Event(), []
-    following = evaluation._next
+    following = pool._next
 
     def next_result(waiting: dict[object, slice]) -> tuple[slice, np.ndarray]:
         actual = following(waiting)
@@ -92,10 +91,10 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
         killed.append(searchers()[0])
         os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(evaluation, "_next", next_result)
+    monkeypatch.setattr(pool, "_next", next_result)
     thread = threading.Thread(target=kill_one)
     thread.start()
-    actual = search_in_actors(store, questions(300), 50, np.arange(ROWS), pool=ActorPool(2, 2, cpus=1))
+    actual = ActorPool(2, 2).search(store, questions(300), 50, np.arange(ROWS))
     thread.join()
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
     deadline = time.monotonic() + 60
@@ -118,7 +117,7 @@ def test_an_actor_that_always_dies_is_a_user_error(
     thread.start()
     try:
         with pytest.raises(ConfigError, match="a search actor died 4 times; its shards") as caught:
-            search_in_actors(store, questions(3), 50, np.arange(ROWS), pool=ActorPool(1, 1, cpus=1))
+            ActorPool(1, 1).search(store, questions(3), 50, np.arange(ROWS))
     finally:
         ended.set()
         thread.join()
@@ -129,10 +128,10 @@ def test_a_user_error_in_an_actor_is_one_line(session: None, store: EmbeddingSto
     queries = questions(3)
     queries[1, 2] = np.nan
     with pytest.raises(ModelError, match="query 1 is not finite") as caught:
-        search_in_actors(store, queries, 5, np.arange(ROWS), pool=ActorPool(2, 2, cpus=1))
+        ActorPool(2, 2).search(store, queries, 5, np.arange(ROWS))
     assert "\n" not in str(caught.value)
 
 
 def test_more_actors_than_fit_are_refused_at_once(session: None, store: EmbeddingStore) -> None:
     with pytest.raises(ConfigError, match=r"99 search actors with 2 CPUs each do not fit; at most 2 fit here"):
-        search_in_actors(store, questions(3), 5, np.arange(ROWS), pool=ActorPool(99, 99, cpus=2))
+        ActorPool(99, 99, cpus=2).search(store, questions(3), 5, np.arange(ROWS))

@@ -15,8 +15,7 @@ from ray import tune
 
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
-from raytriever.config import Config
-from raytriever.config.settings import override
+from raytriever.config import Config, override
 from raytriever.errors import ConfigError
 from raytriever.tuning.ray.sweep import plan_sweep
 from raytriever.tuning.ray.tuner import resources_of_trial

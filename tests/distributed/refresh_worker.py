@@ -1,7 +1,7 @@
 """One worker of a real gloo group that trains a tiny encoder while its hard negatives are refreshed.
 
 The last worker has not read a new table before its loader has drawn batch `LATE`. The result is the table that each
-batch was drawn from, and the weights that the pool received.
+batch was drawn from, and the weights of the checkpoint that the pool received.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import numpy as np
 import torch
 
 from raytriever.data.negatives import NegativesTable, read_negatives
@@ -22,13 +21,14 @@ from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
+from raytriever.models.checkpoint import WEIGHTS
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.retriever import load_retriever
+from raytriever.models.slices import read_slices, whole_tensors
 from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.model_state import Snapshot, shape_of
 from raytriever.training.refresh import RefreshPlan
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
@@ -56,18 +56,13 @@ class Watched(BatchSource):
 
 @dataclass
 class Keeping(ScriptedPool):
-    """Keeps the snapshots, and holds them to the encoder where that is whole."""
+    """Keeps the weights of the checkpoints."""
 
-    snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    retriever: Retriever | None = None
+    weights: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
-    def submit(self, number: int, snapshot: Snapshot) -> None:
-        assert self.retriever is not None
-        for name, parameter in self.retriever.named_parameters():
-            if parameter.requires_grad and parameter.shape == shape_of(parameter):
-                assert np.array_equal(snapshot[name], parameter.detach().numpy()), name
-        self.snapshots[number] = snapshot
-        super().submit(number, snapshot)
+    def submit(self, number: int, checkpoint: Path) -> None:
+        self.weights[number] = dict(whole_tensors(read_slices(checkpoint, WEIGHTS)))
+        super().submit(number, checkpoint)
 
 
 def main(encoder: Path, dataset_folder: Path, strategy: str, folder: Path) -> dict[str, torch.Tensor]:
@@ -81,7 +76,7 @@ def main(encoder: Path, dataset_folder: Path, strategy: str, folder: Path) -> di
         return Watched(dataset.tokens, examples, Order(len(examples), settings.batch_size, settings.seed), 1, 2)
 
     watched = source("train")
-    pool = Keeping(dataset, folder / "negatives", retriever=retriever)
+    pool = Keeping(dataset, folder / "negatives")
 
     def read(path: Path) -> NegativesTable:
         if workers.rank:
@@ -110,4 +105,4 @@ def main(encoder: Path, dataset_folder: Path, strategy: str, folder: Path) -> di
         )
     )
     logged = {"versions": torch.tensor([watched.drawn[step] for step in range(STEPS)])}
-    return logged | {f"weights/{name}": torch.tensor(values) for name, values in pool.snapshots.get(1, {}).items()}
+    return logged | {f"weights/{name}": values for name, values in pool.weights.get(1, {}).items()}

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raytriever.models.checkpoint import WEIGHTS
+from raytriever.models.slices import read_slices
 from raytriever.store.commit import read_manifest
 from raytriever.training.background import JobError
-from raytriever.training.checkpoint import WEIGHTS, read_slices
 from raytriever.training.validation import Record, ValidationPlan, read_record, write_record
 
 

@@ -1,4 +1,4 @@
-"""A pool that mines on the spot and reports it when its script says: what it writes depends on the weights it gets.
+"""A pool that mines on the spot and reports it when its script says: what it writes depends on the checkpoint.
 
 A real table in a real committed directory, so that all but the search is what a run meets.
 """
@@ -14,16 +14,17 @@ import numpy as np
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
+from raytriever.models.checkpoint import WEIGHTS
+from raytriever.models.slices import read_slices
 from raytriever.training.background import JobError
-from raytriever.training.parallel.model_state import Snapshot
 from raytriever.training.refresh import RefreshPlan, round_path
 
 DEPTH = 4
 
 
-def mined(dataset: RetrievalDataset, number: int, snapshot: Snapshot) -> NegativesTable:
+def mined(dataset: RetrievalDataset, number: int, checkpoint: Path) -> NegativesTable:
     """Documents drawn by the digest of the weights, for every query."""
-    state = sha256(b"".join(snapshot[name].tobytes() for name in sorted(snapshot)))
+    state = sha256(b"".join(one.values.numpy().tobytes() for one in read_slices(checkpoint, WEIGHTS)))
     rng = np.random.default_rng(int(state.hexdigest()[:12], 16))
     documents = rng.permuted(np.tile(np.arange(len(dataset.documents)), (len(dataset.queries), 1)), axis=1)[:, :DEPTH]
     queries, ranks = np.divmod(np.arange(documents.size), DEPTH)
@@ -49,11 +50,11 @@ class ScriptedPool:
     asked: int = 0
     before: Callable[[int], None] = lambda number: None
 
-    def submit(self, number: int, snapshot: Snapshot) -> None:
+    def submit(self, number: int, checkpoint: Path) -> None:
         self.begun.append(number)
         self.asked = 0
         if number not in self.fails:
-            table = mined(self.dataset, number, snapshot)
+            table = mined(self.dataset, number, checkpoint)
             write_negatives(round_path(self.folder, number), table, self.dataset, replace=True)
 
     def poll(self) -> Mapping[str, float] | None:

@@ -9,7 +9,7 @@ import pytest
 from beir import write_beir
 
 from indexes import write_index
-from raytriever.config import Config, Curriculum
+from raytriever.config import Config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import ROW_BYTES, NegativesTable, write_negatives
 from raytriever.data.prepare import pipeline
@@ -24,13 +24,13 @@ from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.store import FINDER
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.models.slices import Slice
 from raytriever.search.approximate import bytes_of_finder
 from raytriever.store import capacity
 from raytriever.store.capacity import check_disk, check_memory, format_size
 from raytriever.store.disk import files_below
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
-from raytriever.training.parallel.model_state import Slice
 
 DOCUMENTS = 2_000
 
@@ -132,7 +132,7 @@ def test_a_run_counts_its_model_and_its_checkpoints(tiny_encoder: Path, tmp_path
         for kind in ("", ":exp_avg", ":exp_avg_sq")
     ]
     write_slices(slices, tmp_path, 0, 1)
-    needed = [bytes_of_run(Curriculum(Config(model=model, training=TrainingConfig(keep=keep)))) for keep in (1, 2)]
+    needed = [bytes_of_run(Config(model=model, training=TrainingConfig(keep=keep))) for keep in (1, 2)]
     assert needed[1] - needed[0] == pytest.approx(size_of(tmp_path), rel=0.2)
     assert needed[0] == pytest.approx(3 * size_of(tmp_path) + size_of(tmp_path) / 3, rel=0.2)
 

@@ -224,7 +224,7 @@ def test_records_of_validation_and_refreshes(tmp_path: Path) -> None:
     write_stop(tmp_path, Stop(4, 6))
     refused, count = check(tmp_path / "stop.json", lambda: read_stop(tmp_path))
     assert refused > count / 2
-    Ledger((Round(1, 5, 5, 7, 8, "d", "", {"seconds": 1.0}), Round(2, 10, 10))).write(tmp_path)
+    Ledger((Round(1, 5, 7, 8, "d", "", {"seconds": 1.0}), Round(2, 10, 12))).write(tmp_path)
 
     def read() -> None:
         ledger = read_ledger(tmp_path)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from raytriever import masking
 from raytriever.annotation.config import ServiceConfig, check_service
 from raytriever.cli.main import run
-from raytriever.config import Config, check_curriculum
-from raytriever.config.curriculum import Curriculum
+from raytriever.config import Config, check_config
 from raytriever.data.config import DataConfig
 from raytriever.errors import DataError
 from raytriever.masking import masked, refuse_secrets
@@ -102,7 +101,7 @@ def test_no_stage_takes_a_secret(
 
 def test_settings_of_programs_and_files_are_refused_too() -> None:
     with pytest.raises(DataError, match=r"dataset s3://\*\*\*@b: there is a password in its address"):
-        check_curriculum(Curriculum(Config(data=DataConfig(dataset=f"s3://a:{HUSH}@b"))))
+        check_config(Config(data=DataConfig(dataset=f"s3://a:{HUSH}@b")))
 
 
 @pytest.mark.parametrize("name", ["OPENAI_KEY", "KEY", "GITHUB_PAT", "OPENAI_API_KEY", "my_key"])

@@ -9,24 +9,15 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings, source_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_package
-from raytriever.config import (
-    Config,
-    Curriculum,
-    check_curriculum,
-    check_curriculum_paths,
-    check_explicit_settings,
-    check_run_name,
-    default_run_name,
-    from_dict,
-    shown_run_name,
-)
+from raytriever.config import SECTIONS, Config, from_dict
 from raytriever.errors import ConfigError
+from raytriever.experiment.start import check_run, start_run
 from raytriever.losses.files import loss_setting
 from raytriever.mining.config import MiningConfig
 from raytriever.models.config import READING
@@ -271,29 +262,18 @@ def train(
     if hard_negatives is not None:
         explicit |= _drawn(hard_negatives, settings)
     base = base_config(recipe, str(explicit["dataset"]))
-    curriculum = Curriculum(_lay(base, explicit))
-    check_curriculum(curriculum)
-    check_explicit_settings(curriculum, set(explicit) - {"max_bad_rows"})
-    name = default_run_name(curriculum) if run_name is None else run_name
-    check_run_name(name)
-    check_curriculum_paths(curriculum)
+    laid = _lay(base, explicit)
+    name = check_run(laid, set(explicit) - {"max_bad_rows"}, run_name)
     trackers = read_trackers(tracker)
     folder = runs_folder() / name if output is None else path_of(output)
     with working("train", folder):
-        from raytriever.experiment.train import run_experiment
-
-        shown = run_name or shown_run_name(curriculum, base)
-        finished = run_experiment(curriculum, folder, shown, fresh, warn, trackers)
+        finished = start_run(laid, base, folder, run_name, fresh, warn, trackers)
     return Run(finished.path, finished.rows)
 
 
 def _lay(base: Config, explicit: dict[str, Any]) -> Config:
     """Lay settings by name over a base; raises `ConfigError` for an unknown name or a value of the wrong type."""
-    section_of = {
-        name: section.name
-        for section in dataclasses.fields(Config)
-        for name in get_type_hints(type(getattr(base, section.name)))
-    }
+    section_of = {field.name: section for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)}
     layers: dict[str, dict[str, Any]] = {}
     for name, value in explicit.items():
         if name not in section_of:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from raytriever.cli.command import Given
 from raytriever.cli.suggestions import removed
-from raytriever.config.curriculum import check_run_name
 from raytriever.errors import ConfigError
+from raytriever.experiment.start import check_run_name
 from raytriever.store.disk import disk_errors
 from raytriever.terminal import warn
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,77 +23,41 @@ from raytriever.cli.arguments import (
     quote_command,
     show_views,
 )
-from raytriever.config import (
-    Config,
-    Curriculum,
-    check_curriculum,
-    check_curriculum_paths,
-    check_explicit_settings,
-    check_run_name,
-    default_run_name,
-    load_curriculum,
-    override,
-    shown_run_name,
-    to_dict,
-)
-from raytriever.data.config import DataConfig
+from raytriever.config import SECTIONS, Config, errors_of, load_config, override
 from raytriever.errors import ConfigError, flag_of
-from raytriever.experiment.directory import check_run_directory
+from raytriever.experiment.start import check_run, start_run
 from raytriever.losses.config import LossConfig, terms_of
 from raytriever.losses.files import LossFile
-from raytriever.models.config import ModelConfig
 from raytriever.paths import PATH, runs_folder
 from raytriever.recipes import RECIPES, base_config
 from raytriever.terminal import show, warn
-from raytriever.training.config import RefreshConfig, TrainingConfig, ValidationConfig
-
-SECTIONS = {
-    "data": DataConfig,
-    "model": ModelConfig,
-    "loss": LossConfig,
-    "training": TrainingConfig,
-    "refresh": RefreshConfig,
-    "validation": ValidationConfig,
-}
 
 
 def main(words: list[str]) -> None:
     """Parse, train, print."""
     arguments = _parser().parse(words)
-    curriculum = resolve_settings(arguments)
-    check_curriculum(curriculum)
-    check_explicit_settings(curriculum, arguments.explicit_flags)
-    name = default_run_name(curriculum) if arguments.run_name is None else arguments.run_name
-    check_run_name(name)
-    check_curriculum_paths(curriculum)
+    config = resolve_settings(arguments)
+    name = check_run(config, arguments.explicit_flags, arguments.run_name)
     if arguments.dry_run:
-        from raytriever.experiment.dry_run import dry_run
-
-        for line in dry_run(curriculum):
-            show(line)
+        _plan(config)
         return
-    output = run_output(arguments, name)
-    # Before anything heavy is imported. The loss of a file is compared with its digest.
-    settings = to_dict(replace(curriculum.base, loss=curriculum.base.loss.pinned()))
-    check_run_directory(output, settings, arguments.fresh)
+    overridden = _overridden_flags(config, _flags(arguments))
+    output, base = run_output(arguments, name), _base(arguments)
+    finished = start_run(
+        config, base, output, arguments.run_name, arguments.fresh, warn, arguments.trackers, overridden
+    )
 
     from raytriever.data.pydocs import PYDOCS
     from raytriever.evaluation.tables import metrics_table, training_notes
     from raytriever.experiment.directory import RunDirectory, newer_datasets
-    from raytriever.experiment.train import run_experiment
 
-    for line in _overridden_flags(curriculum, _flags(arguments)):
-        warn(line)
-    shown = arguments.run_name or shown_run_name(curriculum, _base(arguments))
-    finished = run_experiment(curriculum, output, shown, arguments.fresh, warn, arguments.trackers)
     if not finished.is_new:
         warn(f"{finished.path} is finished; --fresh removes it and trains again")
-        names = (name for stage in curriculum.all_stages for name in stage.config.data.datasets)
-        for line in newer_datasets(finished.path, (curriculum.base.data.dataset, *names)):
+        names = (name for training in config.trainings for name in training.data.datasets)
+        for line in newer_datasets(finished.path, (config.data.dataset, *names)):
             warn(line)
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
-    config = curriculum.base
-    show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
+    show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {config.losses}")
     show(metrics_table(rows))
     show(training_notes(RunDirectory(finished.path, "finished").metrics(), _ROW_TITLES))
     if finished.quarantined:
@@ -112,16 +75,29 @@ _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder aft
 _EXAMPLE = "compress a file with gzip"
 
 
-def resolve_settings(arguments: argparse.Namespace) -> Curriculum:
+def _plan(config: Config) -> None:
+    """Print the memory plan of each training."""
+    from raytriever.experiment.dry_run import dry_run
+
+    for training in config.trainings:
+        with errors_of(training):
+            lines = list(dry_run(training))
+        for line in [f"Stage {training.name}:"] * bool(training.name) + lines:
+            show(line)
+
+
+def resolve_settings(arguments: argparse.Namespace, may_have_stages: bool = True) -> Config:
     """Return the settings of a run: recipe, file and flags over the defaults, and the file's stages over all these."""
     flags, base = _flags(arguments), _base(arguments)
     if not arguments.config:
-        return Curriculum(override(base, flags))
-    curriculum = load_curriculum(Path(arguments.config), base, flags)
-    check_own_losses(
-        arguments, f"--config {arguments.config}", [each.config.loss.loss for each in curriculum.all_stages]
-    )
-    return curriculum
+        return override(base, flags)
+    config = load_config(Path(arguments.config), base, flags)
+    if config.stages and not may_have_stages:
+        raise ConfigError(
+            "`tune` cannot search a curriculum", f"--config {arguments.config}", "remove `stages:` from the file"
+        )
+    check_own_losses(arguments, f"--config {arguments.config}", [each.loss.loss for each in config.trainings])
+    return config
 
 
 def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable[str]) -> None:
@@ -159,11 +135,11 @@ def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return flags
 
 
-def _overridden_flags(curriculum: Curriculum, flags: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _overridden_flags(config: Config, flags: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each flag that the file overrides in a stage."""
     for section, settings in flags.items():
         for name, value in settings.items():
-            own = [s.name for s in curriculum.stages if getattr(getattr(s.config, section), name) != value]
+            own = [stage.name for stage in config.stages if getattr(getattr(stage, section), name) != value]
             if own and value is not None:
                 yield f"{flag_of(name)} {value}: the --config file overrides it in stage {', '.join(own)}"
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, build_config, quote_command, show_views
 from raytriever.cli.train import add_run_flags, check_own_losses, resolve_settings, run_output
-from raytriever.config import Config, check_curriculum_paths, check_explicit_settings, check_run_name, read_settings
-from raytriever.errors import ConfigError, flag_of
+from raytriever.config import Config, check_config_paths, read_settings
+from raytriever.errors import flag_of
+from raytriever.experiment.start import check_explicit_settings, check_run_name
 from raytriever.losses.config import terms_of
 from raytriever.losses.files import LossFile
 from raytriever.paths import fetch_paths
@@ -19,26 +20,21 @@ from raytriever.tuning.space import SearchConfig, parse_search_space
 def main(words: list[str]) -> None:
     """Parse, search, print; raises `TrialError` at the end if trials failed."""
     arguments = _parser().parse(words)
-    curriculum = resolve_settings(arguments)
-    if curriculum.stages:
-        raise ConfigError(
-            "`tune` cannot search a curriculum", f"--config {arguments.config}", "remove `stages:` from the file"
-        )
-    base = curriculum.base
+    base = resolve_settings(arguments, may_have_stages=False)
     search = build_config(arguments, SearchConfig)
     fetch_paths(search)
     dimensions = parse_search_space(search.search_space).dimensions
     varied = [dimension.name for dimension in dimensions]
     losses = [loss for dimension in dimensions if dimension.name == "loss" for loss in dimension.values]
     check_own_losses(arguments, f"--search-space {search.search_space}", losses)
-    check_explicit_settings(curriculum, arguments.explicit_flags, search, varied)
+    check_explicit_settings(base, arguments.explicit_flags, search, varied)
     for setting in varied:
         if setting in arguments.explicit_flags:
             reason = f"has no effect, because --search-space {search.search_space} varies it"
             warn(f"{flag_of(setting)} {getattr(arguments, setting)}: {reason}; leave it out")
     name = _default_name(base) if arguments.run_name is None else arguments.run_name
     check_run_name(name)
-    check_curriculum_paths(curriculum)
+    check_config_paths(base)
     output = run_output(arguments, name)
 
     from raytriever.evaluation.tables import metrics_table, training_notes

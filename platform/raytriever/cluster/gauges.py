@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 import ray
 from ray.util.metrics import Gauge
 
-from raytriever.config import STAGES, TRIALS
+from raytriever.config import FOLDERS
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
 from raytriever.encoding.corpus import Runner
 from raytriever.encoding.shards import ShardEncoder
@@ -34,9 +34,9 @@ _STATE = "training", "1 while the run trains, 0 after its training has ended wit
 
 
 def run_label(folder: Path) -> str:
-    """Return the value of the tag `run` for a run directory: its name, for a stage or a trial `PARENT/NAME`."""
+    """Return the value of the tag `run` for a run directory: its name, for one in another run `PARENT/NAME`."""
     folder = folder.resolve()
-    return f"{folder.parent.parent.name}/{folder.name}" if folder.parent.name in (STAGES, TRIALS) else folder.name
+    return f"{folder.parent.parent.name}/{folder.name}" if folder.parent.name in FOLDERS else folder.name
 
 
 class Gauges:

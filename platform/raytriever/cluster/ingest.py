@@ -26,8 +26,7 @@ from raytriever.cluster.session import ray_session
 from raytriever.data.config import SplitConfig
 from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare
-from raytriever.data.prepare.prepared import read_prepared
+from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare_directory
 from raytriever.data.prepare.shards import WORK, ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.statistics import describe
@@ -40,7 +39,6 @@ from raytriever.models.tokenisation import Template, content_tokenizer_json, loa
 from raytriever.processes import TRIES
 from raytriever.prompts import SIDES, Prompts, check_length
 from raytriever.store.attempts import Attempts
-from raytriever.store.commit import read_manifest
 from raytriever.store.disk import check_writable
 
 # CPUs of a task. A reader only unpacks: its share is so small that every core still has a writer. Because the shares
@@ -215,12 +213,12 @@ def run_preparation(
 
     check_prompts(table.of())
     request = Request(dataset, tokenisation, format, max_bad_rows, columns=columns, division=division or SplitConfig())
-    prepared = prepare(request, choose_runner(num_workers=0), output, log)
-    opened = read_prepared(prepared)
+    prepared = prepare_directory(request, choose_runner(num_workers=0), output, log)
+    opened = prepared.open()
     table.check([opened.name])
     check_prompts(table.of(opened.name))
-    sides = read_manifest(prepared, verify=False)["meta"]["sides"]
-    lines = describe(opened, sides, {"documents": lengths["passage"], "queries": lengths["query"]}, around=special)
+    lengths_of = {"documents": lengths["passage"], "queries": lengths["query"]}
+    lines = describe(opened, prepared.meta["sides"], lengths_of, around=special)
     return Prepared(
-        prepared, lines, str(opened.quarantine) if opened.quarantine.total else None, tuple(opened.judgements)
+        prepared.folder, lines, str(opened.quarantine) if opened.quarantine.total else None, tuple(opened.judgements)
     )

@@ -58,13 +58,12 @@ def room_for(resources: Mapping[str, float]) -> int:
     return sum(min(int(free.get(name, 0) / needed[name] + 1e-6) for name in needed) for free in free_resources())
 
 
-def spare_gpus(needed: int, held: int = 0) -> int:
+def spare_gpus(needed: int) -> int:
     """Return the number of whole GPUs that are free now and not needed by training.
 
     Args:
         needed: GPUs of the training processes, which are also kept free while these processes restart.
-        held: GPUs that the caller has already.
     """
     total = ray.cluster_resources()
     free = ray.available_resources() or total  # a session that has just begun may know of none yet
-    return max(0, int(min(free.get("GPU", 0), total.get("GPU", 0) - needed - held)))
+    return max(0, int(min(free.get("GPU", 0), total.get("GPU", 0) - needed)))

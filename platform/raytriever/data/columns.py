@@ -3,9 +3,8 @@
 Texts are Arrow files; tokens are flat arrays with offsets. A column needs the memory of the rows that are read. All
 processes of a node read a corpus larger than memory from one copy in the page cache.
 
-Single queries may have answers, which identify passages that answer the query, and prompts of their own. Formats add
-them to the records under the id of the query. A shard stores them in a file of its own until ids become positions. The
-data set has them in one Arrow file of each kind, ordered by query. Texts of unknown queries are skipped.
+Single queries may have answers, which identify passages that answer the query, and prompts of their own. The data set
+has them in one Arrow file of each kind, ordered by query.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.keys import key_of, keys_of
 from raytriever.reading.arrays import read_arrow
 
 if TYPE_CHECKING:
@@ -159,9 +157,8 @@ class TokenColumn:
 
 
 FILE, PROMPTS = "answers.arrow", "prompts.arrow"
-# Columns of the two kinds of files, with their Arrow types.
+# Columns of both files, with their Arrow types.
 _COLUMNS = {"query": "int64", "text": "string"}
-_WORK_COLUMNS = {"first": "uint64", "second": "uint64", "text": "string"}
 
 
 @dataclass(frozen=True)
@@ -197,38 +194,6 @@ class QueryPrompts:
     def distinct(self) -> list[str]:
         """Return the different prompts, sorted."""
         return sorted({str(text) for text in self.texts})
-
-
-def write_some(work: Path, stem: str, name: str, texts: Sequence[tuple[str, str]]) -> None:
-    """Keep the texts of a shard, (query id, text) each, in its work folder; `name` is that of the whole file."""
-    import pyarrow as pa
-
-    if texts:
-        keys = keys_of(key_of(query) for query, _ in texts)
-        columns = {"first": keys[:, 0], "second": keys[:, 1], "text": pa.array([text for _, text in texts])}
-        write_table(work / f"{stem}.{name}", columns)
-
-
-def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
-    """Write the texts of all shards in a work folder, given the stems of their names in order, to the file `to`.
-
-    `positions` maps keys of query ids to positions, -1 for unknown ones.
-    """
-    import pyarrow as pa
-
-    queries, texts = [np.zeros(0, np.int64)], []
-    for file in (work / f"{stem}.{to.name}" for stem in stems):
-        if file.exists():
-            table = read_arrow(file, _WORK_COLUMNS, PREPARE_AGAIN)
-            queries.append(positions(np.stack([table["first"].to_numpy(), table["second"].to_numpy()], axis=1)))
-            texts += table["text"].chunks
-    of = np.concatenate(queries)
-    order = np.argsort(of, kind="stable")
-    order = order[of[order] >= 0]
-    if to.name == PROMPTS:  # a query has one prompt; a row with another one is a bad row
-        order = order[np.unique(of[order], return_index=True)[1]]
-    if len(order):
-        write_table(to, {"query": of[order], "text": pa.chunked_array(texts).combine_chunks().take(pa.array(order))})
 
 
 def read_texts(file: Path, full: bool = False) -> tuple[Int64[ndarray, " texts"], Any]:

@@ -273,7 +273,8 @@ class RetrievalDataset:
     relevant documents that are not in the corpus, for the splits that have any. `unanswerable` contains the queries of
     which it is known that no document answers them: ascending positions, for the splits that have any. They have no
     judgement above 0 in the split, so training, mining and metrics of rankings do not use them. `added_queries` are the
-    last queries, which are in memory alone: the data set at `location` has the queries before them.
+    last queries, which are in memory alone: the data set at `location` has the queries before them. With
+    `has_lent_dev` the split `dev` was held out from `train`.
     """
 
     name: str
@@ -289,6 +290,7 @@ class RetrievalDataset:
     absent: Mapping[str, AbsentDocuments] = field(default_factory=dict)
     unanswerable: Mapping[str, Int64[ndarray, " queries"]] = field(default_factory=dict)
     added_queries: int = 0
+    has_lent_dev: bool = False
 
     @cached_property
     def digest(self) -> str:

@@ -18,7 +18,7 @@ from raytriever.data.sources import SourceFile, open_raw
 from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
 from raytriever.store.cache import cache_folder
-from raytriever.store.commit import MANIFEST, read_manifest, write_atomically
+from raytriever.store.commit import MANIFEST, Manifest, check_digests, check_files, read_manifest, write_atomically
 from raytriever.store.disk import disk_errors
 
 _BLOCK = 1 << 22
@@ -41,28 +41,39 @@ def content_digest(file: SourceFile) -> str:
 
 
 @activity("comparing the prepared data set with its digests")
-def check_directory(folder: Path, examine: Callable[[], object] | None = None, against: str = "") -> None:
+def check_directory(
+    folder: Path,
+    examine: Callable[[], object] | None = None,
+    against: str = "",
+    *,
+    manifest: Manifest | None = None,
+    is_new: bool = False,
+) -> None:
     """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since.
 
-    `examine` raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
-    called once for the same files, and again with another `against`, the key of the data that it compares them with.
+    Args:
+        examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
+            called once for the same files.
+        against: key of the data that `examine` compares them with; with another one it is called again.
+        manifest: that of the directory, if it was read.
+        is_new: this process has just committed the directory: it is whole, which is noted for later calls.
 
     Raises:
         StorageError: a file is missing, damaged or changed, or `examine` raised it.
     """
-    manifest = read_manifest(folder, verify=False)
-    names = [MANIFEST, *manifest["files"]]
-    statuses = [(folder / name).stat() for name in names]
-    state = [[name, status.st_size, status.st_mtime_ns] for name, status in zip(names, statuses, strict=True)]
-    stored, expected = _remembered(str(folder), state), _EXAMINED + against
+    files = (manifest or read_manifest(folder, verify=None))["files"]
+    check_files(folder, files)
+    statuses = [(name, (folder / name).stat()) for name in (MANIFEST, *files)]
+    state = [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]
+    expected = "whole" if examine is None else _EXAMINED + against
+    stored = expected if is_new else _remembered(str(folder), state)
     examined = examine is None or (stored or "").startswith(expected)
     if stored is None:
-        read_manifest(folder, verify=True)
+        check_digests(folder, files)
     if examine is not None and not examined:
-        with disk_errors(folder, reading=True):
-            examine()
-    if stored is None or not examined:
-        _remember(str(folder), state, "whole" if examine is None else expected)
+        examine()
+    if is_new or stored is None or not examined:
+        _remember(str(folder), state, expected)
 
 
 def _remembered(where: str, state: list[Any]) -> str | None:

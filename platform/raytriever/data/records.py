@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypedDict
 from raytriever.errors import DataError, setting
 from raytriever.reading.structured import parse_json
 from raytriever.store.commit import remove, write_atomically
-from raytriever.store.disk import disk_errors
 
 SOURCES = ("human", "llm")
 # Document of the judgement of a query without an answer in the corpus. No document has an empty id.
@@ -152,8 +151,7 @@ class QuarantineReport:
         report with the path of the file."""
         path = Path(folder) / QUARANTINE
         if not self.entries:
-            with disk_errors(path):
-                remove(path)
+            remove(path)
             return replace(self, path=None)
         write_atomically(path, "".join(json.dumps(dict(entry), ensure_ascii=False) + "\n" for entry in self.entries))
         return replace(self, path=path)

@@ -238,9 +238,8 @@ def _list_local(name: str, path: Path) -> list[SourceFile]:
         if path.exists() and not path.is_dir():
             check_regular(path)
             return [_local(path.name, path)]
-    if not path.is_dir():
-        raise DATASET.error_of_missing(name, "dataset")
-    with disk_errors(path, reading=True):
+        if not path.is_dir():
+            raise DATASET.error_of_missing(name, "dataset")
         return [_local(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from raytriever.data.formats.division import DEV, SPLITS, TEST, TRAIN, HashSplit, Shares, divide, hash_of
+from raytriever.data.formats.division import DEV, SPLITS, TEST, TRAIN, HashSplit, Shares, hash_of, split_by_hash
 from raytriever.documents.earlier import EarlierImport
 from raytriever.documents.questions import Questions
 
@@ -39,7 +39,7 @@ def split_import(
     if earlier is not None:
         earlier.refuse_divided(questions, splits)
     known_questions = earlier.questions if earlier else {}
-    return splits, named | divide(texts, seed, shares.sizes(len(texts), total), known_questions)
+    return splits, named | split_by_hash(texts, shares.sizes(len(texts), total), seed, known_questions)
 
 
 def assign_splits(

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, setting
+from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import check_precision
 from raytriever.models.memory import move_to
@@ -32,14 +33,14 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
     The retriever is for encoding only: on a CPU its layers can no longer be trained or written.
 
     Args:
-        config: names the model and how it reads texts.
+        config: names the model, or a checkpoint of a run, and how it reads texts.
         precision: `fp32`, `bf16` or `int8`.
         device: device of the retriever; by default the GPU if there is one, else the CPU.
 
     Raises:
         ModelError, ConfigError: see `load_retriever`; or the model does not compute in `precision`.
     """
-    device = device or default_device()
+    device, config = device or default_device(), model_of_checkpoint(config)
     # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
     retriever = move_to(load_retriever(config, type_of(precision)), device)
     retriever.choose_packing(precision)

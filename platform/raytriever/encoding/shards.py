@@ -109,11 +109,6 @@ class ShardEncoder:
         """Texts of the side that is encoded, opened on first use."""
         return SideTexts(open_dataset(self.dataset_path, []), self.writer.plan.side, self.prompts)
 
-    def __call__(self, number: int) -> None:
-        """Encode and commit one shard; raises the errors of `encode`."""
-        for _ in self.encode([number]):
-            pass
-
     def texts_to_encode(self, number: int) -> int:
         """Return the number of texts of a shard whose embeddings are not copied."""
         return len(self.writer.plan.rows_of(number)) - (self.earlier.count(number) if self.earlier else 0)

@@ -15,7 +15,7 @@ as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -186,11 +186,13 @@ class EmbeddingStore:
             raise StorageError("was encoded again while it was read", str(self.path), "open it again")
         return embeddings
 
-    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-        """Yield each shard as its first row and its embeddings, memory-mapped or decoded on demand."""
-        for number, first in enumerate(range(0, len(self), self.meta["shard_rows"])):
+    def blocks(self, shards: Sequence[int] | None = None) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+        """Yield shards, by default all, as the first row and the embeddings, memory-mapped or decoded on demand."""
+        size = self.meta["shard_rows"]
+        for number in range(-(-len(self) // size)) if shards is None else shards:
             with disk_errors(self.path, reading=True):
-                yield first, self.shard(number)
+                values = self.shard(number)
+            yield number * size, values
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
         """Return the embeddings of these rows, in their order; only these rows are read.

@@ -29,7 +29,6 @@ from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser
 from raytriever.index.score import pair_scores
 from raytriever.metrics.calibration import achieve_pairs, best_f1_threshold
 from raytriever.metrics.confidence import SCORE
-from raytriever.search.exact import searchable_blocks
 
 # Documents of the sample from which int8 takes its ranges, at equal distances in the corpus.
 SAMPLE, FEWEST = 10_000, 2
@@ -77,7 +76,7 @@ class FormSystem:
 
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Yield first rows and embeddings of the documents."""
-        return ((first, self._cut(values)) for first, values in searchable_blocks(self.dense.store))
+        return ((first, self._cut(values)) for first, values in self.dense.store.blocks())
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
         """Return the embeddings of documents."""

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from raytriever.config import Config, Curriculum, stage_errors
+from raytriever.config import Config
 from raytriever.errors import ConfigError, ModelError, flag_of
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
@@ -59,16 +59,13 @@ class Place:
     budget: int
 
 
-def dry_run(curriculum: Curriculum) -> Iterator[str]:
-    """Yield the lines of a dry run: the model, its weights, and the memory plan of each stage."""
-    for stage in curriculum.all_stages:
-        with stage_errors(stage):
-            build_loss(stage.config.loss)  # only for its checks
-            if guide := stage.config.loss.guide:
-                with guide_errors(guide):
-                    resolve_model(guide, weights=False)  # only for its checks
-            lines = list(_plan(stage.config))
-        yield from ([f"Stage {stage.name}:"] if stage.name else []) + lines
+def dry_run(config: Config) -> Iterator[str]:
+    """Yield the lines of a dry run of one training: the model, its weights, and the memory plan."""
+    build_loss(config.loss)  # only for its checks
+    if guide := config.loss.guide:
+        with guide_errors(guide):
+            resolve_model(guide, weights=False)  # only for its checks
+    yield from _plan(config)
 
 
 def places(precision: str | None) -> list[Place]:

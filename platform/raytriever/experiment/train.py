@@ -1,9 +1,9 @@
 """A whole training run, from checked settings to a finished run directory.
 
-1. Check the directory, the data sets and the model. A user error found here leaves no file behind.
-2. Evaluate BM25 and the untrained encoder, train stage by stage, and evaluate the trained encoder, all on the test
-   split of the run's own data. The encoders are evaluated on a GPU if the cluster has one. There is no evaluation
-   between stages: it would cost as much as the last one, and a user might choose settings by it.
+1. Open and check the data sets and the model. A user error found here leaves no file behind.
+2. Evaluate BM25 and the untrained encoder, train, and evaluate the trained encoder, all on the test split of the run's
+   own data. The encoders are evaluated on a GPU if the cluster has one. There is no evaluation between the trainings of
+   a curriculum: it would cost as much as the last one, and a user might choose settings by it.
 3. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again.
 """
 
@@ -19,7 +19,7 @@ from statistics import fmean
 from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.cluster.train.dev_sets import DEV
-from raytriever.config import Config, Curriculum, dump_config
+from raytriever.config import Config, dump_config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
@@ -30,8 +30,8 @@ from raytriever.evaluation.files import PER_QUERY
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.directory import LOSSES, RunDirectory
-from raytriever.experiment.opening import OpenRun, open_run, open_run_directory, pin_sources
-from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
+from raytriever.experiment.run import OpenRun, find_negatives, folders_of, open_run, train_run
+from raytriever.experiment.training import MODEL, NegativesCache, best_checkpoint
 from raytriever.losses.guide import MASKED
 from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.ranking import DEFAULT_METRICS
@@ -68,34 +68,31 @@ class RunResult:
 
 
 def run_experiment(
-    curriculum: Curriculum,
-    output: Path,
+    config: Config,
+    run: RunDirectory,
     run_name: str,
-    fresh: bool,
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> RunResult:
-    """Train and evaluate; the settings have been checked with `check_curriculum`."""
-    started = time.monotonic()
-    curriculum = pin_sources(curriculum, output, fresh)
-    run = open_run_directory(output, curriculum, fresh)
+    """Train and evaluate; settings and directory have been checked, see `start_run`."""
+    started, path = time.monotonic(), run.path
     if run.state == "finished":
-        send_pending(output, trackers, log)
+        send_pending(path, trackers, log)
         metrics = run.metrics()
-        return RunResult(output, {name: metrics[name] for name in ("bm25", "before", "after")}, None, is_new=False)
+        return RunResult(path, {name: metrics[name] for name in ("bm25", "before", "after")}, None, is_new=False)
     check_trackers(trackers)
     check_cluster()
-    opened, retriever = open_run(curriculum, log)
-    written = sum(file.stat().st_size for file in files_below(output)) if run.state == "interrupted" else 0
-    check_disk(output, bytes_of_run(curriculum) - written, "the checkpoints and the model")
+    opened, retriever = open_run(config, log)
+    written = sum(file.stat().st_size for file in files_below(path)) if run.state == "interrupted" else 0
+    check_disk(path, bytes_of_run(config) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
-    run.begin(dump_config(curriculum), [stage.config.loss for stage in curriculum.all_stages])
-    dataset, base, split, path = opened.dataset, curriculum.base, curriculum.base.data.test_split, run.path
+    run.begin(dump_config(config), [training.loss for training in config.trainings])
+    dataset, split = opened.dataset, config.data.test_split
     tracker = Spool.open(clients, path, run_name)
     with closing(tracker):
         quarantine = dataset.quarantine.write(path)
-        record = DatasetRecord(dataset.name, base.data.dataset, dataset.digest, dataset.counts())
-        tags = {STAGE: "train", "config_hash": curriculum.hash, "run_directory": str(path.resolve())}
+        record = DatasetRecord(dataset.name, config.data.dataset, dataset.digest, dataset.counts())
+        tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(path.resolve())}
         if commit := git_commit(Path(__file__).parent):
             tags["mlflow.source.git.commit"] = commit
         tracker.describe(opened.settings(), record, tags)
@@ -103,40 +100,39 @@ def run_experiment(
         log("evaluating BM25")
         for line in Analysis.of(dataset.documents).notes:
             log(line)
-        indexes = LexicalIndexes()
-        evaluations = {"bm25": Bm25System(dataset, indexes.of(dataset)).evaluate(split)}
-        stages = Stages(run, opened, log)
-        stages.find_negatives(indexes.of)
-        del indexes  # of a large corpus, the terms take much of the memory of this process
-        log(f"{base.model.model}: {retriever.summary()}")
-        log(f"evaluating {base.model.model} before training")
-        precision = base.training.precision
-        evaluations["before"] = evaluate_model(dataset, split, base.model, precision, retriever)
+        cache = NegativesCache(log)
+        evaluations = {"bm25": Bm25System(dataset, cache.index(dataset)).evaluate(split)}
+        negatives = find_negatives(opened, path, cache)
+        del cache  # of a large corpus, the terms take much of the memory of this process
+        log(f"{config.model.model}: {retriever.summary()}")
+        log(f"evaluating {config.model.model} before training")
+        precision = config.training.precision
+        evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
         del retriever
 
         log("training under Ray Train")
-        stages.train(tracker, run_name)
+        train_run(opened, negatives, path, tracker, run_name, log)
         log("evaluating the model after training")
-        trained = ModelConfig(model=str(path / "model"))
+        trained = ModelConfig(model=str(path / MODEL))
         evaluations["after"] = evaluate_model(dataset, split, trained, precision)
-        calibrate_trained(dataset, base, trained, evaluations["after"], log)
-        conclude(run, opened, stages.folders, evaluations, tracker, started)
+        calibrate_trained(dataset, config, trained, evaluations["after"], log)
+        conclude(run, opened, folders_of(config, path), evaluations, tracker, started)
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)
 
 
-def bytes_of_run(curriculum: Curriculum) -> int:
+def bytes_of_run(config: Config) -> int:
     """Estimate the bytes of the models and of the checkpoints of a run, at most; adapters are not counted."""
-    model = curriculum.base.model
+    model = config.model
     files = read_files(model)
     sides: Sequence[Side] = ["passage"] if describe(files, model).towers == "shared" else SIDES
     tensors = [tensor for side in sides for tensor in stored_tensors(files.sides[side].transformer.folder).values()]
     weights = 4 * sum(prod(tensor.shape) for tensor in tensors)
     total = weights
-    for stage in curriculum.all_stages:
+    for training in config.trainings:
         # The newest checkpoints, the best one and the one that is being written: weights and two moments each.
-        checkpoints = 0 if stage.config.model.lora_rank else (stage.config.training.keep + 2) * 3 * weights
-        total += checkpoints + (weights if curriculum.stages else 0)
+        checkpoints = 0 if training.model.lora_rank else (training.training.keep + 2) * 3 * weights
+        total += checkpoints + (0 if training is config else weights)
     return total
 
 
@@ -182,22 +178,22 @@ def conclude(
 
     Args:
         run: the run's directory, with `model/`.
-        folders: directories of the stages with their `steps.jsonl`, in order.
+        folders: run directories of the trainings with their `steps.jsonl`, in order.
         started: `time.monotonic()` at the start of the command.
     """
-    base, dataset = opened.curriculum.base, opened.dataset
-    judged = select_judged_queries(dataset, base.data.test_split, Protocol())
+    config, dataset = opened.config, opened.dataset
+    judged = select_judged_queries(dataset, config.data.test_split, Protocol())
     analysis = Analysis.of(dataset.documents)
     pairs = write_training_report(
         run.path,
-        f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
-        base.data.test_split,
+        f"{config.model.model} trained with {config.losses} on {dataset.name}",
+        config.data.test_split,
         judged,
         evaluations,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
-        dump_config(opened.curriculum),
+        dump_config(config),
         [*analysis.lines, *masking_lines(folders)],
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
@@ -214,13 +210,13 @@ def conclude(
     own = [LOSSES] * (run.path / LOSSES).exists()
     for name in ("config.yaml", *own, "report.html", "figures", "model", PER_QUERY):
         tracker.log_file(run.path / name)
-    best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
-    metrics = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
+    best = best_checkpoint(folders[-1], config.trainings[-1])
+    metrics = {"dataset": dataset.name, "split": config.data.test_split, **rows, **best}
     run.finish(metrics | {"pairs": pairs, "judged": absent, "bm25_analyser": analysis.content()})
 
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:
-    """Return a line on the negatives that a guide masked in the stages of a run; none without a guide."""
+    """Return a line on the negatives that a guide masked in the trainings of a run; none without a guide."""
     shares = [share for _, share in end_to_end(folders, MASKED)]
     if not shares:
         return []

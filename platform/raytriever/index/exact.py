@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from threading import Lock
 
@@ -35,6 +36,7 @@ from raytriever.index.ranking import NONE, TieOrder, keys_of, scores_of
 from raytriever.index.score import as_float32, check_finite, norms, refuse_forked, round_sums, scores_of_pairs
 from raytriever.models.memory import free_memory, memory_errors
 from raytriever.models.precision import default_device
+from raytriever.threads import thread_pool
 
 # Embeddings of a block, and scores or float64 embeddings of a tile.
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
@@ -44,6 +46,8 @@ FEWEST_ROWS = 32_768
 MORE, _GROWTH, _WHOLE = 32, 4, 4
 # Shares of the free memory of a GPU: of documents that stay there, and of a tile.
 DOCUMENT_SHARE, TILE_SHARE = 0.6, 0.06
+# Queries that a thread searches for at least.
+FEWEST_QUERIES = 8
 _LARGEST_NORM, _TINY = 2.0**60, 2.0**-126
 _precision_lock = Lock()
 
@@ -82,8 +86,10 @@ class _Search:
         errors += 4 * _TINY * width * (block.largest + 1)
         is_bounded = (self._norms < _LARGEST_NORM) & (block.largest < _LARGEST_NORM)
         k = self.keys.shape[1]
-        self._search(is_bounded.nonzero()[:, 0], k + k // 8 + MORE, errors, block)
-        self._search((~is_bounded).nonzero()[:, 0], count, errors, block)
+        with _full_precision(self._device):
+            for rows, wanted in ((is_bounded, k + k // 8 + MORE), (~is_bounded, count)):
+                search = partial(self._search, wanted=wanted, errors=errors, b=block)
+                _in_threads(search, rows.nonzero()[:, 0], self._device)
 
     def _search(
         self, rows: Int64[Tensor, " some"], wanted: int, errors: Float64[Tensor, " queries"], b: DocumentBlock
@@ -98,8 +104,7 @@ class _Search:
             if is_whole:
                 self.keys[some] = self._rank_all(queries, lengths, best, b).cpu()
                 continue
-            with _full_precision(self._device):
-                quick, to = _highest(queries @ b.vectors.T, wanted)
+            quick, to = _highest(queries @ b.vectors.T, wanted)
             error, k = errors[some, None].to(self._device), best.shape[1]
             least = torch.maximum(scores_of(best[:, -1:]), quick[:, k - 1, None] - error) - error
             is_candidate = quick >= least
@@ -150,6 +155,27 @@ def _highest(scores: Float32[Tensor, "queries rows"], count: int) -> tuple[Tenso
 
 def _smallest(keys: Int64[Tensor, "queries _"], k: int) -> Int64[Tensor, "queries k"]:
     return keys.topk(k, largest=False).values
+
+
+def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], device: torch.device) -> None:
+    """Search for rows of queries, on a CPU in threads that each search alone for some.
+
+    With several threads in each operation of torch, all wait for the slowest one after every operation.
+    """
+    threads = torch.get_num_threads()
+    parts = min(2 * threads, len(rows) // FEWEST_QUERIES) if threads > 1 and device.type == "cpu" else 1
+    if parts < 2:
+        search(rows)
+        return
+
+    def alone(some: Tensor) -> None:
+        torch.set_num_threads(1)  # of this thread, and of threads that begin meanwhile
+        search(some)
+
+    try:
+        list(thread_pool(threads).map(alone, rows.chunk(parts)))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def _sum_pairs(first: int, last: int, queries, documents, of, to, sums) -> None:
     for start in range(first, last, step):
         pairs = slice(start, min(start + step, last))
         left, right = queries.take(of[pairs], 0), documents.take(to[pairs], 0)
-        np.einsum("pw,pw->p", left, right, dtype=np.float64, out=sums[pairs])
+        np.vecdot(left, right, dtype=np.float64, out=sums[pairs])
 
 
 def round_sums(

@@ -222,7 +222,7 @@ class ScoreMap(ABC):
         remedy, wrong = "fit it again", "is no map of scores"
         method = content.get("method") if isinstance(content, dict) else None
         kind = IsotonicMap if method == "isotonic" else PlattMap
-        return conform(content, where, kind, remedy, wrong, MetricInputError)
+        return conform(content, where, kind, remedy, MetricInputError, wrong)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
@@ -67,10 +67,6 @@ class SearchedCorpus(Protocol):
         """Return whether many queries at once cost much less than few."""
 
 
-# Makes a corpus that can be searched, from embeddings and the order of equal scores.
-OpenCorpus = Callable[[DocumentEmbeddings, TieOrder], SearchedCorpus]
-
-
 def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
     """Return a corpus that this process searches."""
     return Corpus(documents.blocks, order)
@@ -78,10 +74,15 @@ def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of a split's queries, in the order of `dataset.positives(split)`, and of all documents."""
+    """Embeddings of a split's queries, in the order of `dataset.positives(split)`, and of all documents.
+
+    Args:
+        open_corpus: makes the corpus that is searched, from `documents`; by default this process searches it.
+    """
 
     queries: Float32[ndarray, "split_queries width"]
     documents: DocumentEmbeddings
+    open_corpus: Callable[[Any, TieOrder], SearchedCorpus] = open_here
 
     @classmethod
     def of(cls, queries: ndarray, documents: ndarray) -> Embeddings:
@@ -169,7 +170,6 @@ class DenseFinder:
     embeddings: Embeddings
     order: TieOrder
     excluded: ExcludedDocuments
-    open_corpus: OpenCorpus = open_here
     # Queries that were searched last, and their rankings; empty before the first search.
     _ahead: list[tuple[Int64[ndarray, " queries"], Int64[ndarray, "queries k"]]] = field(default_factory=list)
 
@@ -205,7 +205,7 @@ class DenseFinder:
 
     @cached_property
     def _corpus(self) -> SearchedCorpus:
-        return self.open_corpus(self.embeddings.documents, self.order)
+        return self.embeddings.open_corpus(self.embeddings.documents, self.order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +229,6 @@ class MiningInputs:
     judge: Judge | None
     seed: int
     round: int
-    open_corpus: OpenCorpus = open_here
 
     def __post_init__(self) -> None:
         if self.config.needs_embeddings:
@@ -302,7 +301,7 @@ class MiningInputs:
     @cached_property
     def _dense(self) -> DenseFinder:
         order = TieOrder.of(tie_order(self.dataset.documents.ids))
-        return DenseFinder(self._required_embeddings, order, self.excluded, self.open_corpus)
+        return DenseFinder(self._required_embeddings, order, self.excluded)
 
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
         """Find the positives of similar queries, with the scores of these.
@@ -326,7 +325,7 @@ class MiningInputs:
     @cached_property
     def _similar_queries(self) -> tuple[SearchedCorpus, TieOrder]:
         order = TieOrder.of(tie_order(entries(self.dataset.queries.ids, self.positives.queries)))
-        return self.open_corpus(ArrayEmbeddings(self._required_embeddings.queries), order), order
+        return open_here(ArrayEmbeddings(self._required_embeddings.queries), order), order
 
     def _find_gold(self, rows: ndarray, _: int) -> Candidates:
         """Find the hard negatives that the data set contains as `gold`, such as pairs judged as irrelevant."""

@@ -43,7 +43,7 @@ from raytriever.mining.filters import (
     count_verdicts,
     initial_verdicts,
 )
-from raytriever.mining.finders import CHOICE, Embeddings, Judge, MiningInputs, OpenCorpus, open_here
+from raytriever.mining.finders import CHOICE, Embeddings, Judge, MiningInputs
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.parts import Parts
@@ -230,9 +230,7 @@ def mine(
     judge: Judge | None = None,
     seed: int = 0,
     round: int = 0,
-    excluded: ExcludedDocuments | None = None,
     finished: Path | None = None,
-    open_corpus: OpenCorpus = open_here,
 ) -> MiningResult:
     """Mine the negatives of the queries of a split.
 
@@ -243,11 +241,8 @@ def mine(
         bm25: returns the index of all passages; by default the index is built when it is needed.
         judge: scores pairs of texts if the settings name a judge.
         seed, round: decide the random draws; the round is stored in the table.
-        excluded: `ExcludedDocuments.of_split` of the data set and the split, for callers that mine several times; by
-            default it is computed.
         finished: folder of the blocks that an earlier call with the same arguments finished before it was killed. They
             are not mined again, and new ones are added.
-        open_corpus: makes the corpora that are searched; by default they are searched in this process.
 
     Raises:
         ConfigError: the range lies beyond the corpus, or gold negatives or answers are requested from a data set that
@@ -261,13 +256,12 @@ def mine(
         dataset=dataset,
         positives=positives,
         config=config,
-        excluded=excluded or ExcludedDocuments.of_split(dataset, split),
+        excluded=ExcludedDocuments.of_split(dataset, split),
         embeddings=embeddings,
         make_bm25=bm25 or (lambda: Bm25Index.of(dataset.documents)),
         judge=judge,
         seed=seed,
         round=round,
-        open_corpus=open_corpus,
     )
     candidate_filter = CandidateFilter(inputs, Parts(finished, f"{BLOCK} {BM25_QUERIES}", optional="a mining"))
     kept, verdict_counts = [], {}

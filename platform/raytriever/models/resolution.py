@@ -61,7 +61,7 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
     """Return the current commit of a hub model's name and revision; None for a model on this machine."""
     if name == MINILM or expanded(name).exists():
         return None
-    path = resolve_model(name, revision)
+    path = resolve_model(name, revision, weights=False)
     # The cache of the hub has a folder for each commit.
     return path.name if _COMMIT.fullmatch(path.name) else revision
 

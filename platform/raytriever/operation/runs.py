@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import TRIALS
+from raytriever.config import FOLDERS
 from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
 from raytriever.operation.cache import size_of
@@ -23,11 +23,11 @@ from raytriever.store.commit import MANIFEST, one_writer, remove
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import owner_of
 from raytriever.store.remote import pull
-from raytriever.tracking.steps import stage_folders
+from raytriever.tracking.steps import training_folders
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
 TRAINING, SWEEP = "training", "sweep"
-CHECKPOINTS, STAGES, MODEL, STEPS, IDENTITY = "checkpoints", "stages", "model", "steps.jsonl", "run.json"
+CHECKPOINTS, MODEL, STEPS, IDENTITY = "checkpoints", "model", "steps.jsonl", "run.json"
 _TRIALS, _RESULTS, _STUDY, _PLAN = "trials.json", "results.json", "study.json", "plan.json"
 _TABLE, _BEST = "table.md", "best"  # of a sweep; the table is written last
 _TAIL = 1 << 16  # bytes of `steps.jsonl` that are read from its end
@@ -207,7 +207,7 @@ def _sweep(folder: Path) -> RunEntry:
 
 def _training(folder: Path) -> RunEntry:
     config = _yaml(folder / CONFIG)
-    folders = list(dict.fromkeys([folder, *stage_folders(folder)]))
+    folders = list(dict.fromkeys([folder, *training_folders(folder)]))
     steps = [step for one in folders for step in _last_steps(one / STEPS)]
     step = steps[-1] if steps else 0
     checkpoints = _checkpoints(folder)
@@ -215,8 +215,8 @@ def _training(folder: Path) -> RunEntry:
     if finished:
         _json(folder / METRICS)  # raises the error of a damaged run
     total = _total_steps(config, checkpoints)
-    stage = f"stage {folders[-1].name}, " if len(folders) > 1 else ""
-    progress = f"{stage}step {step:,} of {total:,}" if total else f"{stage}step {step:,}"
+    part = f"{folders[-1].relative_to(folder)}, " if len(folders) > 1 else ""
+    progress = f"{part}step {step:,} of {total:,}" if total else f"{part}step {step:,}"
     return RunEntry(
         path=folder,
         kind=TRAINING,
@@ -241,7 +241,7 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
 
 
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of a run, of its stages and of its trials."""
+    """Return the checkpoints of a run, of its trainings or of its trials."""
     return tuple(
         Checkpoint(path, int(path.name[5:]), size_of(path))
         for one in _checkpoint_folders(folder)
@@ -251,8 +251,8 @@ def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
 
 
 def _checkpoint_folders(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints of a run, of its stages and of its trials, without links."""
-    below = [path for name in (STAGES, TRIALS) for path in sorted((folder / name).glob(f"*/{CHECKPOINTS}"))]
+    """Return the folders of checkpoints of a run, of its trainings or of its trials, without links."""
+    below = [path for name in FOLDERS for path in sorted((folder / name).glob(f"*/{CHECKPOINTS}"))]
     paths = [folder / CHECKPOINTS, *below]
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 

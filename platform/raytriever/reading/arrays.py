@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 from raytriever.errors import DataError, StorageError, UserError
 from raytriever.reading.regular import check_regular, open_regular
+from raytriever.reading.structured import CHANGED, Mismatch, checked
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -48,12 +49,12 @@ def read_array(
     """
     import numpy as np
 
-    with _opened(file, remedy) as stream:
+    with checked(file, remedy), _opened(file) as stream:
         size = stream.seek(0, 2)
         stream.seek(0)
-        dtype, lengths = _npy_header(stream, str(file), dtypes, shape, remedy)
+        dtype, lengths = _npy_header(stream, dtypes, shape)
         start, count = stream.tell(), prod(lengths)
-        _check_size(size - start, dtype, lengths, str(file), remedy)
+        _check_size(size - start, dtype, lengths)
         if mapped is None or not count:
             return np.fromfile(stream, dtype, count).reshape(lengths)
     return np.memmap(file, dtype, mapped, start, lengths)
@@ -71,21 +72,22 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
     import numpy as np
 
     contents = {}
-    try:
-        with _opened(file, remedy) as packed, zipfile.ZipFile(packed) as archive:
+    with checked(file, remedy), _opened(file) as packed:
+        try:
+            archive = zipfile.ZipFile(packed)
             for name, (dtypes, shape) in arrays.items():
-                about, where = archive.getinfo(f"{name}.npy"), f"{file}: {name}"
-                with archive.open(about) as stream:
-                    dtype, lengths = _npy_header(cast(BinaryIO, stream), where, dtypes, shape, remedy)
+                about = archive.getinfo(f"{name}.npy")
+                with checked(f"{file}: {name}", remedy), archive.open(about) as stream:
+                    dtype, lengths = _npy_header(cast(BinaryIO, stream), dtypes, shape)
                     if about.file_size > _MOST_UNPACKED:
-                        raise StorageError(f"has {about.file_size:,} bytes, which are too many", where, remedy)
+                        raise Mismatch(f"has {about.file_size:,} bytes, which are too many")
                     values = bytearray(stream.read())
-                _check_size(len(values), dtype, lengths, where, remedy)
+                    _check_size(len(values), dtype, lengths)
                 contents[name] = np.frombuffer(values, dtype).reshape(lengths)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise StorageError(f"is damaged or changed: {error}", str(file), remedy) from error
-    except KeyError as error:
-        raise StorageError(f"is damaged or changed: there is no array {name!r}", str(file), remedy) from error
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise Mismatch(f"{CHANGED}: {error}") from error
+        except KeyError as error:
+            raise Mismatch(f"{CHANGED}: there is no array {name!r}") from error
     return contents
 
 
@@ -103,23 +105,22 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
     """
     import pyarrow as pa
 
-    with _opened(file, remedy):
-        pass
-    with _arrow_errors(str(file), remedy):
+    with checked(file, remedy), _arrow_errors():
+        _opened(file).close()
         whole = pa.memory_map(str(file)).read_buffer()
-        _check_schema(str(file), whole, columns, remedy)
+        _check_schema(whole, columns)
         with pa.ipc.open_file(whole) as reader:
             if reader.num_record_batches != 1:
-                wrong = f"is damaged or changed: it has {reader.num_record_batches} record batches, expected one"
-                raise StorageError(wrong, str(file), remedy)
+                raise Mismatch(f"{CHANGED}: it has {reader.num_record_batches} record batches, expected one")
             table = reader.read_all()
         table.validate(full=full)
-    for name in columns:
-        if table[name].null_count:
-            raise StorageError(f"column {name!r} is empty in {table[name].null_count} rows", str(file), remedy)
-        for buffer in table[name].chunk(0).buffers():
-            if buffer is not None and buffer.size and not whole.address <= buffer.address < whole.address + whole.size:
-                raise StorageError(f"column {name!r} is compressed", str(file), remedy)
+        for name in columns:
+            if table[name].null_count:
+                raise Mismatch(f"column {name!r} is empty in {table[name].null_count} rows")
+            for buffer in table[name].chunk(0).buffers():
+                end = whole.address + whole.size
+                if buffer is not None and buffer.size and not whole.address <= buffer.address < end:
+                    raise Mismatch(f"column {name!r} is compressed")
     return table
 
 
@@ -198,19 +199,17 @@ def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError)
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except SafetensorError as reason:
-        raise error(f"is damaged or changed: {' '.join(str(reason).split())[:200]}", str(file), remedy) from reason
+        raise error(f"{CHANGED}: {' '.join(str(reason).split())[:200]}", str(file), remedy) from reason
 
 
-def _opened(file: Path, remedy: str) -> BinaryIO:
+def _opened(file: Path) -> BinaryIO:
     try:
         return open_regular(file)
     except FileNotFoundError:
-        raise StorageError("is missing", str(file), remedy) from None
+        raise Mismatch("is missing") from None
 
 
-def _npy_header(
-    stream: BinaryIO, where: str, dtypes: Collection[str], shape: Shape, remedy: str
-) -> tuple[Any, tuple[int, ...]]:
+def _npy_header(stream: BinaryIO, dtypes: Collection[str], shape: Shape) -> tuple[Any, tuple[int, ...]]:
     """Return the type and the shape that a header names, if they are as expected; the stream is left behind it."""
     import numpy as np
     from numpy.lib import format as npy
@@ -224,40 +223,39 @@ def _npy_header(
     except (OSError, MemoryError):
         raise
     except Exception:  # numpy's parser has errors of its own, of tokens and of types
-        raise StorageError("is damaged or changed: it has no header of a plain array", where, remedy) from None
+        raise Mismatch(f"{CHANGED}: it has no header of a plain array") from None
     if re.sub(r"^<U\d+$", "<U0", dtype.str) not in {np.dtype(name).str for name in dtypes}:
-        raise StorageError(f"holds values of type {dtype.str!r}, expected {' or '.join(dtypes)}", where, remedy)
+        raise Mismatch(f"holds values of type {dtype.str!r}, expected {' or '.join(dtypes)}")
     if len(actual) != len(shape) or any(want not in (None, have) for want, have in zip(shape, actual, strict=True)):
         expected = " x ".join("any" if length is None else str(length) for length in shape)
-        raise StorageError(f"has the shape {' x '.join(map(str, actual))}, expected {expected}", where, remedy)
+        raise Mismatch(f"has the shape {' x '.join(map(str, actual))}, expected {expected}")
     return dtype, actual
 
 
-def _check_size(size: int, dtype: Any, lengths: tuple[int, ...], where: str, remedy: str) -> None:
+def _check_size(size: int, dtype: Any, lengths: tuple[int, ...]) -> None:
     if size != (needed := prod(lengths) * dtype.itemsize):
-        wrong = f"has {size:,} bytes of values, its shape {lengths} needs {needed:,}"
-        raise StorageError(wrong, where, remedy)
+        raise Mismatch(f"has {size:,} bytes of values, its shape {lengths} needs {needed:,}")
 
 
-def _check_schema(where: str, whole: Any, columns: Mapping[str, str], remedy: str) -> None:
+def _check_schema(whole: Any, columns: Mapping[str, str]) -> None:
     """Compare the schema in the footer of an Arrow file, read without its batches and with extension names hidden."""
     import pyarrow as pa
 
     tail = bytes(whole[max(0, whole.size - 10) :])
     length = int.from_bytes(tail[:4], "little", signed=True)
     if tail[4:] != _ARROW or not 0 < length <= whole.size - 18:
-        raise StorageError("is damaged or changed: it has no footer of an Arrow file", where, remedy)
+        raise Mismatch(f"{CHANGED}: it has no footer of an Arrow file")
     footer = bytes(whole[whole.size - 10 - length : whole.size - 10]).replace(_EXTENSION, _EXTENSION_HIDDEN)
     with pa.ipc.open_file(pa.BufferReader(_ARROW + bytes(2) + footer + tail)) as reader:
         fields = list(reader.schema)
     if [field.name for field in fields] != list(columns):
-        wrong = ", ".join(repr(field.name) for field in fields) or "none"
-        raise StorageError(f"has the columns {wrong}, expected {', '.join(map(repr, columns))}", where, remedy)
+        actual = ", ".join(repr(field.name) for field in fields) or "none"
+        raise Mismatch(f"has the columns {actual}, expected {', '.join(map(repr, columns))}")
     for field in fields:
         extension = _first_extension([field])
         kind = f"the extension type {extension[1]!r}" if extension else f"the type {str(field.type)!r}"
         if extension or str(field.type) != columns[field.name]:
-            raise StorageError(f"column {field.name!r} has {kind}, expected {columns[field.name]!r}", where, remedy)
+            raise Mismatch(f"column {field.name!r} has {kind}, expected {columns[field.name]!r}")
 
 
 def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
@@ -284,16 +282,18 @@ def _parquet_footer(stream: Any) -> bytes:
 
 
 @contextmanager
-def _arrow_errors(where: str, remedy: str) -> Iterator[None]:
-    """Turn what pyarrow says of a broken file into a `StorageError`; pyarrow raises `OSError` for those too."""
+def _arrow_errors() -> Iterator[None]:
+    """Turn what pyarrow says of a broken file into a `Mismatch`; pyarrow raises `OSError` for those too."""
     import pyarrow as pa
 
     try:
         yield
+    except Mismatch:
+        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        raise StorageError(f"is damaged or changed: {' '.join(str(error).split())[:200]}", where, remedy) from error
+        raise Mismatch(f"{CHANGED}: {' '.join(str(error).split())[:200]}") from error
 
 
 TEXT, INTEGER, NUMBER = "text", "integer", "number"

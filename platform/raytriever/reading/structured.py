@@ -14,7 +14,8 @@ import dataclasses
 import json
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -29,7 +30,7 @@ MOST_JSON_BYTES = 256 << 20
 MOST_YAML_BYTES = 1 << 20
 _MOST_DEPTH = 100
 _MOST_YAML_VALUES = 100_000
-_CHANGED = "is damaged or changed"
+CHANGED = "is damaged or changed"
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _WORDS = {
@@ -43,34 +44,43 @@ _WORDS = {
 }
 
 
-class _Mismatch(ValueError):
-    """A value differs from the expected type; the text has its location, the value and the expectation."""
+class Mismatch(ValueError):
+    """Contents differ from what is expected; the text has the place in the file, the value and the expectation."""
+
+
+@contextmanager
+def checked(where: Path | str, remedy: str, error: type[UserError] = StorageError, wrong: str = "") -> Iterator[None]:
+    """Raise a `Mismatch` in the block as a user error about a file or a line; `wrong` begins the sentence."""
+    try:
+        yield
+    except Mismatch as mismatch:
+        raise error(f"{wrong}: {mismatch}" if wrong else str(mismatch), str(where), remedy) from mismatch.__cause__
 
 
 def read_json(
     file: Path,
     kind: type[T],
     remedy: str,
-    wrong: str = _CHANGED,
     error: type[UserError] = StorageError,
     most: int = MOST_JSON_BYTES,
     needed: bool = False,
     format: int | None = None,
 ) -> T:
-    """Read a JSON file of at most `most` bytes; see `conform`.
+    """Read a JSON file of at most `most` bytes; see `parse_json`.
 
     If it is `needed`, a missing file is an error of the same kind, and no `FileNotFoundError`.
     """
-    try:
-        with open_regular(file) as stream:
-            text = stream.read(most + 1)
-    except FileNotFoundError:
-        if needed:
-            raise error("is missing", str(file), remedy) from None
-        raise
-    if len(text) > most:
-        raise error(f"{wrong}: it is longer than {most >> 20} MB", str(file), remedy)
-    return parse_json(text, str(file), kind, remedy, wrong, error, format)
+    with checked(file, remedy, error):
+        try:
+            with open_regular(file) as stream:
+                text = stream.read(most + 1)
+        except FileNotFoundError:
+            if needed:
+                raise Mismatch("is missing") from None
+            raise
+        if len(text) > most:
+            raise Mismatch(f"{CHANGED}: it is longer than {most >> 20} MB")
+    return parse_json(text, str(file), kind, remedy, error, format)
 
 
 def parse_json(
@@ -78,7 +88,6 @@ def parse_json(
     where: str,
     kind: type[T],
     remedy: str,
-    wrong: str = _CHANGED,
     error: type[UserError] = StorageError,
     format: int | None = None,
 ) -> T:
@@ -87,25 +96,30 @@ def parse_json(
     Raises:
         UserError: of the kind `error`: not JSON, nested more than 100 deep, of another format, or not of the type.
     """
+    with checked(where, remedy, error):
+        value = _parsed(text)
+        there = value.get("format") if isinstance(value, dict) else format
+        if format is not None and (type(there) is not int or there != format):
+            what = "has no number of its format" if there is None else f"is of format {_shown(there)}"
+            raise Mismatch(f"{what}; this version reads format {format}")
+    return conform(value, where, kind, remedy, error)
+
+
+def _parsed(text: bytes | str) -> Any:
     raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     try:
         value = json.loads(text)
         if _depth(raw) > _MOST_DEPTH:
             raise RecursionError
     except RecursionError:
-        raise error(f"{wrong}: it is nested more than {_MOST_DEPTH} deep", where, remedy) from None
+        raise Mismatch(f"{CHANGED}: it is nested more than {_MOST_DEPTH} deep") from None
     except ValueError as reason:
-        raise error(f"{wrong}: it is not JSON ({' '.join(str(reason).split())[:200]})", where, remedy) from reason
-    if format is not None and isinstance(value, dict):
-        there = value.get("format")
-        if type(there) is not int or there != format:
-            what = "has no number of its format" if there is None else f"is of format {_shown(there)}"
-            raise error(f"{what}; this version reads format {format}", where, remedy)
-    return conform(value, where, kind, remedy, wrong, error)
+        raise Mismatch(f"{CHANGED}: it is not JSON ({' '.join(str(reason).split())[:200]})") from reason
+    return value
 
 
 def conform(
-    value: object, where: str, kind: type[T], remedy: str, wrong: str = _CHANGED, error: type[UserError] = StorageError
+    value: object, where: str, kind: type[T], remedy: str, error: type[UserError] = StorageError, wrong: str = CHANGED
 ) -> T:
     """Return a value that JSON or YAML held as the type `kind`.
 
@@ -120,10 +134,8 @@ def conform(
     Raises:
         UserError: of the kind `error`, naming the first key whose value is of another type.
     """
-    try:
+    with checked(where, remedy, error, wrong):
         return _conformed(value, kind, ())  # type: ignore[return-value]
-    except _Mismatch as mismatch:
-        raise error(f"{wrong}: {mismatch}", where, remedy) from None
 
 
 def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) -> Any:
@@ -137,24 +149,28 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
     """
     with open_regular(file) as stream:
         raw = stream.read(MOST_YAML_BYTES + 1)
-    if len(raw) > MOST_YAML_BYTES:
-        raise error(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings", str(file), remedy)
+    with checked(file, remedy, error):
+        return _parsed_yaml(raw)
+
+
+def _parsed_yaml(raw: bytes) -> Any:
     import yaml
 
+    if len(raw) > MOST_YAML_BYTES:
+        raise Mismatch(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings")
     try:
-        text = raw.decode()
-        loader = _plain_loader()(text)
+        loader = _plain_loader()(raw.decode())
         node = loader.get_single_node()
         if node is None:
             return None
         _measure(node, {})
         return loader.construct_document(node)
     except RecursionError:
-        raise error(f"lists and mappings are nested more than {_MOST_DEPTH} deep", str(file), remedy) from None
-    except _Mismatch as mismatch:
-        raise error(str(mismatch), str(file), remedy) from None
+        raise Mismatch(f"lists and mappings are nested more than {_MOST_DEPTH} deep") from None
+    except Mismatch:
+        raise
     except (yaml.YAMLError, ValueError, OverflowError) as reason:
-        raise error(f"is not YAML ({' '.join(str(reason).split())[:300]})", str(file), remedy) from reason
+        raise Mismatch(f"is not YAML ({' '.join(str(reason).split())[:300]})") from reason
 
 
 def _depth(text: bytes) -> int:
@@ -176,7 +192,7 @@ def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
         return _first_of(value, inner, path)
     if origin is Literal:
         if not any(type(one) is type(value) and one == value for one in inner):
-            raise _Mismatch(f"{_place(path)} is {_shown(value)}, expected {' or '.join(map(repr, inner))}")
+            raise Mismatch(f"{_place(path)} is {_shown(value)}, expected {' or '.join(map(repr, inner))}")
         return value
     if is_typeddict(kind) or dataclasses.is_dataclass(kind):
         return _record(_plain(value, dict, path), kind, path)
@@ -193,11 +209,11 @@ def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
     kind = type(None) if kind is None else kind
     fits = type(value) is kind or (kind is float and type(value) is int)
     if kind is dict and fits and (other := [key for key in value if type(key) is not str]):
-        raise _Mismatch(f"{_place(path)} has the key {other[0]!r}, expected a text")
+        raise Mismatch(f"{_place(path)} has the key {other[0]!r}, expected a text")
     if not fits:
-        raise _Mismatch(f"{_place(path)} is {_shown(value)}, expected {_WORDS[kind]}")
+        raise Mismatch(f"{_place(path)} is {_shown(value)}, expected {_WORDS[kind]}")
     if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-        raise _Mismatch(f"{_place(path)} is a number of more than 64 bits")
+        raise Mismatch(f"{_place(path)} is a number of more than 64 bits")
     return value
 
 
@@ -207,22 +223,22 @@ def _first_of(value: object, kinds: Sequence[Any], path: tuple[str, ...]) -> obj
     for kind in kinds:
         try:
             return _conformed(value, kind, path)
-        except _Mismatch as reason:
+        except Mismatch as reason:
             reasons.append(str(reason))
     deeper = [reason for reason in reasons if not reason.startswith(f"{_place(path)} is")]
     words = " or ".join(_WORDS.get(type(None) if kind is None else kind, "another value") for kind in kinds)
-    raise _Mismatch(deeper[0] if deeper else f"{_place(path)} is {_shown(value)}, expected {words}")
+    raise Mismatch(deeper[0] if deeper else f"{_place(path)} is {_shown(value)}, expected {words}")
 
 
 def _record(value: dict[str, Any], kind: Any, path: tuple[str, ...]) -> object:
     needed, hints = _fields(kind)
     if missing := [name for name in hints if name in needed and name not in value]:
-        raise _Mismatch(f"{_place((*path, missing[0]))} is missing")
+        raise Mismatch(f"{_place((*path, missing[0]))} is missing")
     fields = {name: _conformed(one, hints.get(name, Any), (*path, name)) for name, one in value.items()}
     if is_typeddict(kind):
         return fields
     if unknown := [name for name in value if name not in hints]:
-        raise _Mismatch(f"{_place((*path, unknown[0]))} is unknown")
+        raise Mismatch(f"{_place((*path, unknown[0]))} is unknown")
     return kind(**fields)
 
 
@@ -274,14 +290,14 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
         known: results for lists and mappings by the id of their node; (0, 0) while one is being measured.
 
     Raises:
-        _Mismatch: it is too deep, has too many values, holds itself, or has a key twice.
+        Mismatch: it is too deep, has too many values, holds itself, or has a key twice.
     """
     if isinstance(node.value, str):
         return 1, 0
     line = node.start_mark.line + 1
     if id(node) in known:
         if known[id(node)] == (0, 0):
-            raise _Mismatch(f"line {line}: a value holds an alias of itself")
+            raise Mismatch(f"line {line}: a value holds an alias of itself")
         return known[id(node)]
     known[id(node)] = (0, 0)
     pairs = [item for item in node.value if isinstance(item, tuple)]  # of a mapping; a list has nodes
@@ -289,12 +305,12 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     for key in (key for key, _ in pairs if isinstance(key.value, str)):
         if key.value in lines:
             twice = f"in line {lines[key.value]} and in line {key.start_mark.line + 1}"
-            raise _Mismatch(f"{key.value!r} is given twice, {twice}")
+            raise Mismatch(f"{key.value!r} is given twice, {twice}")
         lines[key.value] = key.start_mark.line + 1
     sizes = [_measure(child, known) for child in (chain.from_iterable(pairs) if pairs else node.value)]
     values, depth = 1 + sum(size[0] for size in sizes), 1 + max((size[1] for size in sizes), default=0)
     if values > _MOST_YAML_VALUES:
-        raise _Mismatch(f"line {line}: there are more than {_MOST_YAML_VALUES:,} values, with aliases written out")
+        raise Mismatch(f"line {line}: there are more than {_MOST_YAML_VALUES:,} values, with aliases written out")
     if depth > _MOST_DEPTH:
         raise RecursionError
     known[id(node)] = values, depth

@@ -30,7 +30,7 @@ from raytriever.tracking.mlflow_tracker import (
     mlflow_errors,
     tracking_uri,
 )
-from raytriever.tracking.steps import end_to_end, stage_folders
+from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.tracking.tracker import STAGE
 
 METRICS, CONFIG, TRIALS = "metrics.json", "config.yaml", "trials.json"
@@ -115,8 +115,8 @@ def _training(folder: Path, name: str) -> FinishedRun:
 
 
 def _curves(folder: Path) -> dict[str, Curve]:
-    # In a run with stages, the file of the whole run has only the last values.
-    return {name: end_to_end(stage_folders(folder), name) for name in CURVES}
+    # In a curriculum, the file of the whole run has only the last values.
+    return {name: end_to_end(training_folders(folder), name) for name in CURVES}
 
 
 def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> FinishedRun:

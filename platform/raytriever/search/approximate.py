@@ -37,7 +37,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import current_calibration
-from raytriever.search.exact import PassageIndex, format_hits, searchable_blocks
+from raytriever.search.exact import PassageIndex, format_hits
 from raytriever.store.capacity import check_disk, check_memory
 from raytriever.store.commit import one_writer
 from raytriever.store.disk import check_writable
@@ -189,7 +189,7 @@ def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
 
 def _documents(store: EmbeddingStore, dataset: RetrievalDataset, unfinished: UnfinishedIndex) -> DocumentVectors:
     rows = np.arange(len(store))
-    blocks = (block for _, block in searchable_blocks(store))
+    blocks = (block for _, block in store.blocks())
     embeddings = unfinished.write_embeddings(blocks, (len(rows), store.width))
     return DocumentVectors(embeddings, rows, tie_order(dataset.documents.ids))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,7 +29,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import Calibration, Decider, current_calibration
-from raytriever.store.disk import disk_errors
 from raytriever.terminal import one_line, warn
 
 
@@ -42,7 +41,7 @@ def search_store(
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search a store exactly, with one shard in memory at a time; see `index.exact.top_k_of_blocks`."""
     check_fits(store, queries, ties)
-    return top_k_of_blocks(queries, searchable_blocks(store), k, ties)
+    return top_k_of_blocks(queries, store.blocks(), k, ties)
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
@@ -59,17 +58,6 @@ def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
             str(store.path),
             "encode both with the same model",
         )
-
-
-def searchable_blocks(
-    store: EmbeddingStore, shards: Sequence[int] | None = None
-) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-    """Yield first rows and embeddings of some shards, by default all."""
-    size = store.meta["shard_rows"]
-    for number in range(-(-len(store) // size)) if shards is None else shards:
-        with disk_errors(store.path, reading=True):
-            values = store.shard(number)
-        yield number * size, values
 
 
 @dataclass(frozen=True)

@@ -2,5 +2,5 @@
 
 `commit` makes files and directories appear whole, `lock` lets one process write a path, `parts` keeps the finished
 parts of an unfinished result, `cache` bounds what may be made again, and `capacity` checks that a disk has room.
-Another file system, such as an object store, is a second implementation of `commit` and `lock`.
+A result in an object store is a copy on this machine: `commit` and `lock` call `remote` and `lease` for it.
 """

@@ -50,7 +50,7 @@ def committed_directory(
     replace: bool = False,
     begun: Path | None = None,
     durable: bool = True,
-    uploaded: Mapping[str, FileEntry] | None = None,
+    entries: Mapping[str, FileEntry] | None = None,
 ) -> Iterator[Path]:
     """Yield a directory to write into that appears at `path` whole, or not at all.
 
@@ -61,8 +61,8 @@ def committed_directory(
             the old one is moved, and moved back on failure.
         begun: one of the `leftovers` of `path`, which is yielded under a new name; by default an empty directory is.
         durable: whether the directory survives a crash of the machine. If not, a file may then differ from its digest.
-
-        uploaded: files of the directory that are in the object store already (`take_part`); read when the block ends.
+        entries: entries of files that were hashed by the process that wrote them, or that are in the object store
+            already (`take_part`); read when the block ends.
 
     Raises:
         StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
@@ -85,11 +85,11 @@ def committed_directory(
                 os.rename(begun, aside)
                 lock_file_of(begun).unlink(missing_ok=True)
             yield aside
-            _seal(aside, meta or {}, durable, uploaded or {})
+            _seal(aside, meta or {}, durable, entries or {})
             check_owner(path)
-            _put(aside, path, replace)
+            _put(aside, path, replace, durable)
             remote.push(path)
-            remote.delete(aside)  # the parts that were committed in it
+            remote.delete(aside)  # files that were written whole in it
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             lock.release()
@@ -218,14 +218,23 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     if not (path / MANIFEST).exists():
         remote.pull(path, owned=True)
     try:
-        manifest = read_json(path / MANIFEST, Manifest, remedy, "is not a manifest", format=FORMAT)
+        manifest = read_json(path / MANIFEST, Manifest, remedy, format=FORMAT)
     except OSError as error:
         raise StorageError(
             f"cannot read {MANIFEST} ({error.strerror})", str(path), "it was never completed; make it again"
         ) from error
     if verify is not None:
-        remote.fetch(path, manifest["files"])
-    for name, entry in manifest["files"].items() if verify is not None else ():
+        check_files(path, manifest["files"])
+    if verify:
+        check_digests(path, manifest["files"])
+    return manifest
+
+
+def check_files(path: Path, files: Mapping[str, FileEntry]) -> None:
+    """Raise `StorageError` unless a directory has the files of its manifest, by names and sizes."""
+    remedy = "make the directory again"
+    remote.fetch(path, files)
+    for name, entry in files.items():
         file = path / name
         if os.path.isabs(name) or ".." in name.split("/"):
             raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), remedy)
@@ -233,13 +242,16 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
             raise StorageError("missing, though the manifest names it", str(file), remedy)
         if (size := file.stat().st_size) != entry["size"]:
             raise StorageError(f"incomplete: {size} bytes of {entry['size']}", str(file), remedy)
-    if verify:
-        names = list(manifest["files"])
-        with ThreadPoolExecutor(usable_cores()) as threads:  # hashing releases the lock of the interpreter
-            for name, digest in zip(names, threads.map(lambda name: sha256_of(path / name), names), strict=True):
-                if digest != manifest["files"][name]["sha256"]:
-                    raise StorageError("changed: its SHA-256 is not the manifest's", str(path / name), remedy)
-    return manifest
+
+
+def check_digests(path: Path, files: Mapping[str, FileEntry]) -> None:
+    """Raise `StorageError` for a file of a directory whose bytes have changed."""
+    with ThreadPoolExecutor(usable_cores()) as threads:  # hashing releases the lock of the interpreter
+        digests = threads.map(lambda name: sha256_of(path / name), files)
+        for (name, entry), digest in zip(files.items(), digests, strict=True):
+            if digest != entry["sha256"]:
+                what = "changed: its SHA-256 is not the manifest's"
+                raise StorageError(what, str(path / name), "make the directory again")
 
 
 def refuse_existing(path: Path) -> None:
@@ -252,14 +264,14 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}{ASIDE}{secrets.token_hex(6)}")
 
 
-def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, uploaded: Mapping[str, FileEntry]) -> None:
+def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, known: Mapping[str, FileEntry]) -> None:
     """Make every file durable, and list all files in the manifest, which is written last."""
-    files = files_below(directory)
-    entries = dict(uploaded)
-    for file in files:
+    entries = dict(known)
+    for file in files_below(directory):
         if durable:
             fsync(file)
-        entries[file.relative_to(directory).as_posix()] = entry_of(file)
+        if (name := file.relative_to(directory).as_posix()) not in known:
+            entries[name] = entry_of(file)
     if durable:
         for folder in (Path(here, name) for here, names, _ in walk(directory) for name in names):
             fsync(folder)
@@ -291,7 +303,7 @@ def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
     return None if content is None else parse_json(content.decode(), part, dict[str, FileEntry], remedy)
 
 
-def _put(aside: Path, path: Path, replace: bool) -> None:
+def _put(aside: Path, path: Path, replace: bool, durable: bool) -> None:
     if not replace or not path.exists():
         try:
             os.rename(aside, path)
@@ -309,7 +321,8 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
             os.rename(old, path)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    fsync(path.parent)
+    if durable:
+        fsync(path.parent)
 
 
 def _restore(path: Path) -> None:

@@ -35,14 +35,12 @@ class Parts:
         optional: name of the work, such as "a search", if it can go on without parts. A part that cannot be written is
             then a warning, and no further part is written. By default it is an error.
         check: compares the files of a part with their digests, and raises `StorageError`.
-        durable: whether a part survives a crash of the machine; a part that does not is made again.
     """
 
     folder: Path | None
     key: str = ""
     optional: str = ""
     check: Callable[[Path], object] = read_manifest
-    durable: bool = True
 
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
         """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
@@ -80,7 +78,7 @@ class Parts:
         try:
             if size:
                 check_disk(self.folder, size, f"copies of {self.optional} that is not finished")
-            with committed_directory(self.folder / name, meta, replace=True, durable=self.durable) as path:
+            with committed_directory(self.folder / name, meta, replace=True) as path:
                 save(path)
         except StorageError as error:
             if not self.optional:

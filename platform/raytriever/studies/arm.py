@@ -13,8 +13,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from typing import Any
 import yaml
 
 from raytriever.cluster.session import run_with_gpu
-from raytriever.config import Config, Curriculum, dump_config, override
-from raytriever.data.negatives import NegativesTable
+from raytriever.config import Config, dump_config, override
 from raytriever.errors import StorageError
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.files import MEASURED
@@ -33,8 +31,9 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import RESULTS, read_results, without_nan
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
-from raytriever.experiment.opening import open_run, pin_sources
-from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
+from raytriever.experiment.run import find_negatives, folders_of, open_run, train_run
+from raytriever.experiment.start import pin_sources
+from raytriever.experiment.training import NegativesCache, best_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.store.commit import remove
 from raytriever.studies.definition import STEPS_TO_BEST, Arm, Evaluated, MeasuredDataset, errors_within
@@ -83,8 +82,7 @@ class ArmRunner:
         self._output, self._run_name, self._tracker, self._record, self._log = output, run_name, tracker, record, log
         self._gpus = gpus
         self._preparation = threading.Lock()
-        self._indexes = LexicalIndexes()
-        self._negatives: dict[Hashable, NegativesTable | None] = {}
+        self._negatives = NegativesCache(lambda line: None)
 
     def run(self, arm: Arm, seed: int) -> None:
         """Train and measure an arm; steps that an earlier call finished are skipped.
@@ -115,29 +113,29 @@ class ArmRunner:
             with closing(tracker):
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
                 return self._measure(arm, arm.model, facts, run, tracker), facts
-        curriculum = pin_sources(with_seed(arm.curriculum, seed), run.path, fresh=False)
+        curriculum = pin_sources(override(arm.curriculum, {"training": {"seed": seed}}), run.path, fresh=False)
         with self._preparation:
             opened, retriever = open_run(curriculum, lambda line: None)
             del retriever
-        run.begin(dump_config(curriculum), [stage.config.loss for stage in curriculum.all_stages])
+        run.begin(dump_config(curriculum), [training.loss for training in curriculum.trainings])
         tracker = self._child(name, run)
         with closing(tracker):
             dataset = opened.dataset
-            record = DatasetRecord(dataset.name, curriculum.base.data.dataset, dataset.digest, dataset.counts())
+            record = DatasetRecord(dataset.name, curriculum.data.dataset, dataset.digest, dataset.counts())
             tracker.describe(opened.settings(), record, _tags(run) | {"config_hash": curriculum.hash})
-            stages = Stages(run, opened, lambda line: None, here=not self._gpus, gpus=self._gpus)
             if not (run.path / MODEL).is_dir():
                 with self._preparation:
-                    stages.find_negatives(self._indexes.of, self._negatives)
-                stages.train(tracker, f"{name} of {self._run_name}")
-            facts = _training_facts(run.path, stages.folders, curriculum)
+                    tables = find_negatives(opened, run.path, self._negatives)
+                run_name, here = f"{name} of {self._run_name}", not self._gpus
+                train_run(opened, tables, run.path, tracker, run_name, lambda line: None, here, self._gpus)
+            facts = _training_facts(folders_of(curriculum, run.path), curriculum.trainings[-1])
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
 
     def _child(self, name: str, run: RunDirectory) -> Spool:
         return self._tracker.child(f"{name} of {self._run_name}", run.path)
 
     def _measure(self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: Spool) -> Metrics:
-        precision = arm.curriculum.base.training.precision if arm.curriculum else None
+        precision = arm.curriculum.training.precision if arm.curriculum else None
         metrics: Metrics = {}
         for dataset in arm.datasets:
             call = partial(measure, dataset, arm, model, precision, facts, run.path)
@@ -153,16 +151,6 @@ class ArmRunner:
         )
         tracker.log_file(run.path / CONFIG)
         return metrics
-
-
-def with_seed(curriculum: Curriculum, seed: int) -> Curriculum:
-    """Return the curriculum with this seed in all stages."""
-
-    def set_seed(config: Config) -> Config:
-        return override(config, {"training": {"seed": seed}})
-
-    stages = tuple(replace(stage, config=set_seed(stage.config)) for stage in curriculum.stages)
-    return Curriculum(set_seed(curriculum.base), stages)
 
 
 def measure(
@@ -202,10 +190,9 @@ def measure(
     return metrics
 
 
-def _training_facts(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict[str, Any]:
+def _training_facts(folders: list[Path], last: Config) -> dict[str, Any]:
     """Return the steps of a training, its best step, and the seconds of its steps."""
     steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
-    last = curriculum.all_stages[-1].config
     best: int | None = None
     if last.training.best_metric == DEV_LOSS:
         losses = end_to_end(folders, DEV_LOSS)

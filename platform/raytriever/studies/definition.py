@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raytriever.config.curriculum import Curriculum
+from raytriever.config import Config
 from raytriever.errors import UserError
 from raytriever.studies.claims import Claim
 
@@ -54,7 +54,7 @@ class Arm:
     name: str
     row: str
     datasets: tuple[MeasuredDataset, ...]
-    curriculum: Curriculum | None
+    curriculum: Config | None
     model: str = ""
     lengths: tuple[int | None, int | None] | None = None
 

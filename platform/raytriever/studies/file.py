@@ -14,9 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import Config, Curriculum, check_curriculum, check_curriculum_paths
-from raytriever.config.curriculum import STAGES, read_settings, read_stages
-from raytriever.config.settings import from_dict
+from raytriever.config import Config, check_config, check_config_paths, from_dict, read_settings
 from raytriever.errors import ConfigError
 from raytriever.evaluation.protocol import metric_title, read_metrics
 from raytriever.evaluation.request import BM25
@@ -187,7 +185,6 @@ def _arms(
     settings = dict(_mapping(value, where))
     if kind == _TRAINED and "dataset" in _mapping(settings.get("data", {}), where):
         raise ConfigError("data.dataset is set", where, "every arm trains on every one of `data_sets:`; name it there")
-    stages = settings.pop(STAGES, None)
     trainings = (
         {f"{_plain(row)}-{_plain(name)}": (config, (dataset,)) for name, (config, dataset) in sets.items()}
         if kind == _TRAINED
@@ -195,11 +192,10 @@ def _arms(
     )
     arms = []
     for name, (config, datasets) in trainings.items():
-        base = from_dict(settings, where, config)
-        curriculum = Curriculum(base, read_stages(stages, where, base) if stages is not None else ())
+        curriculum = from_dict(settings, where, config)
         with errors_within(where):
-            check_curriculum(curriculum)
-            check_curriculum_paths(curriculum)
+            check_config(curriculum)
+            check_config_paths(curriculum)
         arms.append(Arm(name, row, datasets, curriculum))
     return arms
 

@@ -30,7 +30,7 @@ from raytriever.store.disk import disk_errors
 from raytriever.studies.arm import arm_folder, evaluation_of
 from raytriever.studies.definition import STEPS_TO_BEST, Arm, Study
 from raytriever.studies.page import page_text, study_tables, title_of, value_text
-from raytriever.tracking.steps import end_to_end, stage_folders
+from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.training.config import DEV_LOSS
 
 RESULTS, TABLE, PAGE, FIGURES = "results.json", "table.md", "study.md", "figures"
@@ -180,7 +180,7 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
             for seed in seeds_of(arm, seeds):
                 metrics = _read_arm(arm_folder(output, arm, seed))
                 facts = {name: metrics.get(name) for name in ("steps", STEPS_TO_BEST, "step_seconds")}
-                if arm.curriculum.base.refresh.refresh_every:
+                if arm.curriculum.refresh.refresh_every:
                     facts["tables"] = _curve_of(output, arm, seed, "refresh_staleness_steps")
                 trainings.append({"arm": arm.name, "seed": seed, **facts})
     return trainings
@@ -233,5 +233,5 @@ def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> d
 
 
 def _curve_of(output: Path, arm: Arm, seed: int, metric: str) -> list[tuple[int, float]]:
-    """Return the logged values of a metric by step, over all stages of an arm; empty if nothing was trained."""
-    return end_to_end(stage_folders(arm_folder(output, arm, seed)), metric) if arm.curriculum else []
+    """Return the logged values of a metric by step, over all trainings of an arm; empty if nothing was trained."""
+    return end_to_end(training_folders(arm_folder(output, arm, seed)), metric) if arm.curriculum else []

@@ -24,7 +24,7 @@ import torch
 
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
-from raytriever.config.settings import hash_of
+from raytriever.config import hash_of, to_dict
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.evaluation.files import LATEX
@@ -83,7 +83,7 @@ def settings_of(study: Study, output: Path) -> dict[str, Any]:
 
     def settings_of_arm(arm: Arm) -> dict[str, Any]:
         return {
-            "trained": to_relative(arm.curriculum.to_dict()) if arm.curriculum else [arm.model, arm.lengths],
+            "trained": to_relative(to_dict(arm.curriculum)) if arm.curriculum else [arm.model, arm.lengths],
             "measured": {
                 one.name: to_relative(
                     [one.dataset, one.split, one.metrics, one.level, one.drop_own, one.bm25_language, one.max_bad_rows]
@@ -159,7 +159,7 @@ def run_study(
     """
     settings = settings_of(study, output)
     check_same(output, settings)
-    workers = max([1, *(arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum)])
+    workers = max([1, *(arm.curriculum.training.workers[1] for arm in study.arms if arm.curriculum)])
     if trial_gpus is not None and workers > 1:
         remedy = "omit it: each of several workers has a GPU of its own"
         raise ConfigError("applies to arms of one worker", setting("trial_gpus"), remedy)

@@ -120,7 +120,7 @@ def read_curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int,
     return {name: sorted(points.items()) for name, points in values.items()}
 
 
-def stage_folders(folder: Path) -> list[Path]:
+def training_folders(folder: Path) -> list[Path]:
     """Return the folders with the step logs of a run: those of its stages in order, or its own."""
 
     def number(path: Path) -> tuple[int, str]:

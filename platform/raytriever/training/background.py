@@ -1,13 +1,13 @@
-"""Background work of training whose result all workers adopt after the same step, and the hooks of the training loop.
+"""Background jobs of training: functions of a committed checkpoint, whose result all workers adopt after one step.
 
 A job has stages. Only while a job runs, the workers exchange one small message after each step. A stage ends when the
 first worker has finished it, or when all workers have finished it with the same result: on all workers after the same
 step.
 
-1. `submit` hands the work to another process or to a thread, and does not wait.
+1. `submit` starts a job. When its checkpoint is committed, another process or a thread gets the path.
 2. `poll` checks the work after each step and exchanges the messages.
 3. `adopt` applies the result of the last stage. `reject` logs why a job failed; a failed job never ends training.
-4. `recover` applies recorded results after a restart, and submits unfinished work again."""
+4. `recover` applies recorded results after a restart, and submits unfinished work again, with the same checkpoint."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -25,61 +26,11 @@ import torch
 from raytriever.errors import UserError
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.batch import Batch
-from raytriever.training.checkpoint import Progression
+from raytriever.training.checkpoint import Progression, checkpoint_path
 
 Result = TypeVar("Result", covariant=True)
 POLL_SECONDS = 0.02  # between two polls while training waits for a job
 LOG_SECONDS = 60.0  # between two log lines while training waits
-
-
-# ------------------------------------------------------------------------------------------------------------- hooks
-
-
-class Callback:
-    """Hooks of the training loop; each does nothing by default. All workers call each hook after the same step."""
-
-    def start(self, progression: Progression) -> Progression:
-        """Resume from the progression of the checkpoint; called once, before the first batch.
-
-        Returns:
-            The progression to train from.
-        """
-        return progression
-
-    def prefetch_limit(self, step: int, end: int) -> int:
-        """Return the step from which on no batch may be prepared before `after_step` of `step`; at most `end`."""
-        return end
-
-    def before_batch(self, step: int, batch: Batch) -> None:
-        """Check the batch of `step`, counted from 0, before the model learns from it."""
-
-    def after_step(self, progression: Progression) -> Progression:
-        """Act after a step whose checkpoint, where one is due, is being written.
-
-        Returns:
-            The progression; with `stopped` where training ends.
-        """
-        return progression
-
-    def finish(self, progression: Progression) -> Progression:
-        """Act after the last step, when all checkpoints are committed; returns the final progression."""
-        return progression
-
-    def close(self) -> None:
-        """Release threads; called also after an error."""
-
-    def metrics(self, step: int) -> Mapping[str, float]:
-        """Return metrics for the tracker, of `step` counted from 0."""
-        return {}
-
-    def needs_checkpoint(self, step: int) -> bool:
-        """Return whether a checkpoint is needed after `step` steps."""
-        return False
-
-    @property
-    def retained_steps(self) -> frozenset[int]:
-        """Steps whose checkpoints must not be removed; read by the thread that writes checkpoints."""
-        return frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------------- messages
@@ -122,8 +73,8 @@ class JobError(Exception):
 class JobClient(Protocol[Result]):
     """Access to the process that does the work; used by the first worker alone, for one job at a time."""
 
-    def submit(self, number: int, content: Any) -> None:
-        """Start job `number`. Does not wait."""
+    def submit(self, number: int, checkpoint: Path) -> None:
+        """Start job `number` on a committed checkpoint. Does not wait."""
 
     def poll(self) -> Result | None:
         """Return the result of the job; None while it is running. Does not wait.
@@ -181,27 +132,43 @@ def failure_reason(error: Exception) -> str:
 # --------------------------------------------------------------------------------------------------------------- job
 
 
-class BackgroundJob(Callback, ABC):
+class BackgroundJob(ABC):
     """State machine of one kind of background work on one worker; one job runs at a time.
 
-    All workers make every call in the same order.
+    All workers make every call in the same order, and call each hook of the training loop after the same step.
+
+    Args:
+        client: access to the process that does the work, on the first worker; None on the others.
+        checkpoints: folder of the checkpoints.
+        stages: stages after the one in which the work is done.
     """
 
     def __init__(
         self,
-        stages: Sequence[JobStage],
+        client: JobClient[Any] | None,
+        checkpoints: Path,
         workers: WorkerGroup,
         log: Callable[[str], None],
         report_status: Callable[[str], None],
+        stages: Sequence[JobStage] = (),
     ) -> None:
-        self._stages, self.workers, self._log, self._report_status = stages, workers, log, report_status
+        self._client, self._checkpoints = client, checkpoints
+        self._stages = [JobStage(self._check_checkpoint), JobStage(self._check_work, self._submit_work), *stages]
+        self.workers, self._log, self._report_status = workers, log, report_status
+        self._number, self._checkpoint = 0, checkpoints
         self._stage: int | None = None
         self._message, self._reason = RUNNING, ""
         self._wait_seconds = 0.0
+        # Called by all workers before training waits; it raises the error of a checkpoint that cannot be written.
+        self.wait_for_checkpoint: Callable[[], None] = lambda: None
 
     @abstractmethod
     def recover(self, step: int) -> None:
         """Resume after `step` steps: apply recorded results, submit unfinished work again."""
+
+    @abstractmethod
+    def receive(self, result: Any, step: int) -> float:
+        """Record, on the first worker, the result of the work after `step` steps; returns what all workers adopt."""
 
     @abstractmethod
     def adopt(self, step: int, result: float) -> None:
@@ -225,14 +192,58 @@ class BackgroundJob(Callback, ABC):
         """True while a job is running."""
         return self._stage is not None
 
+    # ------------------------------------------------------------------------------------- hooks of the training loop
+
     def start(self, progression: Progression) -> Progression:
-        """See `Callback.start`."""
+        """Resume from the progression of the checkpoint; called once, before the first batch.
+
+        Returns:
+            The progression to train from.
+        """
         self.recover(progression.step)
         return progression
 
-    def submit(self, start: Callable[[], None] = lambda: None) -> None:
-        """Start a job with its first stage; an error in `start` fails the job."""
-        self._enter(0, start)
+    def prefetch_limit(self, step: int, end: int) -> int:
+        """Return the step from which on no batch may be prepared before `after_step` of `step`; at most `end`."""
+        return end
+
+    def before_batch(self, step: int, batch: Batch) -> None:  # noqa: B027
+        """Check the batch of `step`, counted from 0, before the model learns from it."""
+
+    @abstractmethod
+    def after_step(self, progression: Progression) -> Progression:
+        """Act after a step whose checkpoint, where one is due, is being written.
+
+        Returns:
+            The progression; with `stopped` where training ends.
+        """
+
+    def finish(self, progression: Progression) -> Progression:
+        """Act after the last step, when all checkpoints are committed; returns the final progression."""
+        return progression
+
+    def close(self) -> None:  # noqa: B027
+        """Release threads; called also after an error."""
+
+    @abstractmethod
+    def needs_checkpoint(self, step: int) -> bool:
+        """Return whether a checkpoint is needed after `step` steps."""
+
+    @property
+    @abstractmethod
+    def retained_steps(self) -> frozenset[int]:
+        """Steps whose checkpoints must not be removed; read by the thread that writes checkpoints."""
+
+    @abstractmethod
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return metrics for the tracker, of `step` counted from 0."""
+
+    # ---------------------------------------------------------------------------------------------------------- stages
+
+    def submit(self, number: int, step: int) -> None:
+        """Start job `number`, on the checkpoint of `step`, as soon as that is committed."""
+        self._number, self._checkpoint = number, checkpoint_path(self._checkpoints, step)
+        self._enter(0, lambda: None)
 
     def poll(self, step: int) -> None:
         """Check the running job after `step` steps, and go to its next stage where all workers agree on that."""
@@ -259,6 +270,7 @@ class BackgroundJob(Callback, ABC):
         began = logged = time.monotonic()
         if must_wait():
             self._report_status(f"waiting for {self.describe()}")
+            self.wait_for_checkpoint()
         while must_wait():
             time.sleep(POLL_SECONDS)
             self.poll(step)
@@ -291,6 +303,17 @@ class BackgroundJob(Callback, ABC):
             yield
         except Exception as error:
             self._message, self._reason = JobMessage(JobStatus.FAILED), failure_reason(error)
+
+    def _check_checkpoint(self, step: int) -> JobMessage:
+        return JobMessage(JobStatus.DONE) if self.is_first and self._checkpoint.is_dir() else RUNNING
+
+    def _submit_work(self, step: int) -> None:
+        if self._client is not None:
+            self._client.submit(self._number, self._checkpoint)
+
+    def _check_work(self, step: int) -> JobMessage:
+        result = self._client.poll() if self._client is not None else None
+        return RUNNING if result is None else JobMessage(JobStatus.DONE, self.receive(result, step))
 
     def _enter(self, stage: int, start: Callable[[], None]) -> None:
         self._stage, self._message, self._reason = stage, RUNNING, ""

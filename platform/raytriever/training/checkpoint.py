@@ -8,8 +8,7 @@ without a valid manifest is ignored. All digests are checked before any tensor i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
@@ -22,17 +21,18 @@ from torch import nn
 from raytriever.errors import StorageError
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.reading.arrays import open_tensors
-from raytriever.reading.structured import parse_json, read_json
+from raytriever.models.checkpoint import STATE, WEIGHTS
+from raytriever.models.slices import CHECKPOINT, OTHER_OUTPUT, Slice, read_slices, whole_tensors
+from raytriever.reading.structured import read_json
 from raytriever.store.commit import read_manifest, remove
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of
 from raytriever.store.remote import pull, sweep
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
-from raytriever.training.parallel.model_state import CHECKPOINT, OTHER_OUTPUT, SAME_RUN, Slice, whole_tensors
+from raytriever.training.parallel.model_state import SAME_RUN
 from raytriever.training.parallel.strategy import Strategy
 
-WEIGHTS, MOMENTS, STATE = "weights", "optimizer", "state.json"
+MOMENTS = "optimizer"
 
 
 @dataclass(frozen=True)
@@ -109,22 +109,6 @@ def read_state(path: Path) -> State:
         return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
 
 
-def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """Yield all workers' slices, those of one name together, weights before moments, each read when it is asked for."""
-    for kind in kinds:
-        with ExitStack() as stack:
-            paths = sorted(path.glob(f"{kind}-*-of-*"))
-            files = [stack.enter_context(open_tensors(file, OTHER_OUTPUT)) for file in paths]
-            positions = [_slice_positions(tensors, file) for tensors, file in zip(files, paths, strict=True)]
-            names = [set(file.keys()) for file in files]
-            for name in sorted(set().union(*names)):
-                for file, position, own in zip(files, positions, names, strict=True):
-                    if name in own:
-                        values = file.get_tensor(name)
-                        start, shape = position.get(name, (0, tuple(values.shape)))
-                        yield Slice(name, values.flatten(), start, shape)
-
-
 def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise `StorageError` with the first value of the origin in which a checkpoint differs from this run."""
     for name, value in here.items():
@@ -177,19 +161,6 @@ def remove_unfinished(folder: Path) -> None:
     for leftover in (*folder.glob(".*step-*"), *folder.glob(".shard-*")):
         remove(leftover)
     sweep(folder)
-
-
-def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return start and shape of the whole tensor, for each slice in a file that is no whole tensor."""
-    positions = {}
-    for name, text in (tensors.metadata() or {}).items():
-        fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)
-        if len(fields) != 2 or not isinstance(fields[0], int) or not isinstance(fields[1], list):
-            raise StorageError(
-                "is damaged or changed: a start and a shape are expected", f"{file}: {name}", OTHER_OUTPUT
-            )
-        positions[name] = fields[0], tuple(fields[1])
-    return positions
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:

@@ -32,12 +32,12 @@ from torch import Tensor
 
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
+from raytriever.models.slices import Slice
 from raytriever.store.commit import FileEntry, committed_directory, push_part, take_part
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of
 from raytriever.training.background import all_rows, all_texts
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
-from raytriever.training.parallel.model_state import Slice
 
 T = TypeVar("T")
 POLL_SECONDS = 0.02
@@ -184,7 +184,7 @@ class CheckpointWriter:
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
         uploaded: dict[str, FileEntry] = {}  # files of other workers that are in the object store already
-        with committed_directory(path, replace=True, uploaded=uploaded) as hidden:
+        with committed_directory(path, replace=True, entries=uploaded) as hidden:
             write_slices(slices, hidden, 0, self._workers.size)
             write_state(state, hidden)
             for rank in self._writers:

@@ -188,8 +188,7 @@ def check_validation(validation: ValidationConfig, training: TrainingConfig) -> 
         )
 
 
-ASYNC, SYNC, ROLLING = "async", "sync", "rolling"
-MODES = (ASYNC, SYNC, ROLLING)
+ASYNC, SYNC = "async", "sync"
 METHOD = "dense"
 
 
@@ -202,20 +201,13 @@ class RefreshConfig:
     )
     refresh_mode: str = option(
         ASYNC,
-        "async: training continues during a refresh; sync: it waits; rolling: only a share of the corpus is encoded",
-        choices=MODES,
+        "async: training continues during a refresh; sync: it waits",
+        choices=(ASYNC, SYNC),
         needs="refresh_every",
-    )
-    refresh_share: float = option(
-        0.25,
-        "share of the corpus that a rolling refresh encodes again, a different share each time",
-        above=0,
-        maximum=1,
-        needs=Need("refresh_mode", ROLLING),
     )
     refresh_pool: int | str = option(
         1,
-        "number of processes that encode, or the smallest and the largest number",
+        "number of processes that encode and search, or the smallest and the largest number",
         reads=worker_count,
         form="N|MIN:MAX",
         needs="refresh_every",

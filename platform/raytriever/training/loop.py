@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from raytriever.models.files import first_line
 from raytriever.models.memory import is_out_of_memory
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
-from raytriever.training.background import Callback, all_texts
+from raytriever.training.background import BackgroundJob, all_texts
 from raytriever.training.batch import Batch, copy_to, wait_for_copy
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
@@ -39,7 +38,7 @@ from raytriever.training.optimizer import build_optimizer, learning_rate_scale, 
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
-from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
+from raytriever.training.parallel.model_state import frozen_digest
 from raytriever.training.parallel.objective import Objective, with_default_operands
 from raytriever.training.parallel.strategy import Readout, Replicas, Strategy
 from raytriever.training.parallel.zero import Zero
@@ -165,6 +164,7 @@ class Trainer:
         setup, checkpointer = self.setup, self.checkpointer
         with checkpointer, ExitStack() as closing:
             for callback in self.callbacks:
+                callback.wait_for_checkpoint = checkpointer.wait
                 closing.callback(callback.close)
             for callback in self.callbacks:
                 self.progression = callback.start(self.progression)
@@ -236,8 +236,8 @@ class Trainer:
         self.save_seconds = 0.0
         self.progression = replace(self.progression, step=step + 1)
 
-    def _build_callbacks(self) -> list[Callback]:
-        setup, callbacks = self.setup, list[Callback]()
+    def _build_callbacks(self) -> list[BackgroundJob]:
+        setup, callbacks = self.setup, list[BackgroundJob]()
         if setup.validation:
             callbacks.append(
                 ValidationJob(
@@ -256,8 +256,8 @@ class Trainer:
                     plan=setup.refresh,
                     sources=self.sources,
                     total_steps=setup.total_steps,
+                    checkpoints=setup.folder,
                     workers=self.messages,
-                    take_snapshot=partial(take_snapshot, setup.retriever, self.workers),
                     log=setup.log,
                     report_status=setup.report_status,
                 )

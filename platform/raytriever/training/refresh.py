@@ -1,13 +1,14 @@
 """Refresh of hard negatives with the encoder that is being trained, as a background job of training.
 
-1. When a round is due, the weights are copied. The first worker passes them to the miner, which writes the table of
+1. A step at which a round is due has a checkpoint. The first worker passes it to the miner, which writes the table of
    the round. Training continues, or waits if the settings say so.
 2. A thread of each worker reads the table.
 3. The first worker records in the ledger from which step on the table is used: the first step that no loader can have
    prepared. No worker uses the table before it is recorded, so a resumed run makes the same batches.
 
-After a failed round the current table stays in use. Negatives by the encoder as it trains: ANCE (Xiong et al., 2021,
-arXiv:2007.00808)."""
+After a failed round the current table stays in use. An interrupted round starts again with its checkpoint, which is
+kept until the round has ended. `raytriever mine --model RUN/checkpoints/step-N` finds the same negatives. Negatives by
+the encoder as it trains: ANCE (Xiong et al., 2021, arXiv:2007.00808)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,11 @@ from raytriever.training.background import (
     JobMessage,
     JobStage,
     JobStatus,
+    broadcast_json,
 )
 from raytriever.training.batch import Batch
-from raytriever.training.checkpoint import Progression
+from raytriever.training.checkpoint import Progression, checkpoint_path
 from raytriever.training.loader import PREFETCH_DEPTH, SourceVersions
-from raytriever.training.parallel.model_state import Snapshot
 
 ROUNDS = "rounds.json"
 _REMEDY = f"give another {setting('output')}"
@@ -46,20 +47,18 @@ _REMEDY = f"give another {setting('output')}"
 
 @dataclass(frozen=True)
 class Round:
-    """One round of refresh.
+    """One round of refresh that has ended.
 
     Args:
         number: from 1; 0 is the table that training began with.
-        due: the number of steps after which it was due, a multiple of `--refresh-every`.
-        snapshot: the number of steps that its encoder was trained for; more than `due` where it was started again.
-        ended: the number of steps done when it ended; None while it is running.
+        step: the step whose checkpoint mined, a multiple of `--refresh-every`.
+        ended: the number of steps done when it ended.
         used_from: the first step that uses its table, from 1 as in `steps.jsonl`; None where it failed.
     """
 
     number: int
-    due: int
-    snapshot: int
-    ended: int | None = None
+    step: int
+    ended: int
     used_from: int | None = None
     digest: str = ""
     reason: str = ""
@@ -68,19 +67,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All rounds of a run in order; at most the last one is running.
+    """All ended rounds of a run in order.
 
-    `negatives/rounds.json` holds an entry for each. It is replaced as a whole before any work on a round and before any
-    worker uses its table. Given the entries, the table of a step is a function of the step, so a resumed run makes the
-    same batches. The table is in `negatives/round-0001/`.
+    `negatives/rounds.json` holds an entry for each. It is replaced as a whole before any worker uses the table of a
+    round. Given the entries, the table of a step is a function of the step, so a resumed run makes the same batches.
+    The table is in `negatives/round-0001/`.
     """
 
     rounds: tuple[Round, ...] = ()
-
-    @property
-    def running_round(self) -> Round | None:
-        """The round that has not ended; None where all have."""
-        return self.rounds[-1] if self.rounds and self.rounds[-1].ended is None else None
 
     @property
     def adopted_rounds(self) -> tuple[Round, ...]:
@@ -96,38 +90,24 @@ class Ledger:
 
     def age(self, step: int) -> int:
         """Return the steps between `step` and the weights that mined its negatives; `step` for the first table."""
-        return step - max((one.snapshot for one in self.adopted_rounds if one.number <= self.version(step)), default=0)
+        return step - max((one.step for one in self.adopted_rounds if one.number <= self.version(step)), default=0)
 
     @property
     def failures(self) -> int:
         """Number of rounds that ended without a table."""
-        return sum(one.ended is not None and one.used_from is None for one in self.rounds)
+        return len(self.rounds) - len(self.adopted_rounds)
 
     def is_due(self, step: int, every: int) -> bool:
-        """Return whether a round starts when `step` steps are done.
+        """Return whether a round starts after `step` steps, unless one is running.
 
         A step has at most one round, also where a resumed run repeats the step. It has none where another round was
         running.
         """
-        if step == 0 or step % every:
-            return False
-        return not any(
-            one.due == step or one.due < step < (step + 1 if one.ended is None else one.ended) for one in self.rounds
-        )
+        return step > 0 and step % every == 0 and not any(one.step <= step <= one.ended for one in self.rounds)
 
-    def with_round_started(self, due: int, snapshot: int) -> Ledger:
-        """Return the ledger with one more round, or with the running round started again."""
-        finished = self.rounds[:-1] if self.running_round else self.rounds
-        return Ledger((*finished, Round(len(finished) + 1, due, snapshot)))
-
-    def without_later(self, step: int) -> Ledger:
-        """Return the ledger for a run that resumes after `step`, without a running round that was due later."""
-        running = self.running_round
-        return Ledger(self.rounds[:-1]) if running and running.due > step else self
-
-    def with_round_ended(self, **fields: Any) -> Ledger:
-        """Return the ledger with the running round ended; `fields` are fields of `Round`."""
-        return Ledger((*self.rounds[:-1], replace(self.rounds[-1], **fields)))
+    def with_round(self, step: int, ended: int, **fields: Any) -> Ledger:
+        """Return the ledger with one more round; `fields` are further fields of `Round`."""
+        return Ledger((*self.rounds, Round(len(self.rounds) + 1, step, ended, **fields)))
 
     def write(self, folder: Path) -> None:
         """Replace the file; raises `StorageError` where it cannot be written."""
@@ -176,8 +156,8 @@ class RefreshPlan:
     Args:
         folder: Folder of the ledger and the tables, seen by every worker.
         read: reads the table in a committed directory.
-        miner: on the first worker; None on the others. It is passed the number of a round and a snapshot, commits the
-            table of the round at `round_path`, replacing any table there, and returns metrics for the tracker.
+        miner: on the first worker; None on the others. It is passed the number of a round and a checkpoint, commits
+            the table of the round at `round_path`, replacing any table there, and returns metrics for the tracker.
         last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses
             the table of a round that is started again, so that the logged metrics stay true.
     """
@@ -202,24 +182,23 @@ class RefreshJob(BackgroundJob):
         plan: RefreshPlan,
         sources: SourceVersions,
         total_steps: int,
+        checkpoints: Path,
         workers: WorkerGroup,
-        take_snapshot: Callable[[], Snapshot],
         log: Callable[[str], None],
         report_status: Callable[[str], None] = lambda text: None,
     ) -> None:
         stages = [
-            JobStage(self._check_mining),
             JobStage(self._check_reading, self._start_reading, needs_all=True),
             JobStage(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
         ]
-        super().__init__(stages, workers, log, report_status)
+        super().__init__(plan.miner, checkpoints, workers, log, report_status, stages)
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
-        self._take_snapshot = take_snapshot
+        self._step = 0  # whose checkpoint mines in the running round
         self._ledger = read_ledger(plan.folder)
         self._readers: list[ThreadPoolExecutor] = []  # one for each table; older ones may still read tables that failed
         self._reading: Future[tuple[NegativesTable, float]]
         self._metrics: dict[str, float] = {}
-        self._end: dict[str, Any] = {}  # of the running round, as the ledger will record it
+        self._ended = Ledger()  # with the running round, as it will be recorded
         self._began = 0.0
 
     # ------------------------------------------------------------------------------------------------------- hooks
@@ -231,7 +210,7 @@ class RefreshJob(BackgroundJob):
         return self.after_step(super().start(progression))
 
     def prefetch_limit(self, step: int, end: int) -> int:
-        """See `Callback.prefetch_limit`: the next step at which training waits for a round."""
+        """See `BackgroundJob.prefetch_limit`: the next step at which training waits for a round."""
         return min(end, (step // self._plan.every + 1) * self._plan.every) if self._plan.waits else end
 
     def before_batch(self, step: int, batch: Batch) -> None:
@@ -247,8 +226,8 @@ class RefreshJob(BackgroundJob):
         with self.count_wait():
             self._sources.forget_before(step)
             self.poll(step)
-            if not self.is_running and self._ledger.is_due(step, self._plan.every):
-                self._start_round(step, step)
+            if self.needs_checkpoint(step):
+                self._start_round(step)
             if self._plan.waits:
                 self.wait_while(lambda: self.is_running, step)
         return progression
@@ -271,60 +250,58 @@ class RefreshJob(BackgroundJob):
             "refresh_wait_seconds": self.take_wait_seconds(),
         }
 
+    def needs_checkpoint(self, step: int) -> bool:
+        """Return whether a round starts after `step` steps."""
+        return step < self._total_steps and not self.is_running and self._ledger.is_due(step, self._plan.every)
+
+    @property
+    def retained_steps(self) -> frozenset[int]:
+        """The step whose checkpoint mines."""
+        return frozenset({self._step} if self.is_running else ())
+
     # -------------------------------------------------------------------------------------------------------- job
 
     def recover(self, step: int) -> None:
-        """Use the recorded tables, and start the round that was running again, with the weights as they are now."""
-        self._ledger = self._ledger.without_later(step)
+        """Use the recorded tables, and start the round that was running again, with its checkpoint."""
         for one in self._ledger.adopted_rounds:
             if one.number >= self._ledger.version(step):
                 self._add_recorded(one)
-        if self._ledger.running_round is not None:
-            self._start_round(step, self._ledger.running_round.due)
+        every = self._plan.every
+        due = [one for one in range(every, step + 1, every) if self._ledger.is_due(one, every)]
+        interrupted = next((one for one in due if checkpoint_path(self._checkpoints, one).is_dir()), 0)
+        interrupted = broadcast_json(interrupted, self.workers)
+        if interrupted:
+            self._start_round(interrupted)
+
+    def receive(self, result: Mapping[str, float], step: int) -> float:
+        """Keep the metrics of the miner."""
+        self._metrics = dict(result)
+        return 0.0
 
     def adopt(self, step: int, result: float) -> None:
         """Use the table from its step on."""
-        self._ledger = self._ledger.with_round_ended(**self._end)
+        self._ledger = self._ended
         self._add_version(self._reading.result()[0], self._ledger.rounds[-1])
 
     def reject(self, step: int, reason: str) -> None:
         """Record the failure; the tables in use stay in use."""
         reason = reason or "another worker could not read its table, or read another one"
-        self._ledger = self._ledger.with_round_ended(ended=step, reason=reason)
+        self._ledger = self._ledger.with_round(self._step, step, reason=reason)
         if self.is_first:
             with self._failing():  # a failure that is not recorded is a round that a resumed run starts again
                 self._ledger.write(self._plan.folder)
-            number = self._ledger.rounds[-1].number
-            self.log(
-                f"Refresh round {number} of the hard negatives failed ({reason}). The current negatives stay in use."
-            )
+            self.log(f"{self.describe().capitalize()} failed ({reason}). The current negatives stay in use.")
 
     def describe(self) -> str:
         """See `BackgroundJob.describe`."""
-        return f"refresh round {self._ledger.rounds[-1].number} of the hard negatives"
+        return f"refresh round {self._number} of the hard negatives"
 
-    def _start_round(self, step: int, due: int) -> None:
-        """Record that a round starts, and pass the weights to the miner."""
-        self._ledger = self._ledger.with_round_started(due, step)
-        self._began, self._metrics = time.monotonic(), {}
-        weights = self._take_snapshot()
-
-        def start() -> None:
-            if self._plan.miner is not None:
-                self._ledger.write(self._plan.folder)
-                self._plan.miner.submit(self._ledger.rounds[-1].number, weights)
-
-        self.submit(start)
-
-    def _check_mining(self, step: int) -> JobMessage:
-        metrics = self._plan.miner.poll() if self._plan.miner is not None else None
-        if metrics is None:
-            return RUNNING
-        self._metrics = dict(metrics)
-        return JobMessage(JobStatus.DONE)
+    def _start_round(self, step: int) -> None:
+        self._step, self._began, self._metrics = step, time.monotonic(), {}
+        self.submit(len(self._ledger.rounds) + 1, step)
 
     def _start_reading(self, step: int) -> None:
-        path = round_path(self._plan.folder, self._ledger.rounds[-1].number)
+        path = round_path(self._plan.folder, self._number)
         current = self._sources.newest.examples.negatives
         reader = ThreadPoolExecutor(1, "refresh")
         self._reading = reader.submit(read_table, self._plan.read, path, current)
@@ -339,22 +316,24 @@ class RefreshJob(BackgroundJob):
 
     def _record(self, step: int) -> None:
         """Choose the first step that uses the table; the first worker records it."""
-        plan, (table, common), this_round = self._plan, self._reading.result(), self._ledger.rounds[-1]
+        plan, (table, common) = self._plan, self._reading.result()
         ended = first = step
         if not plan.waits:
             # All workers know after the next step that it is recorded; their loaders may be `PREFETCH_DEPTH` ahead.
             ended = step + 1
             after = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=1)
             first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, after)
-        self._end = {"ended": ended, "used_from": first + 1, "digest": table.digest}
+        measured = self._metrics | {
+            "refresh_overlap": common,
+            "refresh_rows": float(len(table)),
+            "refresh_staleness_steps": float(first - self._step),
+            "refresh_seconds": time.monotonic() - self._began,
+        }
+        self._ended = self._ledger.with_round(
+            self._step, ended, used_from=first + 1, digest=table.digest, measured=measured
+        )
         if self.is_first:
-            self._end["measured"] = self._metrics | {
-                "refresh_overlap": common,
-                "refresh_rows": float(len(table)),
-                "refresh_staleness_steps": float(first - this_round.snapshot),
-                "refresh_seconds": time.monotonic() - self._began,
-            }
-            self._ledger.with_round_ended(**self._end).write(plan.folder)
+            self._ended.write(plan.folder)
 
     def _add_recorded(self, one: Round) -> None:
         path = round_path(self._plan.folder, one.number)

@@ -22,15 +22,7 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import read_manifest, remove, write_atomically
 from raytriever.store.disk import disk_errors
-from raytriever.training.background import (
-    RUNNING,
-    BackgroundJob,
-    JobClient,
-    JobMessage,
-    JobStage,
-    JobStatus,
-    broadcast_json,
-)
+from raytriever.training.background import BackgroundJob, JobClient, broadcast_json
 from raytriever.training.checkpoint import Progression, checkpoint_path
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 
@@ -188,10 +180,8 @@ class ValidationJob(BackgroundJob):
         log: Callable[[str], None],
         report_status: Callable[[str], None] = lambda text: None,
     ) -> None:
-        stages = [JobStage(self._check_checkpoint), JobStage(self._check_evaluation, self._submit_evaluation)]
-        super().__init__(stages, workers, log, report_status)
+        super().__init__(plan.evaluator, checkpoints, workers, log, report_status)
         self._plan, self._settings, self._total_steps = plan, settings, total_steps
-        self._checkpoints = checkpoints
         self._values: dict[int, float] = {}
         self._pending: list[int] = []  # steps, the first of which the running job validates
         self._stop: Stop | None = None
@@ -245,6 +235,12 @@ class ValidationJob(BackgroundJob):
         self._stop = Stop(*state["stop"]) if state["stop"] else None
         self._submit_next()
 
+    def receive(self, result: Record, step: int) -> float:
+        """Record where it ends patience, and report the metrics."""
+        self._record_stop(result, step)
+        self._plan.on_metrics(result.step, result.measured)
+        return result.value
+
     def adopt(self, step: int, result: float) -> None:
         """Use the value of the oldest pending checkpoint; stop training where it ends patience."""
         self._values[self._pending.pop(0)] = result
@@ -284,23 +280,7 @@ class ValidationJob(BackgroundJob):
         best = {self._summary.best_step} if self._is_deciding else set()
         self._retained_steps = frozenset({*best, *self._pending})
         if self._pending and not self.is_running:
-            self.submit()
-
-    def _check_checkpoint(self, step: int) -> JobMessage:
-        is_committed = self.is_first and checkpoint_path(self._checkpoints, self._pending[0]).is_dir()
-        return JobMessage(JobStatus.DONE) if is_committed else RUNNING
-
-    def _submit_evaluation(self, step: int) -> None:
-        if self._plan.evaluator is not None:
-            self._plan.evaluator.submit(self._pending[0], checkpoint_path(self._checkpoints, self._pending[0]))
-
-    def _check_evaluation(self, step: int) -> JobMessage:
-        record = self._plan.evaluator.poll() if self._plan.evaluator is not None else None
-        if record is None:
-            return RUNNING
-        self._record_stop(record, step)
-        self._plan.on_metrics(record.step, record.measured)
-        return JobMessage(JobStatus.DONE, record.value)
+            self.submit(self._pending[0], self._pending[0])
 
     def _record_stop(self, record: Record, step: int) -> None:
         """Write the early stop where this record ends patience, before any worker acts on it."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from raytriever.config.curriculum import read_settings
-from raytriever.config.settings import Config, from_dict
+from raytriever.config import SECTIONS, from_dict, read_settings
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.options import check_options, did_you_mean, option
 from raytriever.paths import SEARCH_SPACE
@@ -176,13 +175,12 @@ class SearchSpace:
 def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
     """Return the search space of `{section: {setting: list or range}}`, of a file or of a named space."""
     dimensions = []
-    sections = {field.name: type(getattr(Config(), field.name)) for field in dataclasses.fields(Config)}
     for section, settings in content.items():
-        if section not in sections:
-            raise ConfigError(f"unknown section {section!r}", where, did_you_mean(str(section), sections))
+        if section not in SECTIONS:
+            raise ConfigError(f"unknown section {section!r}", where, did_you_mean(str(section), SECTIONS))
         if not isinstance(settings, Mapping) or not settings:
             raise ConfigError(f"section {section!r} holds {settings!r}", where, "give `setting: [value, value]` lines")
-        hints = get_type_hints(sections[section])
+        hints = get_type_hints(SECTIONS[section])
         for name, domain in settings.items():
             if name not in hints:
                 raise ConfigError(f"unknown setting {name!r} in {section!r}", where, did_you_mean(str(name), hints))

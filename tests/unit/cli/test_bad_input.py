@@ -33,7 +33,7 @@ train --loss triplet --learn-temperature --dataset LETTERS => learn_temperature:
 train --refresh-every 5 => refresh_every: there are no hard negatives to refresh; give negatives_per_query
 train --refresh-every 5 --negatives-per-query 1 --max-steps 5 => no steps are left after the first refresh, at step 5 of
 train --refresh-every 12 --negatives-per-query 1 --batch-size 8 --epochs 1 --dataset LETTERS => at step 12 of 12; give
-train --refresh-share 0.5 --refresh-every 5 --negatives-per-query 1 => has no effect with refresh_mode async; leave it
+train --refresh-mode rolling --refresh-every 5 --negatives-per-query 1 => choose from async, sync
 train --refresh-pool 2:1 => refresh_pool: '2:1' is invalid; give a number of processes such as 4, or the fewest and
 train --max-grad-norm 3 => --max-grad-norm: has no flag; write `training: {max_grad_norm: VALUE}` into a file, and give
 train --refresh-ranks 3:9 => --refresh-ranks: was removed; give --refresh-relative-margin
@@ -191,7 +191,7 @@ def test_a_defect_keeps_its_traceback(work: Path, monkeypatch: pytest.MonkeyPatc
     def broken(*words: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("raytriever.cli.train.check_curriculum", broken)
+    monkeypatch.setattr("raytriever.cli.train.check_run", broken)
     with pytest.raises(ZeroDivisionError):
         run("train", [])
 
@@ -202,7 +202,7 @@ def test_a_gpu_that_fails_ends_in_one_line(
     def lost(*words: object) -> None:
         raise torch.AcceleratorError("CUDA error: unspecified launch failure\nFor debugging ...")
 
-    monkeypatch.setattr("raytriever.cli.train.check_curriculum", lost)
+    monkeypatch.setattr("raytriever.cli.train.check_run", lost)
     assert run("train", []) == 2
     line = (
         "error: the GPU failed (CUDA error: unspecified launch failure); look at nvidia-smi and the log of the kernel, "

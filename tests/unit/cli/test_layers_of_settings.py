@@ -10,27 +10,17 @@ import pytest
 
 from raytriever.cli.main import run
 from raytriever.cli.train import _parser, resolve_settings
-from raytriever.config import (
-    NAME,
-    Config,
-    Curriculum,
-    default_run_name,
-    dump_config,
-    load_curriculum,
-    shown_run_name,
-    to_dict,
-)
+from raytriever.config import NAME, SECTIONS, Config, dump_config, load_config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
+from raytriever.experiment.start import default_run_name, shown_run_name
 from raytriever.models.config import ModelConfig
 from raytriever.recipes import RECIPES
 from raytriever.training.config import TrainingConfig
 
 
 def resolved(*words: object) -> Config:
-    curriculum = resolve_settings(_parser().parse([str(word) for word in words]))
-    assert not curriculum.stages
-    return curriculum.base
+    return resolve_settings(_parser().parse([str(word) for word in words]))
 
 
 @pytest.fixture
@@ -78,7 +68,7 @@ def test_a_loss_file_of_a_settings_file_runs_only_if_the_command_line_names_it(
     if settings.startswith("stages"):  # whose settings override flags
         with pytest.raises(ConfigError, match=r"its loss own/hinge\.py:hinge is a program"):
             resolve_settings(_parser().parse([*words, "--loss", "own/hinge.py:other"]))
-    assert resolve_settings(_parser().parse([*words, "--loss", f"{tmp_path}/own/hinge.py:hinge"])).base.loss.files
+    assert resolve_settings(_parser().parse([*words, "--loss", f"{tmp_path}/own/hinge.py:hinge"])).loss.files
 
 
 def test_a_loss_file_of_a_search_space_runs_only_if_the_command_line_names_it(
@@ -133,27 +123,27 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
 def test_a_written_configuration_is_read_back_equal(config: Config, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config), encoding="utf-8")
-    assert load_curriculum(file) == Curriculum(config)
-    assert load_curriculum(file).hash == config.hash
+    assert load_config(file) == config
+    assert load_config(file).hash == config.hash
     assert resolved("--config", file) == config
 
 
 def test_every_setting_changes_the_hash() -> None:
     seen = {Config().hash}
-    for section in dataclasses.fields(Config):
-        settings = getattr(Config(), section.name)
+    for section, kind in SECTIONS.items():
+        settings = kind()
         for field in dataclasses.fields(settings):
             changed = dataclasses.replace(settings, **{field.name: _other(getattr(settings, field.name))})
-            seen.add(dataclasses.replace(Config(), **{section.name: changed}).hash)
-    assert len(seen) == 1 + sum(len(dataclasses.fields(section.type_)) for section in _sections())
+            seen.add(dataclasses.replace(Config(), **{section: changed}).hash)
+    assert len(seen) == 1 + sum(len(dataclasses.fields(kind)) for kind in SECTIONS.values())
 
 
 def test_every_setting_has_a_help_text_and_a_flag_or_a_line_that_names_its_file() -> None:
     parser = _parser()
     flags = {flag for action in parser._actions for flag in action.option_strings}
     assert sum(bool(action.option_strings) for action in parser._actions) <= 75
-    for section in _sections():
-        for field in dataclasses.fields(section.type_):
+    for kind in SECTIONS.values():
+        for field in dataclasses.fields(kind):
             assert len(field.metadata["help"]) > 10
             flag = "--" + field.name.replace("_", "-")
             assert (flag in flags) == field.metadata["flag"] == (flag not in parser.of_files)
@@ -161,7 +151,7 @@ def test_every_setting_has_a_help_text_and_a_flag_or_a_line_that_names_its_file(
 
 def test_a_setting_of_a_file_is_read_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("training: {max_grad_norm: 3}\n")
-    assert resolve_settings(_parser().parse(["--config", f"{tmp_path}/run.yaml"])).base.training.max_grad_norm == 3
+    assert resolve_settings(_parser().parse(["--config", f"{tmp_path}/run.yaml"])).training.max_grad_norm == 3
     with pytest.raises(ConfigError, match=r"^--max-grad-norm: has no flag; write `training: {max_grad_norm: VALUE}`"):
         _parser().parse(["--max-grad-norm=3"])
 
@@ -171,7 +161,7 @@ def test_a_setting_of_a_file_is_read_from_the_file(tmp_path: Path) -> None:
     [("data/scifact", "minilm"), ("..", "intfloat/e5-base-v2"), ("数据", "../../m"), ("x" * 300, "a")],
 )
 def test_the_default_name_of_a_run_is_a_run_name(dataset: str, model: str) -> None:
-    name = default_run_name(Curriculum(Config(data=DataConfig(dataset=dataset), model=ModelConfig(model=model))))
+    name = default_run_name(Config(data=DataConfig(dataset=dataset), model=ModelConfig(model=model)))
     assert NAME.fullmatch(name)
     assert name.endswith("-mw-seed0")
 
@@ -181,24 +171,14 @@ def test_the_name_at_a_tracker_tells_runs_apart() -> None:
     config = dataclasses.replace(
         base, training=dataclasses.replace(base.training, learning_rate=1e-4, num_workers=4, max_steps=50)
     )
-    assert shown_run_name(Curriculum(base), base) == "mw seed0 faq-minilm"
-    assert shown_run_name(Curriculum(config), base) == "mw seed0 max_steps=50 learning_rate=0.0001 faq-minilm"
+    assert shown_run_name(base, base) == "mw seed0 faq-minilm"
+    assert shown_run_name(config, base) == "mw seed0 max_steps=50 learning_rate=0.0001 faq-minilm"
     names = "batch_size max_steps warmup_steps patience eval_steps weight_decay max_grad_norm"
     texts = dict.fromkeys(names.split(), 9)
     many = dataclasses.replace(base, training=dataclasses.replace(base.training, **texts))
-    assert shown_run_name(Curriculum(many), base).endswith(" and 1 more faq-minilm")
+    assert shown_run_name(many, base).endswith(" and 1 more faq-minilm")
     long = dataclasses.replace(base, model=ModelConfig(query_prompt="x" * 300))
-    assert len(shown_run_name(Curriculum(long), base)) <= 220
-
-
-@dataclasses.dataclass(frozen=True)
-class _Section:
-    name: str
-    type_: type
-
-
-def _sections() -> list[_Section]:
-    return [_Section(field.name, type(getattr(Config(), field.name))) for field in dataclasses.fields(Config)]
+    assert len(shown_run_name(long, base)) <= 220
 
 
 def _other(value: Any) -> Any:

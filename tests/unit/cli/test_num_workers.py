@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.train import _parser, resolve_settings
-from raytriever.config import check_curriculum, dump_config, load_curriculum
+from raytriever.config import check_config, dump_config, load_config
 from raytriever.errors import ConfigError
 from raytriever.training.config import TrainingConfig
 
 
 def training(*words: object) -> TrainingConfig:
-    curriculum = resolve_settings(_parser().parse([str(word) for word in words]))
-    check_curriculum(curriculum)
-    return curriculum.base.training
+    config = resolve_settings(_parser().parse([str(word) for word in words]))
+    check_config(config)
+    return config.training
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,17 @@ def test_settings_in_python_and_in_files_have_the_same_checks(given: object, tmp
     file = tmp_path / "run.yaml"
     file.write_text(f"training: {{num_workers: {'null' if given is None else given}}}\n")
     with pytest.raises(ConfigError, match=r"num_workers: .*1:4"):
-        load_curriculum(file)
+        load_config(file)
 
 
 def test_a_file_uses_and_keeps_the_form_of_the_flag(tmp_path: Path) -> None:
     # To YAML 1.1 an unquoted 1:4 is sixty-four.
     file = tmp_path / "run.yaml"
     file.write_text("training: {num_workers: 1:4}\n")
-    curriculum = load_curriculum(file)
-    assert curriculum.base.training.workers == (1, 4)
-    file.write_text(dump_config(curriculum))
-    assert load_curriculum(file) == curriculum
+    config = load_config(file)
+    assert config.training.workers == (1, 4)
+    file.write_text(dump_config(config))
+    assert load_config(file) == config
 
 
 def test_the_smallest_number_divides_the_batch_and_the_largest_divisor_shares_it() -> None:

@@ -11,17 +11,9 @@ import pytest
 import yaml
 
 from raytriever.cli.train import _flags, _overridden_flags, _parser, resolve_settings
-from raytriever.config import (
-    Curriculum,
-    Stage,
-    default_run_name,
-    dump_config,
-    load_curriculum,
-    stage_difference,
-    to_dict,
-)
-from raytriever.config.settings import Config
+from raytriever.config import Config, difference, dump_config, load_config, to_dict
 from raytriever.data.config import DataConfig
+from raytriever.experiment.start import default_run_name
 from raytriever.losses.config import LossConfig
 from raytriever.recipes import RECIPES
 from raytriever.training.config import TrainingConfig
@@ -50,48 +42,44 @@ def paper(tmp_path: Path) -> Path:
     return file
 
 
-def resolved(*words: object) -> Curriculum:
+def resolved(*words: object) -> Config:
     return resolve_settings(_parser().parse([str(word) for word in words]))
 
 
 def test_a_stage_overrides_the_run_and_not_the_stage_before(paper: Path) -> None:
-    curriculum = resolved("--config", paper)
+    config = resolved("--config", paper)
     base = Config(
         data=DataConfig(dataset="letters", negatives_per_query=7),
         loss=LossConfig(temperature=0.02),
         training=TrainingConfig(batch_size=128, learning_rate=3e-5, epochs=3.0),
     )
-    assert curriculum.base == base
-    llm, human = curriculum.stages
-    assert llm == Stage(
-        "llm",
-        dataclasses.replace(
-            base,
-            data=dataclasses.replace(base.data, positives="llm", positives_per_query=4, negatives_per_query=4),
-            loss=LossConfig(loss="lsepair", temperature=0.02),
-        ),
+    assert dataclasses.replace(config, stages=()) == base
+    llm, human = config.stages
+    assert llm == dataclasses.replace(
+        base,
+        name="llm",
+        data=dataclasses.replace(base.data, positives="llm", positives_per_query=4, negatives_per_query=4),
+        loss=LossConfig(loss="lsepair", temperature=0.02),
     )
-    assert human == Stage(
-        "human",
-        dataclasses.replace(
-            base,
-            data=dataclasses.replace(base.data, positives="human"),
-            loss=LossConfig(loss="infonce", temperature=0.02),
-            training=dataclasses.replace(base.training, epochs=1.0),
-        ),
+    assert human == dataclasses.replace(
+        base,
+        name="human",
+        data=dataclasses.replace(base.data, positives="human"),
+        loss=LossConfig(loss="infonce", temperature=0.02),
+        training=dataclasses.replace(base.training, epochs=1.0),
     )
-    assert curriculum.losses == "lsepair then infonce"
-    assert default_run_name(curriculum) == "letters-minilm-llm-human-seed0"
+    assert config.losses == "lsepair then infonce"
+    assert default_run_name(config) == "letters-minilm-llm-human-seed0"
 
 
 def test_stages_override_flags_and_flags_override_file_and_recipe(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPES, "odd", lambda: Config(training=TrainingConfig(patience=3, batch_size=2)))
     words = ["--recipe", "odd", "--config", str(paper), "--temperature", "1", "--loss", "mw", "--seed", "5"]
     curriculum = resolved(*words)
-    for config in (curriculum.base, *(stage.config for stage in curriculum.stages)):
+    for config in (curriculum, *curriculum.stages):
         training = config.training
         assert (training.patience, training.batch_size, config.loss.temperature, training.seed) == (3, 128, 1.0, 5)
-    assert [stage.config.loss.loss for stage in curriculum.stages] == ["lsepair", "infonce"]
+    assert [stage.loss.loss for stage in curriculum.stages] == ["lsepair", "infonce"]
     # A flag that a stage overrides is expected, and only such a one.
     expected = list(_overridden_flags(curriculum, _flags(_parser().parse(words))))
     assert expected == ["--loss mw: the --config file overrides it in stage llm, human"]
@@ -105,8 +93,8 @@ def test_epochs_of_a_stage_replace_steps_and_steps_replace_epochs(tmp_path: Path
         curriculum = resolved("--config", file, *flags)
         again = tmp_path / "again.yaml"
         again.write_text(dump_config(curriculum))
-        assert load_curriculum(again) == curriculum
-        training = curriculum.stages[0].config.training
+        assert load_config(again) == curriculum
+        training = curriculum.stages[0].training
         return training.max_steps, training.epochs
 
     assert lengths({"max_steps": 60}, {"epochs": 2}) == (None, 2.0)
@@ -119,14 +107,14 @@ def test_epochs_of_a_stage_replace_steps_and_steps_replace_epochs(tmp_path: Path
 
 
 def test_a_written_curriculum_is_read_back_equal(paper: Path, tmp_path: Path) -> None:
-    curriculum = load_curriculum(paper)
+    curriculum = load_config(paper)
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(curriculum))
-    assert load_curriculum(file) == curriculum
-    assert load_curriculum(file).hash == curriculum.hash == yaml.safe_load(file.read_text())["hash"]
+    assert load_config(file) == curriculum
+    assert load_config(file).hash == curriculum.hash == yaml.safe_load(file.read_text())["hash"]
     # The run's settings are whole, a stage's are what it has otherwise.
     content = yaml.safe_load(file.read_text())
-    assert content["training"] == to_dict(curriculum.base)["training"]
+    assert content["training"] == to_dict(curriculum)["training"]
     assert content["stages"][0] == {
         "name": "llm",
         "data": {"positives": "llm", "positives_per_query": 4, "negatives_per_query": 4},
@@ -134,45 +122,45 @@ def test_a_written_curriculum_is_read_back_equal(paper: Path, tmp_path: Path) ->
     }
 
 
-def test_a_curriculum_without_stages_equals_its_settings() -> None:
-    config = RECIPES["pydocs"]()
-    assert dump_config(Curriculum(config)) == dump_config(config)
-    assert Curriculum(config).hash == config.hash
-    assert Curriculum(config).all_stages == (Stage("", config),)
-
-
 def test_the_hash_covers_names_order_and_settings_of_stages() -> None:
     base = Config()
+    assert base.trainings == (base,)
     other = dataclasses.replace(base, loss=LossConfig(loss="infonce"))
-    one, two = Stage("a", base), Stage("b", other)
+
+    def stage(name: str, config: Config) -> Config:
+        return dataclasses.replace(config, name=name)
+
+    one, two = stage("a", base), stage("b", other)
     results = [
-        Curriculum(base, stages).hash
-        for stages in ((), (one,), (two,), (one, two), (two, one), (one, Stage("b", base)), (one, Stage("c", other)))
+        dataclasses.replace(base, stages=stages).hash
+        for stages in ((), (one,), (two,), (one, two), (two, one), (one, stage("b", base)), (one, stage("c", other)))
     ]
     assert len(set(results)) == len(results)
 
 
 def test_stages_that_differ_are_named(paper: Path) -> None:
-    here = load_curriculum(paper)
-    there = here.to_dict()["stages"]
-    assert stage_difference(there, here) is None
-    assert stage_difference(None, Curriculum(here.base)) is None
-    assert stage_difference(there, Curriculum(here.base)) == "its stages are llm, human there and none here"
+    config = load_config(paper)
+    here, plain = to_dict(config), to_dict(dataclasses.replace(config, stages=()))
+    swapped = to_dict(dataclasses.replace(config, stages=config.stages[::-1]))
+    stored = to_dict(config)
+    there = stored["stages"]
+    assert difference(stored, here) is None
+    assert difference(plain, plain) is None
+    assert difference(stored, plain) == "its stages are llm, human there and none here"
     for absent in (None, [], "damaged", [1]):
-        assert stage_difference(absent, here) == "its stages are none there and llm, human here"
-    swapped = Curriculum(here.base, here.stages[::-1])
-    assert stage_difference(there, swapped) == "its stages are llm, human there and human, llm here"
+        assert difference({**plain, "stages": absent}, here) == "its stages are none there and llm, human here"
+    assert difference(stored, swapped) == "its stages are llm, human there and human, llm here"
     # What is written out though it is the run's own setting is no difference; what is left out is one.
     there[0]["training"] = {"seed": 0}
-    assert stage_difference(there, here) is None
+    assert difference(stored, here) is None
     # How a stage is carried out may change.
     there[0]["training"] = {"num_workers": 7, "keep": 9}
     there[1]["model"] = {"activation_checkpointing": True}
-    assert stage_difference(there, here) is None
+    assert difference(stored, here) is None
     there[1]["model"] = {"lora_rank": 3}
-    assert stage_difference(there, here) == "model.lora_rank of stage 'human' is 3 there and 0 here"
+    assert difference(stored, here) == "model.lora_rank of stage 'human' is 3 there and 0 here"
     del there[1]["model"], there[1]["loss"]
-    assert stage_difference(there, here) == "loss.loss of stage 'human' is 'mw' there and 'infonce' here"
+    assert difference(stored, here) == "loss.loss of stage 'human' is 'mw' there and 'infonce' here"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +228,7 @@ def test_the_evaluated_split_is_that_of_the_run(
 def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
     error_line: ErrorLine, work: Path, paper: Path, tmp_path: Path
 ) -> None:
-    there = load_curriculum(paper)
+    there = load_config(paper)
     (work / "letters").mkdir()
     (work / "run").mkdir()
     config_file = work / "run" / "config.yaml"
@@ -258,7 +246,7 @@ def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
     )
     plain = PAPER[: PAPER.index("stages:")]
     assert refused(plain) == expected.format("its stages are llm, human there and none here")
-    config_file.write_text(dump_config(there.base))
+    config_file.write_text(dump_config(dataclasses.replace(there, stages=())))
     assert refused(PAPER) == expected.format("its stages are none there and llm, human here")
     # Fresh, the directory is no matter any more, and what is wrong is the data set.
     assert "dataset letters" in error_line("train", "--config", paper, "--output", "run", "--fresh")

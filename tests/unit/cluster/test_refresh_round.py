@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
+import shutil
 import time
 import weakref
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from saved_checkpoint import move_weights, save_checkpoint
 from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.cluster.train import mining_round
 from raytriever.cluster.train.clients import ThreadClient
-from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader, encode_here
+from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
@@ -25,42 +25,36 @@ from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.shards import ShardEncoder, tokenisation_of
-from raytriever.encoding.writer import StoreWriter
+from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
 from raytriever.index import exact
-from raytriever.losses.distributed import ALONE
 from raytriever.mining import miner
+from raytriever.mining.job import run_mining
 from raytriever.mining.miner import CandidateFilter
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.background import JobError
 from raytriever.training.config import RefreshConfig, TrainingConfig
-from raytriever.training.parallel.model_state import Snapshot, take_snapshot
 from raytriever.training.refresh import round_path
 
 CPU = torch.device("cpu")
 ALL = 320  # documents and queries
 
 
-class Pool:
-    """Encodes here, and remembers how many rows; may die after some shards."""
-
-    def __init__(self, snapshot: Snapshot, most: int = 99) -> None:
-        self.snapshot, self.most, self.rows = snapshot, most, 0
-
-    def __call__(self, work: StoreWriter, load: SnapshotLoader, path: str, missing: list[int]) -> None:
-        encode = ShardEncoder(work, partial(load, self.snapshot), path)
-        for number in missing:
-            if not self.most:
-                raise KeyboardInterrupt
-            self.most -= 1
-            encode(number)
-            self.rows += len(work.plan.rows_of(number))
-
-
 @pytest.fixture
 def retriever(tiny_encoder: Path) -> Retriever:
     return load_retriever(ModelConfig(str(tiny_encoder)))
+
+
+@pytest.fixture
+def checkpoint(retriever: Retriever, tiny_encoder: Path, tmp_path: Path) -> Path:
+    """Of the encoder as it is."""
+    return save_checkpoint(retriever, ModelConfig(str(tiny_encoder)), tmp_path / "checkpoints", 5)
+
+
+@pytest.fixture
+def later(checkpoint: Path, retriever: Retriever, tiny_encoder: Path, tmp_path: Path) -> Path:
+    """After some training; `retriever` has its weights then."""
+    return save_checkpoint(move_weights(retriever), ModelConfig(str(tiny_encoder)), tmp_path / "checkpoints", 10)
 
 
 @pytest.fixture
@@ -72,7 +66,9 @@ Make = Callable[..., MiningRounds]
 
 
 @pytest.fixture
-def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path) -> Make:
+def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+
     def make(first: NegativesTable | None = None, **refresh: object) -> MiningRounds:
         config = Config(
             data=DataConfig(negatives_per_query=1),
@@ -85,19 +81,10 @@ def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path) -> Mak
     return make
 
 
-def other(snapshot: Snapshot) -> Snapshot:
-    """Weights after some training."""
-    return {
-        name: values + 0.02 * np.cos(np.arange(values.size, dtype="f4")).reshape(values.shape)
-        for name, values in snapshot.items()
-    }
-
-
 def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
-    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+    rounds: Make, retriever: Retriever, later: Path, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
-    snapshot = take_snapshot(retriever, ALONE)
-    logged = rounds().run(3, snapshot, Pool(snapshot))
+    logged = rounds().run(3, later)
     table = read_negatives(round_path(tmp_path / "negatives", 3), dataset)
     queries = encode_texts(retriever, dataset.queries.texts, "query")
     scores = queries @ encode_texts(retriever, list(dataset.passages()), "passage").T
@@ -110,107 +97,121 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
     assert logged["refresh_queries_short"] == logged["refresh_queries_without"] == 0
     assert 0 < logged["refresh_share_relevant"] < 1
     assert logged["refresh_share_relevant"] + logged["refresh_share_kept"] == pytest.approx(1)
-    assert "refresh_true_positives" not in logged  # nobody else judges these queries
     assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
+
+
+def test_mining_by_hand_with_the_checkpoint_finds_the_negatives_of_the_round(
+    later: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents that another split judges relevant are negatives of neither."""
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    folder = Path(shutil.copytree(tiny_dataset, tmp_path / "judged"))
+    with (folder / "qrels" / "test.tsv").open("a") as stream:
+        stream.writelines(f"q{query}\td{document}\t1\n" for query in range(8) for document in range(100, 140))
+    data = DataConfig(str(folder), negatives_per_query=1)
+    config = Config(
+        data=data,
+        model=ModelConfig(str(tiny_encoder)),
+        training=TrainingConfig(precision="fp32"),
+        refresh=RefreshConfig(refresh_every=5, refresh_negatives=4, refresh_relative_margin=0.001),
+    )
+    MiningRounds(config, [str(folder)], tmp_path / "negatives").run(2, later)
+    mining, model = config.refresh.mining, ModelConfig(str(later))
+    run_mining(mining, model, data, tmp_path / "by-hand", lambda line: None, precision="fp32", round=2)
+    dataset = open_dataset(folder, ["train", "test"])
+    by_hand, by_round = read_negatives(tmp_path / "by-hand", dataset), _table(tmp_path, 2, dataset)
+    assert np.diff(by_round.offsets)[dataset.positives("train").queries].mean() > 2
+    assert by_round.relevant == 0
+    for name in ("offsets", "documents", "origins", "ranks", "scores", "rounds"):
+        assert np.array_equal(getattr(by_hand, name), getattr(by_round, name)), name
 
 
 @pytest.mark.slow
 def test_a_round_on_a_gpu_is_that_of_a_cpu(
-    rounds: Make,
-    retriever: Retriever,
-    dataset: RetrievalDataset,
-    tiny_encoder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    rounds: Make, checkpoint: Path, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot = take_snapshot(retriever, ALONE)
     with monkeypatch.context() as patch, simulated_gpu() as counts:
-        taken = take_snapshot(load_retriever(ModelConfig(str(tiny_encoder))).to(CUDA), ALONE)
-        counts.reset()
         for module in (mining_round, exact):  # torch alone completes a device without an index
             patch.setattr(module, "default_device", lambda: CUDA)
-        assert rounds().run(2, taken, Pool(taken))["refresh_encoded"] == ALL
-    rounds().run(1, snapshot, Pool(snapshot))
-    expected, table = (read_negatives(round_path(tmp_path / "negatives", number), dataset) for number in (1, 2))
+        assert rounds().run(2, checkpoint)["refresh_encoded"] == ALL
+    rounds().run(1, checkpoint)
+    expected, table = (_table(tmp_path, number, dataset) for number in (1, 2))
     assert np.array_equal(table.offsets, expected.offsets)
     assert (table.documents == expected.documents).mean() > 0.99  # the last bits of embeddings may differ
     assert any(line.startswith("to the host encoding/") for line in counts.pinned), counts.table()
 
 
-def local_client(rounds: Make) -> ThreadClient[dict[str, float]]:
-    opened = cache(rounds)
-    return ThreadClient(lambda number, weights: opened().run(number, weights, partial(encode_here, weights)), CPU, bool)
-
-
-@pytest.mark.slow
-def test_the_first_worker_mines_where_training_leaves_no_gpu(
-    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
-) -> None:
-    snapshot = take_snapshot(retriever, ALONE)
-    expected = rounds().run(1, snapshot, Pool(snapshot))["refresh_encoded"]
-    local = local_client(rounds)
-    for number in (2, 3):
-        local.submit(number, snapshot)
-        while (result := local.poll()) is None:
-            time.sleep(0.01)
-        assert result["refresh_encoded"] == expected
-    tables = [read_negatives(round_path(tmp_path / "negatives", number), dataset) for number in (1, 2)]
-    assert np.array_equal(*(table.documents for table in tables))
+def _table(folder: Path, number: int, dataset: RetrievalDataset) -> NegativesTable:
+    return read_negatives(round_path(folder / "negatives", number), dataset)
 
 
 def test_the_memory_of_a_round_is_given_back_whether_it_ends_or_fails(
-    rounds: Make, retriever: Retriever, monkeypatch: pytest.MonkeyPatch
+    rounds: Make, checkpoint: Path, later: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the garbage collection, which training pauses: no cycle and no traceback holds the encoder."""
-    snapshot, encoders = take_snapshot(retriever, ALONE), list[weakref.ref[Retriever]]()
-    load = SnapshotLoader.__call__
+    encoders = list[weakref.ref[Retriever]]()
+    load = mining_round.load_for_encoding
 
-    def remember(self: SnapshotLoader, weights: Snapshot) -> Retriever:
-        loaded = load(self, weights)
+    def remember(*arguments: object) -> Retriever:
+        loaded = load(*arguments)  # type: ignore[arg-type]
         encoders.append(weakref.ref(loaded))
         return loaded
 
-    monkeypatch.setattr(SnapshotLoader, "__call__", remember)
-    local = local_client(rounds)
+    monkeypatch.setattr(mining_round, "load_for_encoding", remember)
+    local = ThreadClient(rounds().run, CPU, bool)
     gc.collect()
     gc.disable()
     try:
-        local.submit(1, snapshot)
+        local.submit(1, checkpoint)
         while local.poll() is None:
             time.sleep(0.01)
         monkeypatch.setattr(Retriever, "encode", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
-        local.submit(2, other(snapshot))
+        local.submit(2, later)
         while not local._job.done():
             time.sleep(0.01)
         with pytest.raises(JobError, match="no memory"):
             local.poll()
-        assert len(encoders) >= 3
+        assert len(encoders) == 2
         assert [encoder() for encoder in encoders] == [None] * len(encoders)
     finally:
         gc.enable()
 
 
 @pytest.mark.slow
-def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Make, retriever: Retriever) -> None:
-    one = take_snapshot(retriever, ALONE)
-    two = other(one)
+def test_an_interrupted_round_continues_and_other_weights_start_again(
+    rounds: Make, checkpoint: Path, later: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    stop_after = 1
+
+    def run(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+        for number in missing:
+            if len(encoded) == stop_after:
+                raise KeyboardInterrupt
+            encode_in_process(encoder, [number], advance)
+            encoded.append(number)
+
+    monkeypatch.setattr(mining_round, "encode_in_process", run)
     with pytest.raises(KeyboardInterrupt):
-        rounds().run(1, one, Pool(one, most=1))
-    rest = Pool(one)
-    assert rounds().run(1, one, rest)["refresh_encoded"] == rest.rows == ALL - 160
+        rounds().run(1, checkpoint)
+    stop_after = 99
+    rounds().run(1, checkpoint)
+    assert len(encoded) == 2  # the shard of the queries, then that of the documents
+    encoded.clear()
+    stop_after = 1
     with pytest.raises(KeyboardInterrupt):
-        rounds().run(2, one, Pool(one, most=1))
-    again = Pool(two)
-    rounds().run(2, two, again)
-    assert again.rows == ALL
+        rounds().run(2, checkpoint)
+    stop_after = 99
+    rounds().run(2, later)
+    assert len(encoded) == 3
+    assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
 
 
 @pytest.mark.slow
 def test_an_interrupted_mining_continues_after_its_last_block(
-    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rounds: Make, checkpoint: Path, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = take_snapshot(retriever, ALONE)
-    rounds().run(1, one, Pool(one))
+    rounds().run(1, checkpoint)
     mined: list[int] = []
     mine_block = CandidateFilter._mine
 
@@ -224,73 +225,27 @@ def test_an_interrupted_mining_continues_after_its_last_block(
     monkeypatch.setattr(miner, "BLOCK", 100)
     monkeypatch.setattr(CandidateFilter, "_mine", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        rounds().run(2, one, Pool(one))
-    rounds().run(2, one, Pool(one))
+        rounds().run(2, checkpoint)
+    rounds().run(2, checkpoint)
     assert mined[2] == -1
     assert len(set(mined)) == len(mined) > 4
-    whole, continued = (read_negatives(round_path(tmp_path / "negatives", number), dataset) for number in (1, 2))
+    whole, continued = (_table(tmp_path, number, dataset) for number in (1, 2))
     assert np.array_equal(whole.documents, continued.documents)
     assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
 
 
-def test_rolling_encodes_the_queries_and_a_share_of_the_corpus(
-    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
-) -> None:
-    one = take_snapshot(retriever, ALONE)
-    mining = rounds(refresh_mode="rolling", refresh_share=0.5)
-    assert mining.run(1, one, Pool(one))["refresh_encoded"] == ALL
-    weights, table = one, {}
-    for number in range(2, 4):
-        weights = other(weights)
-        assert mining.run(number, weights, Pool(weights))["refresh_encoded"] == 160 + 80
-        table[number] = read_negatives(round_path(tmp_path / "negatives", number), dataset).documents
-    # With the same weights two turns make a whole corpus of one age, which a refresh of all is as well.
-    for number in (4, 5):
-        mining.run(number, weights, Pool(weights))
-    rolled = read_negatives(round_path(tmp_path / "negatives", 5), dataset).documents
-    rounds().run(6, weights, Pool(weights))
-    assert np.array_equal(rolled, read_negatives(round_path(tmp_path / "negatives", 6), dataset).documents)
-    assert not np.array_equal(table[3], rolled)
-
-
 def test_rows_of_other_origins_stay_where_they_have_a_share(
-    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+    rounds: Make, checkpoint: Path, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
-    one = take_snapshot(retriever, ALONE)
     columns = (
         np.array([0, 0, 1]),
         np.array([150, 151, 152]),
         np.array([ORIGINS.index(o) for o in ("bm25", "dense", "bm25")]),
     )
     first = NegativesTable.of(dataset, *columns, ranks=np.array([7, 7, 7]))
-    rounds(first).run(1, one, Pool(one))
+    rounds(first).run(1, checkpoint)
     table = read_negatives(round_path(tmp_path / "negatives", 1), dataset)
     bm25_documents = table.documents[table.origins == ORIGINS.index("bm25")].tolist()
     assert set(bm25_documents) <= {150, 152}
     assert (table.rounds[table.origins == ORIGINS.index("dense")] == 1).all()
     assert len(table) >= 4 * 96
-
-
-@pytest.mark.slow
-def test_what_another_split_calls_relevant_is_no_negative_and_is_counted(
-    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
-) -> None:
-    one = take_snapshot(retriever, ALONE)
-    mining = rounds()
-    mining.run(1, one, Pool(one))
-    before = read_negatives(round_path(tmp_path / "negatives", 1), dataset)
-    # The test split finds the hardest negative of the first training query relevant.
-    query = int(dataset.positives("train").queries[0])
-    hardest = int(before.documents[before.offsets[query]])
-    judged = dataset.judgements["test"]
-    rows = dataclasses.replace(
-        judged,
-        **{name: np.insert(getattr(judged, name), 0, value) for name, value in
-           {"queries": query, "documents": hardest, "scores": 1, "sources": 0, "ranks": 0}.items()},
-    )  # fmt: skip
-    mining._datasets = [dataclasses.replace(dataset, judgements={**dataset.judgements, "test": rows})]
-    logged = mining.run(2, one, Pool(one))
-    after = read_negatives(round_path(tmp_path / "negatives", 2), dataset)
-    assert logged["refresh_true_positives"] == 1 / len(before)
-    assert len(after) == len(before) - 1
-    assert hardest not in after.documents[after.offsets[query] : after.offsets[query + 1]]

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from raytriever.cluster import evaluation
-from raytriever.cluster.evaluation import _Searcher
+from raytriever.cluster import pool
+from raytriever.cluster.pool import PoolActor
 from raytriever.index.ranking import TieOrder
 
 
@@ -21,10 +21,13 @@ def test_a_searcher_opens_its_documents_once(monkeypatch: pytest.MonkeyPatch) ->
         def __len__(self) -> int:
             return len(documents)
 
-    monkeypatch.setattr(evaluation.EmbeddingStore, "open", lambda path: opened.append(path) or Store())
-    monkeypatch.setattr(evaluation, "searchable_blocks", lambda store, shards: [(0, documents)])
-    searcher, order = _Searcher("store", [0], 1), TieOrder.of(np.arange(6))
+        def blocks(self, shards: list[int]) -> list[tuple[int, np.ndarray]]:
+            return [(0, documents)]
+
+    monkeypatch.setattr(pool.EmbeddingStore, "open", lambda path: opened.append(path) or Store())
+    actor, order = PoolActor.__new__(PoolActor), TieOrder.of(np.arange(6))
+    actor._corpus = None
     for row in (4, 2):
-        _, best = order.read(searcher.search(documents[[row]], 1, order))
+        _, best = order.read(actor.search("store", [0], documents[[row]], 1, order))
         assert best.tolist() == [[row]]
     assert len(opened) == 1

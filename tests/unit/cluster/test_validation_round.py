@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from saved_checkpoint import save_checkpoint
 
 from raytriever.cluster.train.dev_sets import DevSet, digest_of, open_dev_sets
 from raytriever.cluster.train.validation import Validations
@@ -24,9 +25,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.store.commit import committed_directory
-from raytriever.training.checkpoint import Progression, State, write_slices, write_state
 from raytriever.training.config import TrainingConfig, ValidationConfig
-from raytriever.training.parallel.model_state import Slice
 from raytriever.training.validation import read_records
 
 
@@ -52,13 +51,9 @@ def saved(config: Config, folder: Path, spoilt: bool = False) -> Path:
         parameter.data += 0.02 * torch.randn_like(parameter)
     if spoilt:
         next(retriever.parameters()).data[:] = float("nan")
-    slices = [Slice(f"retriever.{n}", p.data.flatten(), 0, tuple(p.shape)) for n, p in retriever.named_parameters()]
-    with committed_directory(folder / "step-4") as aside:
-        write_slices([*slices, Slice("loss.temperature", torch.ones(1), 0, (1,))], aside, 0, 1)
-        write_state(State(Progression(4), {}), aside)
     with committed_directory(folder / "model") as aside:
         write_model(retriever.eval(), aside)
-    return folder / "step-4"
+    return save_checkpoint(retriever, config.model, folder, 4)
 
 
 def describe_datasets(config: Config, own: RetrievalDataset) -> tuple[DevSet, ...]:
@@ -126,7 +121,6 @@ def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDat
     with pytest.raises(ModelError, match="embeddings are not finite, the first of text 'what is"):
         Validations(config, describe_datasets(config, own), tmp_path).run(4, saved(config, tmp_path, spoilt=True))
     assert not read_records(tmp_path)
-    assert not list(tmp_path.glob(".model-*"))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +165,3 @@ def test_choosing_by_the_measured_split_is_logged(config: Config, own: Retrieval
     plain = replace(config, training=TrainingConfig(), validation=ValidationConfig())
     assert open_dev_sets(plain, own, in_this_process, events.append) == ()
     assert json.dumps(digest_of((), plain)) == '""'
-
-
-def test_models_of_killed_processes_are_removed(config: Config, own: RetrievalDataset, tmp_path: Path) -> None:
-    left = tmp_path / ".model-left"
-    left.mkdir()
-    Validations(config, describe_datasets(config, own), tmp_path)
-    assert not left.exists()

@@ -18,7 +18,7 @@ from raytriever.data.keys import Copies, KeyIndex, forms_of, key_of, keys_of
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
-from raytriever.data.prepare.prepared import prepared_meta
+from raytriever.data.prepare.prepared import PreparedDirectory
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError
 from raytriever.evaluation.evaluate import evaluate
@@ -126,9 +126,9 @@ def test_prepare_stores_the_forms_and_counts_the_copies(tmp_path: Path) -> None:
     # Title and text together are the passage.
     corpus = [*TEXTS, *[{"_id": "d6", "title": "A", "text": "Kettle"}] * 2]
     prepared = prepare(Request(str(write_beir(tmp_path / "set", corpus, QUESTIONS, train=[(0, 0)]))))
-    meta = prepared_meta(prepared)
-    assert meta is not None
-    assert [meta["sides"][side]["same_text"] for side in ("documents", "queries")] == [3, 1]
+    directory = PreparedDirectory.find(prepared)
+    assert directory is not None
+    assert [directory.meta["sides"][side]["same_text"] for side in ("documents", "queries")] == [3, 1]
     opened = open_dataset(prepared, ["train"])
     assert opened.documents.stored_forms is not None
     assert opened.documents.copies.positions.tolist() == [1, 3, 6]

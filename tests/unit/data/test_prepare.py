@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from deadly import SKULL, STONE, Deadly
 
+from raytriever.data.config import DataConfig
 from raytriever.data.prepare import tokenisation
-from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.open import lent_dev_line, open_all_splits, open_dataset
 from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process, prepare
-from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
+from raytriever.store import commit
 from raytriever.store.commit import read_manifest
+from raytriever.training.training_data import TrainingData
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +71,37 @@ def test_the_first_of_several_bad_files_is_reported(tmp_path: Path, is_last_firs
         prepare(Request(str(tmp_path)), run=run)
 
 
+def test_a_small_data_set_is_committed_and_hashed_once(
+    small: Path, words: Tokenisation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+
+    def count(module: object, function: str, what: str) -> None:
+        call = getattr(module, function)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            counts[what] += 1
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(module, function, counted)
+
+    count(os, "fsync", "syncs")
+    count(hashlib, "file_digest", "hashes")
+    count(commit, "read_json", "manifests")
+    count(commit, "_put", "commits")
+    where = str(small)
+    for _ in ("driver", "worker"):
+        data = TrainingData.open([where], DataConfig(where), words, 8, 0, also=["test"])
+        data.train(None).order.batch(0)
+        where = str(data.datasets[0].location)
+    assert (
+        lent_dev_line(data.datasets[0]) == "small: without a dev split, 3 of the training queries are held out as one"
+    )
+    files = len(files_of(Path(where)))
+    assert (counts["commits"], counts["hashes"], counts["manifests"]) == (1, 2 * files, 3)  # `files_of` is one more
+    assert counts["syncs"] <= 8
+
+
 def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation) -> None:
     lines, say = recorder()
     first = prepare(Request(str(small), words), report=say)
@@ -84,7 +121,7 @@ def test_changed_content_or_settings_are_prepared_again(small: Path, words: Toke
     add(small / "corpus.jsonl", _id="d40", text="one more")
     places.append(prepare(Request(str(small), words)))
     assert len(set(places)) == 4
-    assert [len(read_prepared(path).documents) for path in places] == [40, 40, 40, 41]
+    assert [len(open_all_splits(path).documents) for path in places] == [40, 40, 40, 41]
 
 
 def test_processes_write_what_one_process_writes(small: Path, words: Tokenisation, tmp_path: Path) -> None:
@@ -102,7 +139,7 @@ def test_an_id_repeated_counts_once_and_moves_no_position(small: Path, words: To
     with (small / "qrels" / "test.tsv").open("a") as stream:
         stream.write("q39\td40\t1\n")
     path = prepare(Request(str(small), words, max_bad_rows=0.05))
-    dataset = read_prepared(path)
+    dataset = open_all_splits(path)
     assert list(dataset.documents.ids) == [f"d{n}" for n in range(41)]
     assert dataset.documents.texts[4] == "text 4 of many"
     assert dataset.positives("test").of(9).tolist() == [39, 40]
@@ -236,7 +273,7 @@ def test_of_several_at_once_one_prepares_and_the_others_use_it(small: Path, word
     with ThreadPoolExecutor(3) as pool:
         places = {future.result() for future in [pool.submit(prepare, request, slowly) for _ in range(3)]}
     assert len(places) == len(makes) == 1
-    assert len(read_prepared(places.pop()).documents) == 40
+    assert len(open_all_splits(places.pop()).documents) == 40
 
 
 def test_whatever_changes_tokens_changes_the_digest(words: Tokenisation) -> None:

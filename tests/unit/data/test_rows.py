@@ -117,7 +117,7 @@ def test_a_gzip_broken_late_gives_the_rows_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_judgements_are_columns_behind_a_header(tmp_path: Path, size: int) -> None:
     rows = [b"\xef\xbb\xbfquery-id\tcorpus-id\tscore\r", b"q1\td1\t1\r", b"", b"q1\td2", b"q\xff\td2\t0", b"q 1\td2\t0"]
-    part = part_of(write(tmp_path / "a.tsv", rows), "tsv", partial(judgement_columns, ()))
+    part = part_of(write(tmp_path / "a.tsv", rows), "tsv", partial(judgement_columns, tuple(QRELS_HEADER)))
     results = [row for one in parsed(part, size) for row in one.records.judgements]
     assert [(row.query, row.document, row.score) for row in results] == [("q1", "d1", 1), ("q 1", "d2", 0)]
     assert bad(part, size) == [(4, "2 columns, not 3 separated by tabs"), (5, "byte 0xff at column 2 is not UTF-8")]

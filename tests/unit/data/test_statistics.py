@@ -9,9 +9,8 @@ from beir import write_beir
 
 from raytriever.config import Config, check_config
 from raytriever.data.config import DataConfig
-from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.open import open_all_splits, open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
-from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.statistics import Overlap, check_overlap, describe, overlaps
 from raytriever.errors import ConfigError, DataError
@@ -25,7 +24,7 @@ def test_figures_match_the_data_set(small: Path, words: Tokenisation, tmp_path: 
         stream.write('{"_id": "long", "text": "' + "text " * 94 + '"}\n')
     path = prepare(Request(str(small), words), output=tmp_path / "own")
     sides = read_manifest(path)["meta"]["sides"]
-    lines = describe(read_prepared(path), sides, {"documents": 8, "queries": 3}, around=2)
+    lines = describe(open_all_splits(path), sides, {"documents": 8, "queries": 3}, around=2)
     assert lines["documents"] == "41"
     assert lines["train: queries"] == "30"
     assert lines["train: positives a query"] == "1.00 (1 to 1)"

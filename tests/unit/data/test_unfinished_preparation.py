@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from beir import write_beir
 
@@ -20,7 +21,7 @@ from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare import pipeline, shards
 from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
-from raytriever.data.prepare.shards import PARTS, WORK
+from raytriever.data.prepare.shards import WORK
 from raytriever.errors import StorageError
 from raytriever.store import capacity
 from raytriever.store.commit import FileEntry, leftovers, read_manifest
@@ -69,7 +70,7 @@ def left(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(source), str(output)], check=False)
     assert ended.returncode == -signal.SIGKILL
     [leftover] = leftovers(output)
-    assert len(list((leftover / PARTS).glob("*-*"))) == FINISHED
+    assert len(list((leftover / WORK).glob("*-*.npz"))) == FINISHED
     return leftover
 
 
@@ -115,41 +116,40 @@ def nothing(leftover: Path) -> None: ...
 
 
 def cut_off(leftover: Path) -> None:
-    """What a killed process writes: files of a shard, and of those that `assemble` makes."""
-    shard = leftover / PARTS / f".00000-{FINISHED:06d}.aside-0" / "documents"
-    shard.mkdir(parents=True)
-    (shard / f"00000-{FINISHED:06d}.arrow").write_bytes(b"ARROW1")
-    (leftover / WORK / f"00000-{FINISHED:06d}.documents.npz").touch()
-    (leftover / "documents.live.npy").write_bytes(b"")
+    """What a killed process writes: files of a shard, a file that has no name yet, and one that `assemble` makes."""
+    (leftover / "documents" / f"00000-{FINISHED:06d}.arrow").write_bytes(b"ARROW1")
+    (leftover / WORK / "0a1b2c.npz").touch()
+    (leftover / "documents.forms.npy").write_bytes(b"")
 
 
-def damage(leftover: Path) -> None:
-    file = leftover / PARTS / "00000-000002" / "documents" / "00000-000002.arrow"
+def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
+def damage(leftover: Path) -> None:
+    flip(leftover / "documents" / "00000-000002.arrow")
+
+
 def lose(leftover: Path) -> None:
-    (leftover / PARTS / "00000-000002" / WORK / "00000-000002.documents.npz").unlink()
+    (leftover / "documents" / "00000-000002.arrow").unlink()
 
 
-def damage_record(leftover: Path) -> None:
-    (leftover / PARTS / "00000-000002" / "manifest.json").write_text("{")
+def damage_work(leftover: Path) -> None:
+    flip(leftover / WORK / "00000-000002.npz")
 
 
-def gather_one(leftover: Path) -> None:
-    """As a process that is killed while it gathers the shards."""
-    shard = leftover / PARTS / "00000-000002"
-    (shard / "documents" / "00000-000002.arrow").rename(leftover / "documents" / "00000-000002.arrow")
+def empty_work(leftover: Path) -> None:
+    (leftover / WORK / "00000-000002.npz").write_bytes(b"")
 
 
 def add_field(leftover: Path) -> None:
     """As a version whose reports say more."""
-    file = leftover / PARTS / "00000-000002" / "manifest.json"
-    content = json.loads(file.read_text())
-    content["meta"]["report"]["later"] = 1
-    file.write_text(json.dumps(content))
+    file = leftover / WORK / "00000-000002.npz"
+    arrays = dict(np.load(file))
+    report = json.loads(arrays["report"].tobytes()) | {"later": 1}
+    np.savez(file, **arrays | {"report": np.frombuffer(json.dumps(report).encode(), np.uint8)})
 
 
 def grow_old(leftover: Path) -> None:
@@ -165,8 +165,8 @@ def grow_old(leftover: Path) -> None:
         (grow_old, []),
         (damage, [2]),
         (lose, [2]),
-        (damage_record, [2]),
-        (gather_one, [2]),
+        (damage_work, [2]),
+        (empty_work, [2]),
         (add_field, [2]),
     ],
 )

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from raytriever.data.formats.division import Division, HashSplit, Shares, divide, few_questions
+from raytriever.data.formats.division import Division, HashSplit, Shares, few_questions, split_by_hash
 from raytriever.documents.splits import assign_splits
 from raytriever.errors import ConfigError, DataError
 
@@ -104,10 +104,10 @@ def test_shares_split_each_text_for_itself() -> None:
 
 def test_questions_without_an_answer_are_divided_by_their_text() -> None:
     texts = {f"u{number}": f"text {number}" for number in range(40)}
-    splits = divide(texts, 0, (12, 12), {})
+    splits = split_by_hash(texts, (12, 12))
     assert Counter(splits.values()) == {"train": 16, "dev": 12, "test": 12}
-    assert divide(dict(reversed(texts.items())), 0, (12, 12), {}) == splits
-    more = divide({**texts, "u40": "text 40"}, 0, (12, 12), splits)
+    assert split_by_hash(dict(reversed(texts.items())), (12, 12)) == splits
+    more = split_by_hash({**texts, "u40": "text 40"}, (12, 12), 0, splits)
     assert {name: more[name] for name in texts} == splits
 
 

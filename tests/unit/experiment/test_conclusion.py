@@ -14,8 +14,8 @@ from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.systems import evaluate_retriever
-from raytriever.experiment.stages import lacking_negatives
 from raytriever.experiment.train import calibrate_trained, end_to_end, masking_lines
+from raytriever.experiment.training import lacking_negatives
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.search.calibration import FILE, current_calibration, read_calibration

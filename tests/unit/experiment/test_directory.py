@@ -13,7 +13,7 @@ import yaml
 from raytriever.config import Config, dump_config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, StorageError
-from raytriever.experiment.directory import RunDirectory, check_same_settings, newer_datasets
+from raytriever.experiment.directory import RunDirectory, newer_datasets
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.training.config import MAY_CHANGE, TrainingConfig, ValidationConfig
@@ -154,10 +154,10 @@ def test_another_split_of_moved_data_is_another_setting(tmp_path: Path) -> None:
     (tmp_path / "new" / "faq").mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings("old", "dev")))
-    check_same_settings(tmp_path / "run", settings("new", "dev"))
+    RunDirectory.open(tmp_path / "run", settings("new", "dev"), fresh=False)
     for place in ("old", "new"):
         with pytest.raises(ConfigError, match=r"validation\.eval_datasets is"):
-            check_same_settings(tmp_path / "run", settings(place, "test"))
+            RunDirectory.open(tmp_path / "run", settings(place, "test"), fresh=False)
 
 
 def test_a_setting_that_an_older_version_did_not_have_differs(tmp_path: Path) -> None:

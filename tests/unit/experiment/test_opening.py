@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from raytriever.config import Config, Curriculum, Stage
+from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.errors import DataError, ModelError
-from raytriever.experiment.opening import OpenStage, open_run, resolved_config
+from raytriever.experiment.run import open_run
+from raytriever.experiment.training import OpenTraining, resolved_config
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe
@@ -32,8 +33,9 @@ def test_a_stage_uses_only_the_weights_of_the_previous_model(tiny_encoder: Path,
 
     own = ModelConfig(str(tiny_encoder), revision="main", passage_prompt="p: ", query_length=20, lora_rank=4)
     description = describe(ModelFiles.read(tiny_encoder), own)
-    stage = OpenStage(Stage("b", Config(model=own)), description, TrainingData([], Config().data, 1, 0), total_steps=1)
-    after = stage.model_after(before)
+    data = TrainingData([], Config().data, 1, 0)
+    stage = OpenTraining(Config(model=own, name="b"), description, data, total_steps=1).starting_from(before)
+    after = stage.config.model
     assert (after.model, after.revision, after.lora_rank) == (str(before), None, 4)
     assert load_retriever(after).description == description
     assert (description.query_prompt, description.passage_prompt) == ("", "p: ")
@@ -51,9 +53,8 @@ def test_the_tracker_gets_the_resolved_settings(
         loss=LossConfig("mw"),
     )
     base = replace(base, training=replace(base.training, batch_size=16, max_steps=2))
-    staged = Curriculum(
-        base, (Stage("one", base), Stage("two", replace(base, model=replace(base.model, pooling="cls"))))
-    )
+    stages = replace(base, name="one"), replace(base, name="two", model=replace(base.model, pooling="cls"))
+    staged = replace(base, stages=stages)
     used = open_run(staged, lambda line: None)[0].settings()
     assert used["model"] == {
         "model": str(tiny_encoder),
@@ -90,7 +91,7 @@ def test_a_guide_is_checked_before_any_data_is_opened(tiny_encoder: Path, tmp_pa
         loss=LossConfig("mw", guide=str(guide)),
     )
     with pytest.raises(ModelError, match=r"^guide \S+/guide: the embedding of a query holds NaN or infinity"):
-        open_run(Curriculum(config), lambda line: None)
+        open_run(config, lambda line: None)
 
 
 def test_the_device_of_a_clusters_workers_is_not_guessed(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +117,7 @@ def with_repeated(tiny_dataset: Path, folder: Path, count: int) -> Path:
 def opened(tiny_encoder: Path, dataset: Path, **data: bool) -> list[str]:
     lines: list[str] = []
     config = Config(data=DataConfig(str(dataset), **data), model=ModelConfig(str(tiny_encoder)))  # type: ignore[arg-type]
-    open_run(Curriculum(config), lines.append)
+    open_run(config, lines.append)
     return [line for line in lines if "training queries too" in line]
 
 
@@ -148,7 +149,7 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     base = Config(data=DataConfig(str(tiny_dataset)), model=ModelConfig(str(tiny_encoder)))
     lines: list[str] = []
-    whole, _ = open_run(Curriculum(base, (Stage("one", base),)), lines.append)
+    whole, _ = open_run(replace(base, stages=(replace(base, name="one"),)), lines.append)
     assert set(whole.dataset.judgements) == {"dev", "test"}
 
     # Another data set that has a test split alone is measured, too, and gets no calibration.
@@ -156,7 +157,7 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     for split in ("train", "dev"):
         (measured / "qrels" / f"{split}.tsv").unlink()
     data = replace(base.data, dataset=str(measured), allow_split_overlap=True)
-    whole, _ = open_run(Curriculum(replace(base, data=data), (Stage("one", base),)), lines.append)
+    whole, _ = open_run(replace(base, data=data, stages=(replace(base, name="one"),)), lines.append)
     assert set(whole.dataset.judgements) == {"test"}
     [line] = [line for line in lines if line.startswith("the trained model gets no calibration.json: ")]
     assert "'dev'" in line
@@ -165,8 +166,8 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     assert not [line for line in lines if "training queries too" in line]
     trained = Path(shutil.copytree(tiny_dataset, tmp_path / "trained"))
     shutil.copy(trained / "qrels" / "dev.tsv", trained / "qrels" / "train.tsv")
-    stage = replace(base, data=replace(base.data, dataset=str(trained)))
-    open_run(Curriculum(base, (Stage("one", stage),)), lines.append)
+    stage = replace(base, name="one", data=replace(base.data, dataset=str(trained)))
+    open_run(replace(base, stages=(stage,)), lines.append)
     assert [line for line in lines if line.startswith("letters: 32 of 32 queries of split 'dev'")]
 
 
@@ -179,7 +180,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_said(
     def lines(steps: int) -> list[str]:
         logged: list[str] = []
         training = replace(config.training, max_steps=steps, batch_size=16, warmup_steps=10, learning_rate=5e-5)
-        open_run(Curriculum(replace(config, training=training)), logged.append)
+        open_run(replace(config, training=training), logged.append)
         return [line for line in logged if "warmup" in line]
 
     line = "--warmup-steps 10 is not below the 4 steps of this training: the learning rate reaches 1.8e-05 of 5e-05"

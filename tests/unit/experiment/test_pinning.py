@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.config import Config, Curriculum, Stage, dump_config
-from raytriever.errors import ModelError
-from raytriever.experiment.opening import pin_sources
+from raytriever.config import Config, dump_config
+from raytriever.errors import ConfigError, ModelError
+from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.start import pin_sources, start_run
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import commit_of
 
@@ -36,19 +37,19 @@ def point(model: Path, commit: str) -> None:
     (model / "refs" / "main").write_text(commit)
 
 
-def curriculum(revision: str | None = None) -> Curriculum:
+def curriculum(revision: str | None = None) -> Config:
     base = Config(model=ModelConfig("org/name", revision))
-    return Curriculum(base, (Stage("one", base), Stage("two", base)))
+    return replace(base, stages=(replace(base, name="one"), replace(base, name="two")))
 
 
 def test_a_name_becomes_a_commit_in_all_stages(hub: Path, tmp_path: Path) -> None:
     result = pin_sources(curriculum(), tmp_path / "run", fresh=False)
-    assert result.base.model.revision == OLD
-    assert [stage.config.model.revision for stage in result.stages] == [OLD, OLD]
+    assert result.model.revision == OLD
+    assert [stage.model.revision for stage in result.stages] == [OLD, OLD]
     point(hub, NEW)
     assert commit_of("org/name") == NEW
     assert commit_of("org/name", "v1") == OLD
-    assert pin_sources(curriculum("v1"), tmp_path / "run", fresh=False).base.model.revision == OLD
+    assert pin_sources(curriculum("v1"), tmp_path / "run", fresh=False).model.revision == OLD
 
 
 def test_a_resumed_run_keeps_its_commit(hub: Path, tmp_path: Path) -> None:
@@ -56,17 +57,31 @@ def test_a_resumed_run_keeps_its_commit(hub: Path, tmp_path: Path) -> None:
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(pin_sources(curriculum(), run, fresh=False)))
     point(hub, NEW)
-    assert pin_sources(curriculum(), run, fresh=False).base.model.revision == OLD
-    assert pin_sources(curriculum(), run, fresh=True).base.model.revision == NEW
-    assert pin_sources(curriculum("main"), run, fresh=False).base.model.revision == NEW  # asked for: to be refused
-    other = replace(curriculum().base, model=ModelConfig("org/other"))
+    assert pin_sources(curriculum(), run, fresh=False).model.revision == OLD
+    assert pin_sources(curriculum(), run, fresh=True).model.revision == NEW
+    assert pin_sources(curriculum("main"), run, fresh=False).model.revision == NEW  # asked for: to be refused
+    other = replace(curriculum(), model=ModelConfig("org/other"))
     with pytest.raises(ModelError, match="not in its local cache"):
-        pin_sources(Curriculum(other), run, fresh=False)
+        pin_sources(other, run, fresh=False)
     (run / "config.yaml").write_text("loss: {")
-    assert pin_sources(curriculum(), run, fresh=False).base.model.revision == NEW
+    assert pin_sources(curriculum(), run, fresh=False).model.revision == NEW
+
+
+def test_the_same_command_continues_a_run_of_a_tag(hub: Path, tmp_path: Path) -> None:
+    run, tagged = tmp_path / "run", curriculum("v1")
+    directory = RunDirectory.open(run, {}, fresh=False)
+    directory.begin(dump_config(pin_sources(tagged, run, fresh=False)))
+    notes = {"judged": {"absent_relevant": 0, "relevant": 9, "unanswerable_queries": 0}}
+    analyser = {"language": "en", "warning": ""}
+    directory.finish({"bm25": {}, "before": {}, "after": {}, "pairs": [], "bm25_analyser": analyser, **notes})
+    finished = start_run(tagged, Config(), run, None, False, print, ())
+    assert (finished.path, finished.is_new) == (run, False)
+    point(hub, NEW)
+    with pytest.raises(ConfigError, match=f"model.revision is '{OLD}' there and '{NEW}' here"):
+        start_run(curriculum("main"), Config(), run, None, False, print, ())
 
 
 def test_a_local_model_has_no_commit(tiny_encoder: Path, tmp_path: Path) -> None:
     for model in ("minilm", str(tiny_encoder)):
-        given = Curriculum(Config(model=ModelConfig(model)))
+        given = Config(model=ModelConfig(model))
         assert pin_sources(given, tmp_path, fresh=False) == given

@@ -5,28 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from saved_checkpoint import save_checkpoint
 from tiny_models import embed
 from torch import Tensor
 
 from raytriever.cluster.encoding import run_encoding
 from raytriever.cluster.ingest import run_preparation
-from raytriever.cluster.train.mining_round import MiningRounds, SnapshotLoader
-from raytriever.config import Config, Curriculum
+from raytriever.cluster.train.mining_round import MiningRounds
+from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
-from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import build_evaluation_job, read_models
 from raytriever.evaluation.results import read_results
-from raytriever.experiment.opening import open_run
+from raytriever.experiment.run import open_run
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.mining.config import MiningConfig
@@ -39,7 +37,6 @@ from raytriever.search.approximate import format_answers, run_index
 from raytriever.search.exact import search_dataset
 from raytriever.tracking.tracker import Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
-from raytriever.training.parallel.model_state import take_snapshot
 
 QUERY, PASSAGE, OTHER = "Ask: ", "Tell: ", "Else: "
 
@@ -165,9 +162,9 @@ def test_prepare_writes_the_prompts_into_the_tokens(instructed: Path, tiny_datas
     model = ModelConfig(str(instructed))
     prepared = run_preparation(str(tiny_dataset), None, model, 0.01, tmp_path / "prepared", print)
     retriever = load_retriever(model)
-    from raytriever.data.prepare.prepared import read_prepared
+    from raytriever.data.prepare.open import open_all_splits
 
-    dataset = read_prepared(prepared.path)
+    dataset = open_all_splits(prepared.path)
     assert dataset.tokens is not None
     for side, column, texts in (
         ("query", dataset.tokens.queries, dataset.queries.texts),
@@ -179,13 +176,11 @@ def test_prepare_writes_the_prompts_into_the_tokens(instructed: Path, tiny_datas
         assert all((row == other).all() for row, other in zip(rows, expected, strict=True))
 
 
-def curriculum(model: Path, dataset: Path, **settings: object) -> Curriculum:
-    return Curriculum(
-        Config(
-            data=DataConfig(dataset=str(dataset), extra_datasets=str(settings.pop("extra", ""))),
-            model=ModelConfig(str(model), **settings),
-            training=TrainingConfig(max_steps=2, batch_size=16, precision="fp32"),
-        )
+def config_of(model: Path, dataset: Path, **settings: object) -> Config:
+    return Config(
+        data=DataConfig(dataset=str(dataset), extra_datasets=str(settings.pop("extra", ""))),
+        model=ModelConfig(str(model), **settings),
+        training=TrainingConfig(max_steps=2, batch_size=16, precision="fp32"),
     )
 
 
@@ -197,21 +192,20 @@ def test_training_refresh_validation_and_the_saved_model(
     shutil.copytree(tiny_dataset, extra)
     own = {"more-query": "Own: "}
     lines: list[str] = []
-    opened, _ = open_run(curriculum(instructed, tiny_dataset, extra=extra, dataset_prompts=own), lines.append)
+    opened, _ = open_run(config_of(instructed, tiny_dataset, extra=extra, dataset_prompts=own), lines.append)
     assert any(line.startswith("more: queries begin with 'Own: ' (prompt 'more-query')") for line in lines)
-    [stage] = opened.stages
-    model = stage.model(stage.stage.config.model)
+    [training] = opened.trainings
+    model = training.config.model
 
     trained = load_retriever(model)
-    source = stage.training_data.train(None)
+    source = training.data.train(None)
     batch = source.batch(0, trained, ALONE)
     embed(trained, batch.queries, batch.passages)
     assert begins.take() == {"Ask:", "Own:", "Tell:", ""}
-    batch = stage.training_data.dev().batch(0, trained, ALONE)
+    batch = training.data.dev().batch(0, trained, ALONE)
     embed(trained, batch.queries, batch.passages)
     assert begins.take() == BOTH
 
-    snapshot = take_snapshot(trained, ALONE)
     config = Config(
         data=DataConfig(negatives_per_query=1),
         model=model,
@@ -219,13 +213,9 @@ def test_training_refresh_validation_and_the_saved_model(
         refresh=RefreshConfig(refresh_every=5, refresh_negatives=4),
     )
 
-    def encode(work: StoreWriter, load: SnapshotLoader, path: str, missing: list[int]) -> None:
-        shards = ShardEncoder(work, partial(load, snapshot), path)
-        for number in missing:
-            shards(number)
-
-    paths = [str(each.location) for each in stage.training_data.datasets]
-    MiningRounds(config, paths, tmp_path / "negatives", None).run(1, snapshot, encode)
+    paths = [str(each.location) for each in training.data.datasets]
+    checkpoint = save_checkpoint(trained, model, tmp_path / "checkpoints", 5)
+    MiningRounds(config, paths, tmp_path / "negatives").run(1, checkpoint)
     assert begins.take() == {"Ask:", "Own:", "Tell:", ""}
 
     folder = tmp_path / "saved"
@@ -242,9 +232,9 @@ def test_training_refresh_validation_and_the_saved_model(
 
 
 def test_a_flag_of_training_is_stored_for_its_data_sets(instructed: Path, tiny_dataset: Path, tmp_path: Path) -> None:
-    opened, _ = open_run(curriculum(instructed, tiny_dataset, query_prompt="Flag: "), lambda line: None)
-    [stage] = opened.stages
-    trained = load_retriever(stage.model(stage.stage.config.model))
+    opened, _ = open_run(config_of(instructed, tiny_dataset, query_prompt="Flag: "), lambda line: None)
+    [training] = opened.trainings
+    trained = load_retriever(training.config.model)
     write_model(trained, tmp_path)
     saved = load_retriever(ModelConfig(str(tmp_path)))
     assert saved.prompts_of("letters").query == "Flag: "
@@ -269,7 +259,7 @@ def test_wrong_prompts_end_in_one_line(
 ) -> None:
     model = ModelConfig(str(instructed), **settings)
     calls: list[Callable[[], object]] = [
-        lambda: open_run(curriculum(instructed, tiny_dataset, **settings), print),
+        lambda: open_run(config_of(instructed, tiny_dataset, **settings), print),
         lambda: search_dataset(model, str(tiny_dataset), "what", 1),
         lambda: run_encoding(
             EncodeConfig(), model, DataConfig(str(tiny_dataset)), tmp_path / "store", print, precision="fp32"

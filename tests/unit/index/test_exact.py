@@ -117,6 +117,21 @@ def test_a_caller_that_allows_tf32_or_autocast_changes_no_byte(kind: str, autoca
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("kind", ["plain", "ties", "huge", "copies"])
+def test_threads_that_search_for_some_queries_each_change_no_byte(small_tiles: None, kind: str) -> None:
+    rng, before = np.random.default_rng(4), torch.get_num_threads()
+    queries, documents, ties = vectors(rng, 70, kind), vectors(rng, 500, kind), rng.permutation(500)
+    results = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(top_k(queries, documents, 20, ties))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert [array.tobytes() for array in results[0]] == [array.tobytes() for array in results[1]]
+
+
 def test_20_000_equal_rows_are_ordered_by_their_ties() -> None:
     rng = np.random.default_rng(6)
     documents = np.repeat(vectors(rng, 2, "plain"), [20_000, 50], axis=0)

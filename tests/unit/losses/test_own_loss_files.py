@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.config import Config, Curriculum, default_run_name, from_dict
-from raytriever.config.settings import check_config
+from raytriever.config import Config, check_config, from_dict
 from raytriever.errors import ConfigError
 from raytriever.experiment.directory import RunDirectory
-from raytriever.experiment.opening import pin_sources
+from raytriever.experiment.start import default_run_name, pin_sources
 from raytriever.losses.config import LossConfig
 from raytriever.losses.files import loss_setting
 from raytriever.losses.registry import build_loss
@@ -105,24 +104,24 @@ def test_a_file_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path, text: 
 
 
 def test_a_changed_file_neither_continues_a_run_nor_trains_on_a_worker(file: Path, tmp_path: Path) -> None:
-    settings = Curriculum(Config(loss=LossConfig(loss=f"{file}:good")))
+    settings = Config(loss=LossConfig(loss=f"{file}:good"))
     run = tmp_path / "run"
-    pinned = pin_sources(settings, run, fresh=False).base
+    pinned = pin_sources(settings, run, fresh=False)
     RunDirectory.open(run, {"loss": {"loss": pinned.loss.loss}}, fresh=False).begin(
         f"loss:\n  loss: {pinned.loss.loss}\n", [pinned.loss]
     )
     assert (run / "losses" / "my_losses.py").read_text() == FILE
-    RunDirectory.open(run, {"loss": {"loss": pin_sources(settings, run, fresh=False).base.loss.loss}}, fresh=False)
+    RunDirectory.open(run, {"loss": {"loss": pin_sources(settings, run, fresh=False).loss.loss}}, fresh=False)
     file.write_text(FILE + "# changed\n")
     with pytest.raises(ConfigError, match="other settings"):
-        RunDirectory.open(run, {"loss": {"loss": pin_sources(settings, run, fresh=False).base.loss.loss}}, fresh=False)
+        RunDirectory.open(run, {"loss": {"loss": pin_sources(settings, run, fresh=False).loss.loss}}, fresh=False)
     with pytest.raises(ConfigError, match="has changed on"):
         build_loss(pinned.loss)
 
 
 def test_a_loss_of_a_file_has_its_name_in_the_run_and_may_read_a_teacher(file: Path) -> None:
     config = from_dict({"loss": {"loss": f"{file}:good"}}, "settings.yaml")
-    assert default_run_name(Curriculum(config)).split("-")[-2] == "good"
+    assert default_run_name(config).split("-")[-2] == "good"
     assert not config.loss.needs_teacher
     file.write_text("def good(scores, positives, teacher_scores): return scores.mean()\n")
     with pytest.raises(ConfigError, match="loss good needs the scores of a teacher"):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.config import Config, Curriculum, default_run_name
-from raytriever.config.settings import check_config
+from raytriever.config import Config, check_config
 from raytriever.errors import ConfigError
+from raytriever.experiment.start import default_run_name
 from raytriever.losses.config import LossConfig, terms_of
 from raytriever.tuning.space import parse_space
 
@@ -63,7 +63,7 @@ def test_a_run_stores_the_digest_of_each_file_and_is_named_without_paths(tmp_pat
     stored = config.pinned()
     assert stored.terms == ("mw", config.files[0].pinned())
     assert stored.pinned() == stored
-    assert default_run_name(Curriculum(Config(loss=stored))).endswith("mw-half-seed0")
+    assert default_run_name(Config(loss=stored)).endswith("mw-half-seed0")
     file.write_text("def half(scores, positives): return -scores[positives].mean() / 3\n")
     with pytest.raises(ConfigError, match="has changed on"):
         check_config(Config(loss=stored))

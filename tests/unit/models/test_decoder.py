@@ -14,7 +14,7 @@ from tiny_models import DECODERS, text_of, write_transformer
 from tokenizers import processors
 from transformers import AutoModel, AutoTokenizer
 
-from raytriever.config.settings import from_dict
+from raytriever.config import from_dict
 from raytriever.encoding.encode import encode_texts
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.config import ModelConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.config import Config, dump_config, load_curriculum
+from raytriever.config import Config, dump_config, load_config
 from raytriever.errors import ConfigError
 from raytriever.operation.runs import DAMAGED, FINISHED, INTERRUPTED, RUNNING, find_runs, read_run
 from raytriever.store.commit import committed_directory, read_manifest
@@ -96,7 +96,7 @@ def test_the_command_that_continues_a_run_names_its_own_settings(folder: Path) -
     one = read_run(strange)
     assert one is not None
     assert one.command == f"raytriever train --config '{strange}/config.yaml' --output '{strange}'"
-    assert load_curriculum(strange / "config.yaml").base.training.max_steps == 10
+    assert load_config(strange / "config.yaml").training.max_steps == 10
 
 
 def test_steps_of_epochs_come_from_the_checkpoint_and_of_stages_from_the_last(folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_steps_of_epochs_come_from_the_checkpoint_and_of_stages_from_the_last(fo
     (one / "stages").mkdir()
     stage.rename(one / "stages" / "2-human")
     assert (entry := read_run(one)) is not None
-    assert entry.detail == "at stage 2-human, step 5 of 10"
+    assert entry.detail == "at stages/2-human, step 5 of 10"
     assert len(entry.checkpoints) == 4
 
 

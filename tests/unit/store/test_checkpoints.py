@@ -17,6 +17,7 @@ from torch import nn
 from raytriever.api.models import path_of
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
+from raytriever.models.slices import Slice
 from raytriever.operation.cache import size_of
 from raytriever.store.commit import committed_directory, complete, push_part, take_part
 from raytriever.store.remote import SMALL_BYTES, pull
@@ -30,7 +31,7 @@ from raytriever.training.checkpoint import (
     write_state,
 )
 from raytriever.training.optimizer import build_optimizer
-from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
+from raytriever.training.parallel.model_state import replicated_state, restore_replicated
 
 STEP, BEST = 20, 10
 CPU = torch.device("cpu")
@@ -76,7 +77,7 @@ def write(folder: Callable[[], Path], step: int, machine: Callable[[str], None],
     machine("first")
     uploaded = take_part(checkpoint_path(folder(), step), "part-1")
     assert uploaded is not None
-    with committed_directory(checkpoint_path(folder(), step), uploaded=uploaded) as aside:
+    with committed_directory(checkpoint_path(folder(), step), entries=uploaded) as aside:
         write_slices(half(model, optimizer, 0), aside, 0, 2)
         write_state(State(Progression(STEP, BEST, 0.5), {"data": "letters"}), aside)
 

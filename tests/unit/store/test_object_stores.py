@@ -158,7 +158,7 @@ def test_workers_of_several_machines_commit_one_directory(
     machine("two")
     files = take_part(path_of(uri), "part-1")
     assert files is not None
-    with committed_directory(path_of(uri), uploaded=files) as folder:
+    with committed_directory(path_of(uri), entries=files) as folder:
         (folder / "first.bin").write_bytes(b"first")
     machine("three")
     assert sorted(read_manifest(path_of(uri))["files"]) == ["first.bin", "second.bin"]

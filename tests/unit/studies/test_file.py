@@ -57,11 +57,11 @@ def test_every_arm_trains_on_every_data_set(file: Path) -> None:
     assert [one.split for one in (*letters.datasets, *half.datasets)] == ["test", "dev"]
     assert letters.datasets[0].metrics == ("ndcg_at_10", "auc")
     assert letters.curriculum is not None
-    config = letters.curriculum.base
+    config = letters.curriculum
     assert (config.loss.loss, config.loss.temperature, config.training.learning_rate) == ("mw", 0.02, 1e-4)
     assert (config.training.batch_size, config.model.passage_length) == (16, 32)
     assert half.curriculum is not None
-    assert half.curriculum.base.data.test_split == "dev"
+    assert half.curriculum.data.test_split == "dev"
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_arms_are_measured_on_data_sets_that_they_are_not_trained_on(file: Path)
         assert arm.datasets[0].metrics == ("auc", "ndcg_at_10", "steps_to_best")
     curriculum = study.arms[2].curriculum
     assert curriculum is not None
-    assert curriculum.base.data.dataset == "letters"
-    assert [stage.config.loss.temperature for stage in curriculum.stages] == [curriculum.base.loss.temperature, 0.5]
+    assert curriculum.data.dataset == "letters"
+    assert [stage.loss.temperature for stage in curriculum.stages] == [curriculum.loss.temperature, 0.5]
 
 
 def test_published_figures_are_read(file: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 import packs
 from abstain import PACKS, candidates_of
-from raytriever.config.curriculum import check_curriculum
+from raytriever.config import check_config
 from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
 from raytriever.studies.claims import DID_NOT, HELD, NOT_MEASURED
@@ -87,7 +87,7 @@ def test_every_file_is_valid(name: str, checkout: Path) -> None:
     assert (study.seeds, bool(study.claims)) == (3, name != "abstain")
     for arm in study.arms:
         if arm.curriculum is not None:
-            check_curriculum(arm.curriculum)
+            check_config(arm.curriculum)
     cells = [(arm.row, one.name) for arm in study.arms for one in arm.datasets]
     assert len(set(cells)) == len(cells)
     assert all(claim.verdict(SeededResults({})).word == NOT_MEASURED for claim in study.claims)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from evaluations import about_of, write_results
 
-from raytriever.config import Config, Curriculum, Stage, override
+from raytriever.config import Config, override
 from raytriever.errors import ConfigError, StorageError
 from raytriever.interruption import check_interrupted, interruptible
 from raytriever.metrics.auc import pooled_auc
-from raytriever.studies.arm import arm_folder, with_seed
+from raytriever.studies.arm import arm_folder
 from raytriever.studies.claims import Claim, above
 from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.outcome import read_seed_metrics, seeds_of, write_study
@@ -32,8 +32,8 @@ def study(data: Path, temperature: float = 0.01) -> Study:
     measured = (MeasuredDataset("letters", str(data), "test", ("auc",)),)
     arms = (
         Arm("before", "before", measured, None, model="minilm", lengths=(16, 32)),
-        Arm("cl", "CL", measured, Curriculum(config)),
-        Arm("mw", "MW", measured, Curriculum(config)),
+        Arm("cl", "CL", measured, config),
+        Arm("mw", "MW", measured, config),
     )
     return Study("mw-in-domain", "Title", "Table 1", arms, 3, ("CL",))
 
@@ -66,10 +66,10 @@ def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
         check_same(tmp_path, settings_of(fewer, tmp_path))
 
 
-def test_the_seed_is_set_in_every_stage() -> None:
+def test_a_setting_is_overridden_in_every_stage() -> None:
     base = override(Config(), {"training": {"seed": 5}})
-    curriculum = with_seed(Curriculum(base, (Stage("one", base), Stage("two", base))), 2)
-    assert [part.config.training.seed for part in (*curriculum.stages, Stage("", curriculum.base))] == [2, 2, 2]
+    config = override(replace(base, stages=(base, base)), {"training": {"seed": 2}})
+    assert [training.training.seed for training in (config, *config.stages)] == [2, 2, 2]
 
 
 def test_an_untrained_encoder_has_one_seed(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_steps_of_mined_tables_are_results(tmp_path: Path) -> None:
     finished = finish_study(tmp_path)
     refresh = {"refresh": {"refresh_every": 5}}
     arms = tuple(
-        replace(arm, curriculum=Curriculum(override(arm.curriculum.base, refresh))) if arm.name == "mw" else arm
+        replace(arm, curriculum=override(arm.curriculum, refresh)) if arm.name == "mw" else arm
         for arm in finished.arms
         if arm.curriculum
     )

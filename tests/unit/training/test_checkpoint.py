@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from raytriever.errors import StorageError
+from raytriever.models.slices import Slice
 from raytriever.store.commit import committed_directory
 from raytriever.training.checkpoint import (
     MOMENTS,
@@ -27,7 +28,7 @@ from raytriever.training.checkpoint import (
     write_state,
 )
 from raytriever.training.optimizer import build_optimizer
-from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
+from raytriever.training.parallel.model_state import replicated_state, restore_replicated
 
 
 class Model(nn.Module):

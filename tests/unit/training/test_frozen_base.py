@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from raytriever.errors import StorageError
-from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.store.commit import committed_directory
-from raytriever.training.checkpoint import MOMENTS, WEIGHTS, read_slices, read_state, write_slices, write_state
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.model_state import Slice, frozen_digest, take_snapshot
+from raytriever.training.parallel.model_state import frozen_digest
 
 STEPS = 4
 
@@ -74,37 +69,3 @@ def test_another_base_is_refused_and_another_precision_of_it_is_not(make_assignm
     with pytest.raises(StorageError, match=r"was made with frozen weights '\w{16}', but this run has") as caught:
         train(other)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_checkpoint_that_has_the_base_is_continued(make_assignment, tiny_encoder: Path, precision: str) -> None:
-    """The form of raytriever 0.2: every weight in float32, and no digest."""
-    work = setup(make_assignment, tiny_encoder, precision)
-    train(work)
-    path = work.folder / f"step-{STEPS}"
-    state = read_state(path)
-    base = {name: value for name, value in adapted(tiny_encoder, "fp32").named_parameters() if ".lora_" not in name}
-    slices = [
-        *read_slices(path, WEIGHTS, MOMENTS),
-        *(Slice(f"retriever.{name}", v.detach().flatten(), 0, tuple(v.shape)) for name, v in base.items()),
-    ]
-    slices = [dataclasses.replace(one, values=one.values.clone()) for one in slices]
-    shutil.rmtree(work.folder)
-    with committed_directory(path) as hidden:
-        write_slices(slices, hidden, 0, 1)
-        write_state(
-            dataclasses.replace(state, origin={k: v for k, v in state.origin.items() if k != "frozen weights"}), hidden
-        )
-    assert "frozen" not in json.dumps(read_state(path).origin)
-    lines: list[str] = []
-    again = dataclasses.replace(setup(make_assignment, tiny_encoder, precision), log=lines.append)
-    train(again)
-    assert lines == [f"Resumed from checkpoint step-{STEPS}."]
-    for name, value in values(again.retriever).items():
-        assert torch.equal(value, values(work.retriever)[name]), name
-
-
-def test_a_snapshot_has_no_frozen_weights(tiny_encoder: Path) -> None:
-    retriever = adapted(tiny_encoder, "bf16")
-    assert take_snapshot(retriever, ALONE).keys() == {name for name in values(retriever) if ".lora_" in name}

@@ -18,9 +18,8 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import StorageError
-from raytriever.losses.distributed import ALONE
+from raytriever.training.checkpoint import checkpoint_path, newest_checkpoint
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.model_state import Snapshot, load_snapshot, take_snapshot
 from raytriever.training.refresh import ROUNDS, read_ledger, remove_tables, round_path
 
 STEPS, EVERY = 14, 5
@@ -121,10 +120,10 @@ def assert_same(one: TrainingSetup, other: TrainingSetup) -> None:
 def test_a_table_is_used_and_logged_from_the_recorded_step_on(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     run.live(patience=(2,))
-    [first, second] = read_ledger(run.negatives).rounds
-    # Begun after 5 steps; asked after 6 and 7 in vain, after 8 it is there; then read, recorded, and two batches drawn.
-    assert (first.due, first.snapshot) == (5, 5)
-    assert first.ended == 10
+    [first] = read_ledger(run.negatives).rounds
+    # Begun after 5 steps; its checkpoint is there after 6; asked after 7 and 8 in vain, after 9 it is there; then read,
+    # recorded, and two batches drawn.
+    assert (first.step, first.ended) == (5, 11)
     assert first.used_from == first.ended + 3
     earlier = first.used_from - 1
     assert run.rounds_of_steps() == [0.0] * earlier + [1.0] * (STEPS - earlier)
@@ -135,9 +134,6 @@ def test_a_table_is_used_and_logged_from_the_recorded_step_on(begin: Callable[[s
     assert 0 < logged["refresh_seconds"] < 60
     assert logged["refresh_overlap"] == 0  # it began without a table
     assert [step for step, measured in run.logged.items() if "refresh_rows" in measured] == [first.used_from]
-    # At step 10 the first one had just ended; the run ended before the second one could.
-    assert second.due == 10
-    assert second.ended is None
     without = begin("without")
     without.live(patience=(99,))
     assert run.losses()[:earlier] == without.losses()[:earlier]
@@ -179,7 +175,7 @@ def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool
     actual = killed.live(waits=True)
     assert killed.losses() == whole.losses()
     assert_same(actual, expected)
-    assert [(one.due, one.used_from) for one in read_ledger(whole.negatives).rounds] == [(5, 6), (10, 11)]
+    assert [(one.step, one.used_from) for one in read_ledger(whole.negatives).rounds] == [(5, 6), (10, 11)]
     assert whole.rounds_of_steps() == [0.0] * 5 + [1.0] * 5 + [2.0] * 4
     assert whole.logged[11]["refresh_staleness_steps"] == 0
 
@@ -204,26 +200,20 @@ def test_tables_that_no_checkpoint_leads_to_are_not_missed(begin: Callable[[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("die_at", "saved", "snapshot"), [(9, 2, 8), (6, 2, 5), (14, 7, 7)])
-def test_a_round_that_was_under_way_is_begun_again_when_it_was_due_or_else_with_the_weights_that_are_gone_on_from(
-    begin: Callable[[str], Run], dataset: RetrievalDataset, die_at: int, saved: int, snapshot: int
+@pytest.mark.parametrize(("die_at", "saved"), [(9, 2), (6, 2), (11, 7)])
+def test_an_interrupted_round_starts_again_with_its_checkpoint(
+    begin: Callable[[str], Run], dataset: RetrievalDataset, die_at: int, saved: int
 ) -> None:
     run = begin("run")
     run.live(die_at=die_at, saved=saved, patience=(99,))
-    assert [one.ended for one in read_ledger(run.negatives).rounds] == [None]
-    snapshots: list[Snapshot] = []
-    submit_round = ScriptedPool.submit
-
-    def keep(pool: ScriptedPool, number: int, snapshot: Snapshot) -> None:
-        snapshots.append(snapshot)
-        submit_round(pool, number, snapshot)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptedPool, "submit", keep)
-        run.live(saved=saved)
+    assert not read_ledger(run.negatives).rounds
+    checkpoint = checkpoint_path(run.folder / "checkpoints", EVERY)
+    expected = mined(dataset, 1, checkpoint).digest if checkpoint.is_dir() else None
+    assert expected or die_at == 6  # killed before it was written: then the step is repeated
+    run.live(saved=saved)
     first = read_ledger(run.negatives).rounds[0]
-    assert (first.number, first.due, first.snapshot) == (1, 5, snapshot)
-    assert first.digest == mined(dataset, 1, snapshots[0]).digest
+    assert (first.number, first.step) == (1, EVERY)
+    assert expected in (None, first.digest)
     # A logged step stays true: the table is used from none of those.
     assert first.used_from is not None
     assert first.used_from > die_at
@@ -283,7 +273,7 @@ def test_a_recorded_table_that_is_gone_or_another_one_is_refused(
 ) -> None:
     run = begin("run")
     run.live(die_at=13)
-    other = mined(dataset, 1, {})
+    other = mined(dataset, 1, newest_checkpoint(run.folder / "checkpoints")[0])
     shutil.rmtree(round_path(run.negatives, 1))
     with pytest.raises(Exception, match=r"round-0001: there is no negatives table"):
         run.live()
@@ -302,17 +292,3 @@ def test_a_batch_of_another_table_than_the_recorded_one_is_never_learnt_from(
     monkeypatch.setattr("raytriever.training.refresh.PREFETCH_DEPTH", 0)
     with pytest.raises(RuntimeError, match=r"has negatives of round 0, not 1"):
         begin("run").live()
-
-
-def test_a_snapshot_is_what_the_encoder_was_and_stays_so(make_assignment) -> None:
-    work, _ = make_assignment(total_steps=2)
-    snapshot = take_snapshot(work.retriever, ALONE)
-    train(work)
-    other, _ = make_assignment(total_steps=2)
-    before = parameters(other)
-    load_snapshot(other.retriever, snapshot)
-    for name, value in parameters(other).items():
-        assert torch.equal(value, before[name])
-    assert any(not torch.equal(value, before[name]) for name, value in parameters(work).items())
-    with pytest.raises(ValueError, match="another model"):
-        load_snapshot(other.retriever, {"a": next(iter(snapshot.values()))})

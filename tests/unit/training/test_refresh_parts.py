@@ -1,4 +1,4 @@
-"""The parts a refresh is made of: the record, versions by step, shares of a corpus, figures, settings."""
+"""The parts a refresh is made of: the record, versions by step, figures, settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.cluster.train.mining_round import rolling_rows
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
@@ -17,13 +16,12 @@ from raytriever.training.config import RefreshConfig, check_refresh
 from raytriever.training.loader import SourceVersions
 from raytriever.training.refresh import Ledger, Round, overlap, read_ledger
 
-# Used from step 11 (from 1), failed, used from step 35, running.
+# Used from step 11 (from 1), failed, used from step 35.
 LEDGER = Ledger(
     (
-        Round(1, 5, 5, ended=8, used_from=11, digest="a"),
-        Round(2, 10, 11, ended=21, reason="gone"),
-        Round(3, 25, 25, ended=32, used_from=35, digest="b"),
-        Round(4, 35, 36),
+        Round(1, 5, ended=8, used_from=11, digest="a"),
+        Round(2, 10, ended=21, reason="gone"),
+        Round(3, 25, ended=32, used_from=35, digest="b"),
     )
 )
 
@@ -40,28 +38,19 @@ def test_negatives_age_with_every_step_from_the_weights_that_found_them() -> Non
 
 
 def test_a_round_begins_where_none_was_under_way_or_had_been() -> None:
-    assert not any(LEDGER.is_due(step, 5) for step in range(24))
-    # The second had ended after 21 steps, the third after 32; the fourth has not ended.
-    assert [step for step in range(100) if LEDGER.is_due(step, 6)] == [24]
+    assert not any(LEDGER.is_due(step, 5) for step in range(22))
+    # The second had ended after 21 steps, the third after 32.
+    assert [step for step in range(40) if LEDGER.is_due(step, 6)] == [24, 36]
     assert [step for step in range(100) if Ledger().is_due(step, 30)] == [30, 60, 90]
-    # After exactly as many steps as a round ended at, the next may begin.
-    assert Ledger((Round(1, 5, 5, ended=10),)).is_due(10, 5)
-
-
-def test_who_goes_on_from_before_a_round_that_did_not_end_has_not_begun_it() -> None:
-    assert LEDGER.without_later(34).rounds == LEDGER.rounds[:3]
-    assert LEDGER.without_later(35) == LEDGER
-    assert LEDGER.without_later(3).rounds == LEDGER.rounds[:3]  # what ended is known, however early it is
-
-
-def test_a_round_begun_again_keeps_its_number_and_a_new_one_counts_on() -> None:
-    assert LEDGER.with_round_started(35, 38).rounds == (*LEDGER.rounds[:3], Round(4, 35, 38))
-    assert LEDGER.with_round_ended(ended=40, reason="x").with_round_started(40, 40).rounds[-1] == Round(5, 40, 40)
+    # At the step at which a round ended, no checkpoint was asked for.
+    assert not Ledger((Round(1, 5, ended=10),)).is_due(10, 5)
+    assert Ledger((Round(1, 5, ended=10),)).is_due(15, 5)
 
 
 def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_ledger(tmp_path) == Ledger()
-    logged = LEDGER.with_round_ended(ended=40, used_from=43, digest="c", measured={"refresh_seconds": 1.25})
+    logged = LEDGER.with_round(36, ended=40, used_from=43, digest="c", measured={"refresh_seconds": 1.25})
+    assert logged.rounds[-1].number == 4
     logged.write(tmp_path)
     assert read_ledger(tmp_path) == logged
 
@@ -84,16 +73,6 @@ def test_versions_hold_from_their_step_on_and_are_forgotten_behind_the_steps() -
     assert versions.at(7) is versions.newest is sources[3]
     with pytest.raises(ValueError, match="from step 4 cannot follow a version from step 7"):
         versions.add(4, sources[0])
-
-
-@pytest.mark.parametrize("documents", [1, 7, 10_001])
-@pytest.mark.parametrize("share", [1.0, 0.3, 0.013])
-def test_shares_are_disjoint_make_a_whole_and_begin_again(documents: int, share: float) -> None:
-    turns = int(np.ceil(1 / share))
-    rows = [row for turn in range(turns) for row in rolling_rows(documents, share, turn)]
-    assert rows == list(range(documents))
-    assert rolling_rows(documents, share, turns) == rolling_rows(documents, share, 0)
-    assert max(len(rolling_rows(documents, share, turn)) for turn in range(turns)) <= documents * share + 1
 
 
 def test_overlap_is_the_share_of_rows_that_were_there_before() -> None:

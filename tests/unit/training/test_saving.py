@@ -15,6 +15,7 @@ from thread_workers import Threads, on_workers
 
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import ALONE
+from raytriever.models.slices import Slice, whole_tensors
 from raytriever.training import checkpoint_writer as saving
 from raytriever.training.checkpoint import (
     MOMENTS,
@@ -26,7 +27,6 @@ from raytriever.training.checkpoint import (
     read_state,
 )
 from raytriever.training.checkpoint_writer import CheckpointWriter
-from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 CPU = torch.device("cpu")
 

@@ -18,10 +18,10 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.models.slices import Slice, whole_tensors
 from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy
-from raytriever.training.parallel.model_state import Slice, whole_tensors
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Readout, Strategy, TrainingError, finite_or_refused
 

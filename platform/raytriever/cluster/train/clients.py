@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -21,21 +22,20 @@ Result = TypeVar("Result")
 
 
 class ActorClient(Generic[Result]):
-    """Client of an actor; see `JobClient`.
+    """Client of a `jobs.CheckpointJob`; see `JobClient`.
 
     Args:
-        call: calls the actor, which returns a user error as a value, and returns the reference of the result.
         show: called with whether a job is running. Alerts on steps that take long need to know it.
     """
 
-    def __init__(self, call: Callable[[int, Any], Any], show: Callable[[bool], None]) -> None:
-        self._call, self._show = call, show
+    def __init__(self, actor: Any, show: Callable[[bool], None]) -> None:
+        self._actor, self._show = actor, show
         self._result: Any = None
 
-    def submit(self, number: int, content: Any) -> None:
+    def submit(self, number: int, checkpoint: Path) -> None:
         """See `JobClient.submit`."""
         self._show(True)
-        self._result = self._call(number, content)
+        self._result = self._actor.run.remote(number, str(checkpoint))
 
     def poll(self) -> Result | None:
         """See `JobClient.poll`."""
@@ -58,15 +58,15 @@ class ThreadClient(Generic[Result]):
         show: see `ActorClient`.
     """
 
-    def __init__(self, work: Callable[[int, Any], Result], device: torch.device, show: Callable[[bool], None]) -> None:
+    def __init__(self, work: Callable[[int, Path], Result], device: torch.device, show: Callable[[bool], None]) -> None:
         self._work, self._device, self._show = work, device, show
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="between-steps")
         self._job: Future[Result]
 
-    def submit(self, number: int, content: Any) -> None:
+    def submit(self, number: int, checkpoint: Path) -> None:
         """See `JobClient.submit`."""
         self._show(True)
-        self._job = self._thread.submit(self._run, number, content)
+        self._job = self._thread.submit(self._run, number, checkpoint)
 
     def poll(self) -> Result | None:
         """See `JobClient.poll`."""
@@ -75,11 +75,11 @@ class ThreadClient(Generic[Result]):
         self._show(False)
         return self._job.result()
 
-    def _run(self, number: int, content: Any) -> Result:
+    def _run(self, number: int, checkpoint: Path) -> Result:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread
         try:
-            return self._work(number, content)
+            return self._work(number, checkpoint)
         except UserError as error:
             reason = str(error)
         except Exception as error:  # a defect, or the GPU has too little memory: the job fails, training does not

@@ -33,14 +33,14 @@ from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.controller import FIRST, Failures, GroupReports
 from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.fit import fit
+from raytriever.cluster.train.jobs import start_evaluator, start_miner
 from raytriever.cluster.train.network import UNREACHABLE, VARIABLES
-from raytriever.cluster.train.refresh import start_miner
-from raytriever.cluster.train.validation import start_evaluator
 from raytriever.cluster.train.worker import WorkerJob, train_worker
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import UserError, setting
 from raytriever.store.remote import pull
+from raytriever.tracking.steps import read_curve
 from raytriever.training.parallel.strategy import TrainingError
 
 LOOK_SECONDS = 2.0  # between two questions to Ray
@@ -140,7 +140,6 @@ def train_on_cluster(
     total_steps: int,
     folder: Path,
     on_event: Callable[[Event], None],
-    last_logged_step: int = 0,
     dev_sets: Sequence[DevSet] = (),
     in_process: bool = False,
     runs_per_node: int = 1,
@@ -152,9 +151,9 @@ def train_on_cluster(
         datasets: paths or URIs of its prepared data sets, on storage that every node sees.
         negatives: the table of hard negatives, or None.
         total_steps: after which training ends at the latest.
-        folder: the run directory, on storage that every node sees. Training writes the best model to its `model`.
+        folder: the run directory, with the `steps.jsonl` of an earlier call, on storage that every node sees. Training
+            writes the best model to its `model`.
         on_event: called on the driver with every event.
-        last_logged_step: the last step that an earlier call has logged.
         dev_sets: that checkpoints are evaluated on during training; empty for none.
         in_process: whether this process is the only worker. It saves the start of a process; an error that ends the
             process ends the caller.
@@ -202,7 +201,7 @@ def train_on_cluster(
             folder=folder.resolve(),
             queue=events.queue,
             driver=DriverContext(),
-            last_logged_step=last_logged_step,
+            last_logged_step=max((step for step, _ in read_curve(folder, "loss")), default=0),
             miner=miner,
             evaluator=evaluator,
             dev_sets=tuple(dev_sets),

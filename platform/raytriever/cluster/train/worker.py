@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from raytriever.cluster.gauges import Gauges, run_label
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.clients import ActorClient, ThreadClient
 from raytriever.cluster.train.dev_sets import DevSet, digest_of
-from raytriever.cluster.train.mining_round import MiningRounds, encode_here
-from raytriever.cluster.train.refresh import NEGATIVES
+from raytriever.cluster.train.jobs import NEGATIVES, kept_rows
+from raytriever.cluster.train.mining_round import CHECKPOINTS, MiningRounds
 from raytriever.cluster.train.validation import Validations
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable, read_negatives
@@ -34,6 +34,7 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, StorageError, UserError, flag_of
 from raytriever.losses.distributed import WorkerGroup, current_workers
 from raytriever.machine import usable_cores
+from raytriever.models.checkpoint import write_settings
 from raytriever.models.memory import move_to
 from raytriever.models.precision import base_type, choose_precision
 from raytriever.models.prepare import prepare_for_training
@@ -146,6 +147,8 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
     precision = choose_precision(settings.precision, device)
     retriever = move_to(load_retriever(config.model, base_type(config.model.lora_rank, precision)), device)
     prepare_for_training(retriever, config.model, settings.seed)
+    if workers.rank == 0:
+        write_settings(job.folder / CHECKPOINTS, config.model, precision)
     _report_status(queue, "opening the data in the workers")
     for path in job.datasets:
         if not is_uri(path) and not is_committed(Path(path)):
@@ -169,7 +172,7 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
         precision=precision,
         device=device,
         workers=workers,
-        folder=job.folder / "checkpoints",
+        folder=job.folder / CHECKPOINTS,
         on_metrics=lambda step, metrics: queue.send(StepEvent(step, dict(metrics))),
         log=lambda text: queue.send(LogMessage(text)),
         report_status=partial(_report_status, queue),
@@ -202,14 +205,9 @@ def _miner(
         gauges.set("refresh_waiting", is_running and waits, "1 while steps wait for a round, else 0")
 
     if job.miner is not None:
-        return ActorClient(lambda number, weights: job.miner.mine.remote(number, [ray.put(dict(weights))]), show)
-    kept = negatives if config.data.negatives_mix else None
-    folder, on_gpu = job.folder / NEGATIVES, device.type == "cuda"
-    # The data sets are opened by the first round.
-    rounds = cache(partial(MiningRounds, config, list(job.datasets), folder, kept, on_gpu))
-    return ThreadClient(
-        lambda number, weights: rounds().run(number, weights, partial(encode_here, weights)), device, show
-    )
+        return ActorClient(job.miner, show)
+    rounds = MiningRounds(config, list(job.datasets), job.folder / NEGATIVES, kept_rows(config, negatives))
+    return ThreadClient(rounds.run, device, show)
 
 
 def _refresh_plan(
@@ -237,7 +235,7 @@ def _evaluator(job: WorkerJob, device: torch.device) -> ActorClient[Record] | Th
         gauges.set("evaluation_running", is_running, "1 while a checkpoint is evaluated, else 0")
 
     if job.evaluator is not None:
-        return ActorClient(lambda step, checkpoint: job.evaluator.evaluate.remote(step, str(checkpoint)), show)
+        return ActorClient(job.evaluator, show)
     return ThreadClient(Validations(job.config, job.dev_sets, job.folder / EVALUATIONS).run, device, show)
 
 

@@ -90,8 +90,7 @@ def plan(source: Source) -> Plan:
     answers = [file for file in plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
     parts += [Part.of(file, answers_row) for file in answers]
     qrels = [_judged_part(file) for file in judged if file.path not in used]
-    splits = tuple(dict.fromkeys(part.split for part in qrels if part.split))
-    return Plan(NAME, (*parts, *qrels), splits, has_queries)
+    return Plan(NAME, (*parts, *qrels), has_queries)
 
 
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:
@@ -125,7 +124,7 @@ def _judged_part(file: SourceFile) -> Part:
         return Part(file.where, kind, qrels_columns, split=split)
     header = tuple(first.split("\t"))
     header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
-    return Part(file.where, kind, partial(judgement_columns, header[3:]), header, split)
+    return Part(file.where, kind, partial(judgement_columns, header), header, split)
 
 
 def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
@@ -151,18 +150,14 @@ def answers_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     records.answers += [(name, answer) for answer in answers]
 
 
-def judgement_columns(more: tuple[str, ...], row: Sequence[str], records: Records, split: str) -> None:
-    """Columns of a tab-separated row: three, then those that `more` names."""
-    if len(row) != 3 + len(more):
-        raise BadRow(f"{len(row)} columns, not {3 + len(more)} separated by tabs")
-    query, document, score = row[:3]
-    for value, name in ((query, "query-id"), (document, "corpus-id")):
-        if not value or value.isspace():
-            raise BadRow(f'empty "{name}"')
-    if not _INTEGER.fullmatch(score):
-        raise BadRow(f"score {score[:20]!r} is not an integer")
-    optional = _optional(dict(zip(more, row[3:], strict=True)))
-    add_judged(records, split, query, document, int(score), **optional)
+def judgement_columns(header: Sequence[str], row: Sequence[str], records: Records, split: str) -> None:
+    """Columns of a tab-separated row, which the header names; see `judgement_row`."""
+    if len(row) != len(header):
+        raise BadRow(f"{len(row)} columns, not {len(header)} separated by tabs")
+    fields: dict[str, Any] = dict(zip(header, row, strict=True))
+    if _INTEGER.fullmatch(fields["score"]):
+        fields["score"] = int(fields["score"])
+    judgement_row(fields, records, split)
 
 
 def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
@@ -241,13 +236,12 @@ def plan_ir(source: Source) -> Plan:
         lacks = "documents" if not _load(name).has_docs() else "judgements of a split"
         remedy = f"choose a name below it: {', '.join(below[:8])}" if below else "choose another name"
         raise DataError(f"has no {lacks}", source.where, remedy)
-    splits = {other: split_if_named(other) or "test" for other in judged}
     parts = [
         _ir_part(name, _IR_DOCS, document_row),
         *(_ir_part(other, _IR_QUERIES, query_row) for other in query_parts),
     ]
-    parts += [_ir_part(other, _IR_QRELS, judgement_row, split) for other, split in splits.items()]
-    return Plan("ir_datasets", tuple(parts), tuple(dict.fromkeys(splits.values())))
+    parts += [_ir_part(other, _IR_QRELS, judgement_row, split_if_named(other) or "test") for other in judged]
+    return Plan("ir_datasets", tuple(parts))
 
 
 def _ir_part(name: str, what: str, parse: RowParser, split: str | None = None) -> Part:

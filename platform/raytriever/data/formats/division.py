@@ -9,11 +9,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from raytriever.data.config import SplitConfig
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import ConfigError, DataError, flag_of, setting
 
+Id = TypeVar("Id", int, str)
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 ENOUGH = 50  # questions of dev and test that figures and thresholds should have
 _ROUNDING = 1e-9
@@ -110,8 +112,11 @@ class HashSplit:
         return TEST if digest <= self.test else DEV if digest <= self.dev else TRAIN
 
 
-def divide(texts: Mapping[str, str], seed: int, sizes: tuple[int, int], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the split of each question, given its text by id: that of `known`, or `HashSplit` up to `sizes`."""
+def split_by_hash(
+    texts: Mapping[Id, str], sizes: tuple[int, int], seed: int = 0, known: Mapping[Id, str] | None = None
+) -> dict[Id, str]:
+    """Return the split of each text, given by id: that of `known`, or `HashSplit` up to the sizes of test and dev."""
+    known = known or {}
     waiting = {name: text for name, text in texts.items() if name not in known}
     have = Counter(known[name] for name in texts.keys() - waiting.keys())
     test, dev = (max(0, size - have[split]) for split, size in zip((TEST, DEV), sizes, strict=True))

@@ -88,11 +88,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Format, parts and splits of a data set.
+    """Format and parts of a data set.
 
     Args:
         parts: files of the data set, files with only texts first.
-        splits: splits of the parts; None if only the rows name them.
         note: how the files are read, where that was guessed.
         division: bounds by which a single file is divided into splits; empty if files or rows name the splits.
         has_queries: whether it must hold a query; a corpus alone can be encoded and searched.
@@ -100,7 +99,6 @@ class Plan:
 
     format: str
     parts: tuple[Part, ...]
-    splits: tuple[str, ...] | None
     has_queries: bool = True
     note: str = ""
     division: str = ""

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,8 +17,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from raytriever.data.config import SplitConfig
-from raytriever.data.formats import beir, tables, trec
-from raytriever.data.formats.division import TEST, Division, test_file
+from raytriever.data.formats import beir, row_formats, tables, trec
+from raytriever.data.formats.division import TEST, TRAIN, Division, test_file
 from raytriever.data.formats.plan import (
     Kind,
     Part,
@@ -34,15 +34,7 @@ from raytriever.data.formats.plan import (
     split_if_named,
     stem_of,
 )
-from raytriever.data.formats.row_formats import (
-    PAIRS,
-    ROW_FORMATS,
-    SENTENCE_TRANSFORMERS,
-    anchor_of,
-    corpus_row,
-    scored_row,
-    tevatron_ids_row,
-)
+from raytriever.data.formats.row_formats import PAIRS, SENTENCE_TRANSFORMERS, anchor_of, corpus_row
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, column_names, numbered_rows, object_of, read_elements
 from raytriever.data.formats.unread import array_error, collection_error, json_error
 from raytriever.data.records import BadRow, Records
@@ -52,33 +44,71 @@ from raytriever.options import did_you_mean
 
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$", re.IGNORECASE)
 _DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
-_QUESTIONS = ("query", "question")  # whose answers may have votes, which are no grades
 _ROWS = 10
 _BLOCK = 1 << 16
 # Files that are called like judgements, with any ending but that of notes.
 _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)", re.IGNORECASE)
 
 
-# Formats that the names of the files identify, in the order in which they are tried, each with its check and its plan.
-_BY_NAMES = {
-    beir.NAME: (beir.is_whole, beir.plan),
-    trec.NAME: (trec.is_whole, trec.plan),
+class Format(NamedTuple):
+    """Format of the rows of a file, or of a whole folder.
+
+    Args:
+        signature: what it looks like, for messages.
+        parser: returns the parser of rows with some fields, None for fields of another format.
+        plan: returns the plan of a folder, instead of a parser.
+        is_whole: whether a source has the files of the folder.
+        is_begun: whether it has some of them. It is then this format if it has no rows of another one.
+    """
+
+    signature: str
+    parser: Callable[[frozenset[str]], RowParser | None] = lambda fields: None
+    plan: Callable[[Source], Plan] | None = None
+    is_whole: Callable[[Source], bool] = lambda source: False
+    is_begun: Callable[[Source], bool] = lambda source: False
+
+
+def rows_with(row: RowParser, *names: str) -> Callable[[frozenset[str]], RowParser | None]:
+    """Return the `parser` of a format whose rows have all these fields."""
+    return lambda fields: row if fields.issuperset(names) else None
+
+
+# A format is added here alone. They are tried in this order.
+FORMATS = {
+    "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
+    beir.NAME: Format(beir.SIGNATURE, plan=beir.plan, is_whole=beir.is_whole, is_begun=beir.is_begun),
+    trec.NAME: Format(trec.SIGNATURE, plan=trec.plan, is_whole=trec.is_whole, is_begun=trec.is_begun),
+    "tevatron": Format(
+        "tevatron: query_id, query, positive_passages, negative_passages; or query_id, query_text, "
+        "positive_document_ids, negative_document_ids with a corpus of docid, text",
+        row_formats.tevatron,
+    ),
+    "dpr": Format(
+        "dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs",
+        rows_with(row_formats.dpr_row, "question", "positive_ctxs"),
+    ),
+    "flagembedding": Format(
+        "flagembedding: query, pos, neg", rows_with(row_formats.flag_embedding_row, "query", "pos")
+    ),
+    PAIRS: Format(
+        "pairs: premise, hypothesis, label", rows_with(row_formats.pair_row, "premise", "hypothesis", "label")
+    ),
+    SENTENCE_TRANSFORMERS: Format(
+        "sentence-transformers: anchor (query, question), positive (answer), negative, negative_1, ...; or sentence1, "
+        "sentence2, score; or query, docs (documents, passages), labels",
+        row_formats.sentence_transformers,
+    ),
 }
-FORMATS = (*_BY_NAMES, *ROW_FORMATS, "ir_datasets")
-_SIGNATURES = "; ".join(
-    [
-        *(beir.SIGNATURE, trec.SIGNATURE),
-        *(format.signature for format in ROW_FORMATS.values()),
-        tables.SIGNATURE,
-    ]
-)
 
 
 class Peek(NamedTuple):
-    """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one."""
+    """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one. A table has
+    the name of each column in its format, and a note on how it is read."""
 
     kind: Kind
     fields: frozenset[str]
+    header: tuple[str, ...] = ()
+    note: str = ""
 
 
 Peeks = list[tuple[SourceFile, Peek]]
@@ -118,53 +148,55 @@ def _with_unread(source: Source, plan: Plan) -> Plan:
     return replace(plan, note="; ".join(filter(None, [plan.note, what])))
 
 
-def _recognise(source: Source, format: str | None, columns: str, config: SplitConfig) -> Plan:
-    if format is not None and format not in FORMATS:
-        raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
-    if source.where.startswith(IR_DATASETS):
-        return beir.plan_ir(source)
-    for name, (is_whole, plan) in _BY_NAMES.items():
-        if format == name or (format is None and is_whole(source)):
-            return plan(source)
-    begun = next((module for module in (trec, beir) if module.is_begun(source)), None)
-    peeks = _look_into(source)
-    table_files = [file for file in plain_before_packed(source.files) if _TABLE.search(file.path)]
+def _recognise(source: Source, name: str | None, columns: str, config: SplitConfig) -> Plan:
+    if name is not None and name not in FORMATS:
+        raise DataError(f"unknown format {name!r}", None, did_you_mean(name, list(FORMATS)))
+    for known, format in FORMATS.items():
+        if format.plan and (known == name or (name is None and format.is_whole(source))):
+            return format.plan(source)
+    # The last one, since part of a BEIR folder may be part of another.
+    begun = next((known for known in reversed(FORMATS) if FORMATS[known].is_begun(source)), None)
+    files = plain_before_packed(source.files)
+    peeks = _look_into(files)
+    table_files = [file for file in files if _TABLE.search(file.path)]
     if table_files and not peeks and not columns and (error := collection_error(source.where, table_files)):
         raise error
     if table_files and not peeks and (columns or begun is None):
-        return tables.plan(source, table_files, columns, config)
-    if columns:
+        peeks = [(file, Peek("table", *tables.peek(file, columns))) for file in table_files]
+    elif columns:
         raise DataError("has no effect: there is no CSV or TSV file to read", setting("columns"), "leave it out")
-    names = (format,) if format else tuple(ROW_FORMATS)
-    matching = {name: [one for one in peeks if _format_of(one[1].fields) == name] for name in names}
-    candidates = {name: matched for name, matched in matching.items() if matched}
-    if begun is not None and format is None and not (_has_queries(candidates) if begun is trec else candidates):
-        return begun.plan(source)
+    matching = {
+        known: [one for one in peeks if _format_of(one[1].fields) == known] for known in ([name] if name else FORMATS)
+    }
+    candidates = {known: matched for known, matched in matching.items() if matched}
+    if begun is not None and name is None and not (_has_queries(candidates) if begun == trec.NAME else candidates):
+        return FORMATS[begun].plan(source)  # type: ignore[misc]
     if not candidates:
         if error := json_error(source.files):
             raise error
-        what = f"not in the format {format}" if format else "in no known format"
-        contents = _describe(peeks) or shown(source)
-        raise DataError(f"{what}; it holds {contents}", source.where, f"known formats are {_SIGNATURES}")
-    name, matched = next(iter(candidates.items()))
-    strange = [] if format else [one for one in peeks if one not in matched]
+        what = f"not in the format {name}" if name else "in no known format"
+        signatures = [format.signature for format in FORMATS.values() if format.signature]
+        remedy = f"known formats are {'; '.join([*signatures, tables.SIGNATURE])}"
+        raise DataError(f"{what}; it holds {_describe(peeks) or shown(source)}", source.where, remedy)
+    chosen, matched = next(iter(candidates.items()))
+    strange = [] if name else [one for one in peeks if one not in matched]
     if len(candidates) > 1 or strange:
         what = f"not in one format; it holds {_describe(peeks)}"
         raise DataError(what, source.where, "give one of the files, or name the format")
-    return _plan(source, name, matched, config)
+    return _plan(source, chosen, matched, columns, config)
 
 
 def _has_queries(candidates: Mapping[str, Peeks]) -> bool:
     return any(
-        ROW_FORMATS[name].parser(one.fields) is not corpus_row for name, peeks in candidates.items() for _, one in peeks
+        FORMATS[name].parser(one.fields) is not corpus_row for name, peeks in candidates.items() for _, one in peeks
     )
 
 
-def _look_into(source: Source) -> Peeks:
-    """Return the files that may hold rows; of the shards of one file only the first is opened."""
+def _look_into(files: Iterable[SourceFile]) -> Peeks:
+    """Return the files that may hold rows, but tables; of the shards of one file only the first is opened."""
     peeked: dict[str, Peek] = {}
     peeks = []
-    for file in plain_before_packed(filter(is_readable, source.files)):
+    for file in filter(is_readable, files):
         if _TABLE.search(file.path) or names_settings(file.path):
             continue
         group = stem_of(file.path)
@@ -205,56 +237,50 @@ def _fields(rows: list[bytes]) -> frozenset[str]:
 
 
 def _format_of(fields: frozenset[str]) -> str | None:
-    return next((name for name, format in ROW_FORMATS.items() if format.parser(fields)), None)
+    return next((name for name, format in FORMATS.items() if format.parser(fields)), None)
 
 
-def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Plan:
-    texts: list[Part] = []
-    judged: list[Part] = []
-    folders = set()
-    rows_name_splits, divided, note = False, "", ""
+def _plan(source: Source, name: str, matched: Peeks, columns: str, config: SplitConfig) -> Plan:
+    """Return the plan of files with rows of one format."""
+    texts, judged = list[Part](), list[Part]()
+    folders, notes, divided = set[str](), list[str](), ""
     test = test_file(config)
-    mains = [one for one in matched if test is None or one[0].where != test.where]
-    for file, (kind, fields) in matched:
-        named = split_if_named(file.path)
-        split = named or "train"
-        parse = ROW_FORMATS[name].parser(fields)
+    mains = [file for file, _ in matched if test is None or file.where != test.where]
+    for file, (kind, fields, header, note) in matched:
+        named, is_table, how = split_if_named(file.path), kind == "table", ""
+        split: str | None = named or TRAIN
+        parse = FORMATS[name].parser(fields)
         assert parse is not None  # the file matches the format
         if parse is corpus_row:
             texts.append(Part(file.where, kind, parse))
             continue
-        by_row = "split" in fields and (name == PAIRS or (name == SENTENCE_TRANSFORMERS and named is None))
-        is_test = test is not None and file.where == test.where
-        if is_test:
-            by_row, split = False, TEST
-        anchor = anchor_of(fields) if name == SENTENCE_TRANSFORMERS and kind == "json" else None
-        if config != SplitConfig() and anchor and len(mains) == 1 and not (is_test or by_row):
-            division, how = Division.of_file(config, file.where, partial(_questions, anchor))
-            note, divided, rows_name_splits = f"{file.path}: {how}", repr(division), True
+        note = note or row_formats.grades_note(file.path, parse)
+        is_triple = name == SENTENCE_TRANSFORMERS
+        anchor = anchor_of(fields) if is_triple and kind in ("json", "table") else None
+        if file not in mains:
+            split = TEST
+        elif "split" in fields and (name == PAIRS or (is_triple and (is_table or named is None))):
+            by_pair = name == PAIRS  # whose parser reads the field
+            parse = (
+                partial(_in_split, parse, named or TRAIN) if by_pair else partial(tables.divided_row, parse, "", None)
+            )
+            split = None
+        elif anchor and len(mains) == 1 and (config != SplitConfig() or (is_table and named is None)):
+            questions = partial(tables.questions, columns) if is_table else partial(_questions, anchor)
+            division, how = Division.of_file(config, file.where, questions)
+            parse, split, divided = partial(tables.divided_row, parse, anchor, division), None, repr(division)
+            how = how if is_table else f"{file.path}: {how}"
+        if not is_table:
             folders.add(base_of(file.path))
-            judged.append(Part(file.where, kind, partial(tables.divided_row, parse, anchor, division)))
-            continue
-        if (
-            isinstance(parse, partial)
-            and parse.func is scored_row
-            and parse.args[0] in _QUESTIONS
-            and parse.args[2] in tables.VOTES
-        ):
-            note = f"{file.path}: {parse.args[2]!r} is read as the grade of the passage: 0 makes it a negative"
-        rows_name_splits |= by_row
-        folders.add(base_of(file.path))
-        if by_row:
-            by_pair = name == PAIRS
-            parse = partial(_in_split, parse, split) if by_pair else partial(tables.divided_row, parse, "", None)
-        judged.append(Part(file.where, kind, parse, split=None if by_row else split))
+        notes.append("; ".join(filter(None, [note, how])))
+        judged.append(Part(file.where, kind, parse, header, split))
     if len(folders) > 1:
         what = f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}"
         raise DataError(what, source.where, "give one of these folders")
-    if not judged or (not texts and any(part.parse is tevatron_ids_row for part in judged)):
+    if not judged or (not texts and any(part.parse is row_formats.tevatron_ids_row for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
         raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
-    splits = tuple(dict.fromkeys(part.split for part in judged if part.split))
-    return Plan(name, (*texts, *judged), None if rows_name_splits else splits, note=note, division=divided)
+    return Plan(name, (*texts, *judged), note="; ".join(filter(None, notes)), division=divided)
 
 
 def _questions(anchor: str, where: str) -> Iterator[tuple[int, str, bool]]:
@@ -273,7 +299,7 @@ def _in_split(parse: RowParser, split: str, row: Any, records: Records, _: str) 
 def _describe(peeks: Peeks) -> str:
     """Return each file with its format, or with its fields if the format is unknown; a dozen at most."""
     formats = {}
-    for file, (_, fields) in peeks:
-        described = f"the fields {', '.join(sorted(fields)[:8])}" if fields else "no objects"
-        formats[stem_of(file.path)] = _format_of(fields) or described
+    for file, peek in peeks:
+        described = f"the fields {', '.join(sorted(peek.fields)[:8])}" if peek.fields else "no objects"
+        formats[stem_of(file.path)] = _format_of(peek.fields) or described
     return ", ".join(f"{path} ({described})" for path, described in list(formats.items())[:12])

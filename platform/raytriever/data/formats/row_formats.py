@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from raytriever.data.formats.plan import (
     ANSWERABLE,
@@ -36,7 +36,7 @@ from raytriever.data.formats.plan import (
 from raytriever.data.records import SOURCES, BadRow, Document, Records
 
 Row = Mapping[str, Any]
-TEVATRON, PAIRS, SENTENCE_TRANSFORMERS = "tevatron", "pairs", "sentence-transformers"
+PAIRS, SENTENCE_TRANSFORMERS = "pairs", "sentence-transformers"
 _TEVATRON_ORIGIN = "bm25"
 _DPR_NEGATIVES = {"hard_negative_ctxs": "bm25", "negative_ctxs": "random"}
 _DPR_IDS = ("passage_id", "psg_id")
@@ -46,6 +46,8 @@ _ANCHORS = ("anchor", "query", "question", "sentence1")
 _POSITIVES = ("positive", "answer", "sentence2")
 _LISTS = ("docs", "documents", "passages")
 SCORES = ("score", "scores", "label", "labels", "similarity_score")
+VOTES = SCORES[:2]  # of answers to these questions, unless the caller names them
+_QUESTIONS = ("query", "question")
 NEGATIVE = re.compile(r"negative(?:_\d+)?")
 
 
@@ -94,7 +96,8 @@ def _or(passage: Row, name: str, otherwise: str) -> str:
     return otherwise if passage.get(name) is None else passage[name]
 
 
-def _tevatron(fields: frozenset[str]) -> RowParser | None:
+def tevatron(fields: frozenset[str]) -> RowParser | None:
+    """Return the parser of a row of Tevatron, or of its corpus, with these fields; None for other fields."""
     if {"query_id", "query", "positive_passages"} <= fields:
         return tevatron_row
     if {"query_id", "query_text", "positive_document_ids"} <= fields:
@@ -248,7 +251,9 @@ def anchor_of(fields: frozenset[str]) -> str | None:
     return next((name for name in _ANCHORS if name in fields), None)
 
 
-def _sentence_transformers(fields: frozenset[str]) -> RowParser | None:
+def sentence_transformers(fields: frozenset[str]) -> RowParser | None:
+    """Return the parser of a row of sentence-transformers with these fields; None for other fields."""
+
     def first(names: Sequence[str]) -> str | None:
         return next((name for name in names if name in fields), None)
 
@@ -266,34 +271,11 @@ def _sentence_transformers(fields: frozenset[str]) -> RowParser | None:
     return None
 
 
-class RowFormat(NamedTuple):
-    """Signature of a format for messages, and the function that returns the row parser for some fields, or None."""
-
-    signature: str
-    parser: Callable[[frozenset[str]], RowParser | None]
-
-
-# In the order in which they are tried.
-ROW_FORMATS = {
-    TEVATRON: RowFormat(
-        "tevatron: query_id, query, positive_passages, negative_passages; or query_id, query_text, "
-        "positive_document_ids, negative_document_ids with a corpus of docid, text",
-        _tevatron,
-    ),
-    "dpr": RowFormat(
-        "dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs",
-        lambda fields: dpr_row if {"question", "positive_ctxs"} <= fields else None,
-    ),
-    "flagembedding": RowFormat(
-        "flagembedding: query, pos, neg", lambda fields: flag_embedding_row if {"query", "pos"} <= fields else None
-    ),
-    PAIRS: RowFormat(
-        "pairs: premise, hypothesis, label",
-        lambda fields: pair_row if {"premise", "hypothesis", "label"} <= fields else None,
-    ),
-    SENTENCE_TRANSFORMERS: RowFormat(
-        "sentence-transformers: anchor (query, question), positive (answer), negative, negative_1, ...; or sentence1, "
-        "sentence2, score; or query, docs (documents, passages), labels",
-        _sentence_transformers,
-    ),
-}
+def grades_note(path: str, parse: RowParser) -> str:
+    """Return a note on scores that are read as grades, although published answers often have votes."""
+    if not isinstance(parse, partial) or parse.func is not scored_row:
+        return ""
+    anchor, _, scored = parse.args
+    if anchor not in _QUESTIONS or scored not in VOTES:
+        return ""
+    return f"{path}: {scored!r} is read as the grade of the passage: 0 makes it a negative"

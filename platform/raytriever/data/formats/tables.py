@@ -13,20 +13,18 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from raytriever.data.config import SplitConfig
 from raytriever.data.formats.delimited import TableFile, texts_in
-from raytriever.data.formats.division import TEST, Division, test_file
-from raytriever.data.formats.plan import ANSWERABLE, Part, Plan, RowParser, is_answerable, split_if_named, split_of_row
-from raytriever.data.formats.row_formats import NEGATIVE, PAIRS, ROW_FORMATS, SCORES, SENTENCE_TRANSFORMERS
+from raytriever.data.formats.division import Division
+from raytriever.data.formats.plan import ANSWERABLE, RowParser, is_answerable, split_of_row
+from raytriever.data.formats.row_formats import NEGATIVE, SCORES, VOTES
 from raytriever.data.formats.rows import object_of
 from raytriever.data.formats.unread import header_error
 from raytriever.data.records import BadRow, Records
-from raytriever.data.sources import Source, SourceFile
+from raytriever.data.sources import SourceFile
 from raytriever.errors import DataError, flag_of, setting
 from raytriever.options import did_you_mean
 
@@ -35,7 +33,6 @@ UNREADABLE = ""  # field of a row that the table could not give: the reason
 _REMEDY = f"name them: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
 _SPLIT = "split"
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-VOTES = ("score", "scores")  # unless the caller names them
 _LABELS = tuple(name for name in SCORES if name not in VOTES)
 
 
@@ -128,63 +125,27 @@ def divided_row(
     parse(row, records, split)
 
 
-def plan(source: Source, files: Sequence[SourceFile], columns: str, config: SplitConfig) -> Plan:
-    """Return the plan of the tables of a data set, with a note on how they are read.
+def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...], str]:
+    """Return the fields of a table, the name of each column in its format, and a note on how it is read.
 
-    `columns` is `--columns`, or empty to recognise all columns. `config` divides a single file; the source has its file
-    of test questions.
+    `columns` is `--columns`, or empty to recognise all columns.
 
     Raises:
-        DataError: a file is empty or no UTF-8, a column is missing, or a file cannot be divided.
+        DataError: the file is empty or no UTF-8, or a column is missing.
     """
-    test = test_file(config)
-    mains = [file for file in files if test is None or file.where != test.where]
-    is_asked, divided = config != SplitConfig(), ""
-    named = parse_columns(columns) if columns else {}
-    parts: list[Part] = []
-    notes: list[str] = []
-    formats = set()
-    for file in files:
-        table = TableFile.open(file.where)
-        names = _names(table, named)
-        is_pairs = "premise" in names
-        format = PAIRS if is_pairs else SENTENCE_TRANSFORMERS
-        formats.add(format)
-        split = split_if_named(file.path)
-        parse = ROW_FORMATS[format].parser(frozenset(names))
-        assert parse is not None  # `_names` has named its columns
-        how = ""
-        if file not in mains:
-            split = TEST
-        elif _SPLIT in names:
-            split = None
-            parse = parse if is_pairs else partial(divided_row, parse, "anchor", None)
-        elif (split is None or is_asked) and not is_pairs and len(mains) == 1:
-            division, how = Division.of_file(config, file.where, partial(_questions, named))
-            divided, split = repr(division), None
-            parse = partial(divided_row, parse, "anchor", division)
-        elif split is None:
-            split = "train"
-        parts.append(Part(file.where, "table", parse, names, split))
-        notes.append(_note(file, table, names, how))
-    if len(formats) > 1:
-        raise DataError(
-            "some of its tables are pairs of inference, some are not", source.where, "give one of the files"
-        )
-    known = tuple(dict.fromkeys(part.split for part in parts if part.split))
-    return Plan(
-        formats.pop(),
-        tuple(parts),
-        known if all(part.split for part in parts) else None,
-        note="; ".join(notes),
-        division=divided,
-    )
+    table = TableFile.open(file.where)
+    names = _names(table, columns)
+    roles = {"anchor": "query", "positive": "passage"}
+    read = [f"{roles.get(name, name)} = {column!r}" for name, column in zip(names, table.columns, strict=True) if name]
+    votes = votes_note(table.columns, names, f"name it: {flag_of('columns')} score=COLUMN")
+    note = f"{PurePosixPath(file.path).name} is read with {', '.join(read)}, {table.description}{votes}"
+    return frozenset(names), names, note
 
 
-def _questions(named: Mapping[str, str], where: str) -> Iterator[tuple[int, str, bool]]:
+def questions(columns: str, where: str) -> Iterator[tuple[int, str, bool]]:
     """Yield the rows of a table: line, query, and whether a document answers it."""
     table = TableFile.open(where)
-    names = _names(table, named)
+    names = _names(table, columns)
     for line, fields in table.rows():
         if not isinstance(fields, str):
             row = _row(fields, names)
@@ -247,8 +208,9 @@ def value_of(name: str, value: Any) -> Any:
     return texts_in(value) if is_texts and isinstance(value, str) else value
 
 
-def _names(table: TableFile, named: Mapping[str, str]) -> tuple[str, ...]:
+def _names(table: TableFile, given: str) -> tuple[str, ...]:
     """Return the name that each column has in its format, "" for a column that is not read."""
+    named = parse_columns(given) if given else {}
     folded = [column.casefold().replace(" ", "_") for column in table.columns]
     if not named and {"premise", "hypothesis", "label"} <= set(folded):
         return tuple(name if name in ("premise", "hypothesis", "label", _SPLIT) else "" for name in folded)
@@ -284,14 +246,6 @@ def number_of(value: Any) -> Any:
     if not isinstance(value, str) or not _NUMBER.fullmatch(value.strip()):
         return value
     return int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
-
-
-def _note(file: SourceFile, table: TableFile, names: Sequence[str], how: str) -> str:
-    roles = {"anchor": "query", "positive": "passage"}
-    read = [f"{roles.get(name, name)} = {column!r}" for name, column in zip(names, table.columns, strict=True) if name]
-    divided = f"; {how}" if how else ""
-    votes = votes_note(table.columns, names, f"name it: {flag_of('columns')} score=COLUMN")
-    return f"{PurePosixPath(file.path).name} is read with {', '.join(read)}, {table.description}{votes}{divided}"
 
 
 def votes_note(columns: Sequence[str], names: Sequence[str], remedy: str) -> str:

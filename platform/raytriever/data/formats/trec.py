@@ -67,7 +67,7 @@ def plan(source: Source) -> Plan:
     corpus = _corpus(source)
     parts = [Part(file.where, "tsv", topic_columns) for file, _ in topics]
     parts += [Part(file.where, "tsv", qrels_columns, split=split) for file, split in qrels]
-    return Plan(NAME, (*corpus, *parts), tuple(dict.fromkeys(split for _, split in qrels)))
+    return Plan(NAME, (*corpus, *parts))
 
 
 def _corpus(source: Source) -> list[Part]:

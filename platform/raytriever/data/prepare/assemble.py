@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, gather, write_table
-from raytriever.data.keys import Copies, KeyIndex, digest_of, key_of, keys_of
+from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
+from raytriever.data.keys import Copies, KeyIndex, digest_of
 from raytriever.data.prepare.prepared import (
     ABSENT,
     ABSENT_COLUMNS,
@@ -31,28 +32,32 @@ from raytriever.data.prepare.prepared import (
     FORMS,
     JUDGEMENTS,
     NEGATIVES,
-    PAIR_COLUMNS,
     QUERIES,
     QUERY_COLUMNS,
     UNANSWERABLE,
 )
-from raytriever.data.prepare.shards import WORK, ShardReport
-from raytriever.data.records import NO_ANSWER
-from raytriever.reading.arrays import read_arrays, read_arrow
+from raytriever.data.prepare.shards import WORK, ShardReport, texts_of
+from raytriever.reading.arrays import Shape, read_arrays, read_arrow
 
 # Reason and content of each bad row, by part and number; a row with several errors is bad once.
 BadRows = dict[tuple[int, int], tuple[str, bytes]]
-# Arrays of the work files of shards, with their types and shapes.
-_KEYS = {name: (["uint64"], (None, 2)) for name in ("keys", "contents")} | {
-    "forms": (["uint64"], (None,)),
-    "rows": (["int64"], (None,)),
-    "repeated": (["int64"], ()),
-}
-_PAIRS = {name: (["uint64"], (None, 2)) for name in ("queries", "documents")} | {
+_KEY: tuple[list[str], Shape] = (["uint64"], (None, 2))
+_NUMBER: tuple[list[str], Shape] = (["int64"], (None,))
+_BYTES: tuple[list[str], Shape] = (["uint8"], (None,))
+# Arrays of a work file for documents or queries, for pairs, and for texts of single queries; types and shapes.
+_ROWS = {"keys": _KEY, "contents": _KEY, "forms": (["uint64"], (None,)), "rows": _NUMBER, "repeated": (["int64"], ())}
+_PAIRS = {
+    "queries": _KEY,
+    "documents": _KEY,
     "scores": (["int64", "float64"], (None,)),
     "splits": (["str"], (None,)),
-    **{name: (["int64"], (None,)) for name in ("ranks", "kinds", "rows")},
+    **dict.fromkeys(("ranks", "kinds", "rows", "query.offsets", "document.offsets"), _NUMBER),
+    "query.bytes": _BYTES,
+    "document.bytes": _BYTES,
 }
+_TEXTS = {"queries": _KEY, "text.bytes": _BYTES, "text.offsets": _NUMBER}
+_PAIR = np.dtype([(name, np.int64) for name in ("query", "document", "score", "kind", "rank", "row", "part")])
+_STORED = _PAIR.names[:5]  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -80,20 +85,28 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, As
     """Write `live` and the pairs' tables into the folder of the shards; return documents and queries, and the bad rows
     that only the whole data set reveals."""
     bad: BadRows = {}
-    sides = {name: _settle(folder, name, reports, bad) for name in (DOCUMENTS, QUERIES)}
+    sides = {name: _resolve_ids(folder, name, reports, bad) for name in (DOCUMENTS, QUERIES)}
     for name, side in sides.items():
         if len(side.live) < side.meta["rows"]:
             np.save(folder / f"{name}.live.npy", side.live)
-    _judgements(folder, reports, sides, bad)
-    _negatives(folder, reports, sides, bad)
-    stems = [report.stem for report in reports]
+    _write_judgements(folder, reports, sides, bad)
+    _write_negatives(folder, reports, sides, bad)
     for name in (FILE, PROMPTS):
-        gather(folder / WORK, stems, sides[QUERIES].positions, folder / name)
+        _write_query_texts(folder, name, reports, sides[QUERIES])
     return sides, bad
 
 
-def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> AssembledSide:
-    loaded = [read_arrays(folder / WORK / f"{report.stem}.{name}.npz", _KEYS, PREPARE_AGAIN) for report in reports]
+def _arrays(
+    folder: Path, report: ShardReport, name: str, kinds: Mapping[str, tuple[Sequence[str], Shape]]
+) -> dict[str, ndarray]:
+    """Read the arrays of a work file whose names begin with `name`; return them by the rest of their names."""
+    wanted = {f"{name}.{column}": kind for column, kind in kinds.items()}
+    arrays = read_arrays(folder / WORK / f"{report.stem}.npz", wanted, PREPARE_AGAIN)
+    return {column: arrays[f"{name}.{column}"] for column in kinds}
+
+
+def _resolve_ids(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> AssembledSide:
+    loaded = [_arrays(folder, report, name, _ROWS) for report in reports]
     lengths = [len(shard["rows"]) for shard in loaded]
     within = sum(int(shard["repeated"]) for shard in loaded)
     # Column by column, and each is released from its shard: millions of rows are not in memory twice.
@@ -120,113 +133,127 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
     return AssembledSide(index, live, meta)
 
 
-def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:
-    tables: dict[str, list[ndarray]] = {}
-    absent: dict[str, dict[tuple[int, bytes], tuple[int, str]]] = {}
-    unanswerable: dict[str, list[ndarray]] = {}
-    no_answer = keys_of([key_of(NO_ANSWER)])
-    for report, pairs, queries, documents in _resolved(folder, JUDGEMENTS, reports, sides, bad):
-        # Of equal pairs the first row counts.
-        has_none = (pairs["documents"] == no_answer).all(axis=1)
-        lost = np.flatnonzero((queries >= 0) & (documents < 0) & (pairs["scores"] > 0) & ~has_none)
-        of_ids = folder / WORK / f"{report.stem}.{JUDGEMENTS}.arrow"
-        ids = read_arrow(of_ids, PAIR_COLUMNS, PREPARE_AGAIN)["document"] if len(lost) else ()
-        for row in lost.tolist():
-            pair = int(queries[row]), pairs["documents"][row].tobytes()
-            judged = int(pairs["scores"][row]), ids[row].as_py()
-            absent.setdefault(str(pairs["splits"][row]), {}).setdefault(pair, judged)
-        others = (pairs[name] for name in ("scores", "kinds", "ranks", "rows"))
-        columns = np.stack([queries, documents, *others, np.full(len(queries), report.part)]).astype(np.int64)
-        for split in np.unique(pairs["splits"]):
-            exist = (queries >= 0) & (documents >= 0)
-            tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & exist])
-            if (rows := (pairs["splits"] == split) & has_none & (queries >= 0)).any():
-                unanswerable.setdefault(str(split), []).append(columns[:, rows][[0, 5, 6]])
-    (folder / JUDGEMENTS).mkdir()
-    for split, parts in tables.items():
-        table = np.concatenate(parts, axis=1)
-        order = np.lexsort((table[1], table[0]))  # stable: of equal pairs the first row leads
-        table = table[:, order]
-        again = np.zeros(len(order), dtype=bool)
-        again[1:] = (table[:2, 1:] == table[:2, :-1]).all(axis=0)
-        leader = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
-        for index in np.flatnonzero(again & (table[2] != table[2][leader])):
-            reason = f"the pair was judged {table[2][leader[index]]} before and is {table[2][index]} here"
-            bad.setdefault((int(table[6][index]), int(table[5][index])), (reason, b""))
-        table = table[:, ~again]
-        np.save(folder / JUDGEMENTS / f"{split}.npy", np.ascontiguousarray(table[:5]))
-        if split in unanswerable:
-            answered = {*table[0][table[2] > 0].tolist(), *(query for query, _ in absent.get(split, ()))}
-            _write_unanswerable(folder, split, np.concatenate(unanswerable[split], axis=1), answered, bad)
-    if absent:
-        (folder / ABSENT).mkdir()
-    for split, rows in absent.items():
-        _write_absent(folder / ABSENT / f"{split}.arrow", rows)
+def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], index: int) -> str:
+    """Return the id of a row, counted over all shards."""
+    shard = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
+    columns = DOCUMENT_COLUMNS if folder.name == DOCUMENTS else QUERY_COLUMNS
+    ids = read_arrow(folder / f"{reports[shard].stem}.arrow", columns, PREPARE_AGAIN)["id"]
+    return str(ids[index - sum(lengths[:shard])].as_py())
 
 
-def _write_unanswerable(folder: Path, split: str, rows: ndarray, answered: set[int], bad: BadRows) -> None:
-    """Write the positions of the queries without an answer, given as rows of query, row and part. The row of a query
-    that has a relevant document is bad."""
-    is_answered = np.isin(rows[0], list(answered))
-    for _, row, part in rows[:, is_answered].T.tolist():
-        reason = f"conflicting: a query without an answer that has a relevant document in split {split!r}"
-        bad.setdefault((part, row), (reason, b""))
-    if not is_answered.all():
-        (folder / UNANSWERABLE).mkdir(exist_ok=True)
-        np.save(folder / UNANSWERABLE / f"{split}.npy", np.unique(rows[0, ~is_answered]))
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of a shard with positions, -1 for an unknown query or document; their splits, scores and documents' ids."""
 
-
-def _write_absent(file: Path, rows: Mapping[tuple[int, bytes], tuple[int, str]]) -> None:
-    """Write query positions, document ids and grades, sorted by query and then by id."""
-    import pyarrow as pa
-
-    table = sorted((query, document, score) for (query, _), (score, document) in rows.items())
-    types = (pa.int64(), pa.large_string(), pa.int64())
-    columns = map(pa.array, zip(*table, strict=True), types)
-    write_table(file, dict(zip(ABSENT_COLUMNS, columns, strict=True)))
-
-
-def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:
-    rows, scores = [], []
-    for _, pairs, queries, documents in _resolved(folder, NEGATIVES, reports, sides, bad):
-        there = (queries >= 0) & (documents >= 0)
-        rows.append(np.stack([queries, documents, pairs["kinds"], pairs["ranks"]])[:, there])
-        scores.append(pairs["scores"][there].astype(np.float32))
-    if rows:
-        np.save(folder / f"{NEGATIVES}.npy", np.ascontiguousarray(np.concatenate(rows, axis=1)))
-        np.save(folder / f"{NEGATIVES}.scores.npy", np.concatenate(scores))
+    rows: ndarray
+    splits: ndarray
+    scores: ndarray
+    documents: Any
 
 
 def _resolved(
     folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
-) -> Iterator[tuple[ShardReport, dict[str, ndarray], ndarray, ndarray]]:
-    """Yield the pairs of each shard with the positions of query and document, -1 for an unknown one."""
+) -> Iterator[_Pairs]:
+    """Yield the pairs of each shard that has any; a pair that names an unknown query or document is a bad row."""
+    for report in reports:
+        arrays = _arrays(folder, report, name, _PAIRS)
+        if not len(arrays["rows"]):
+            continue
+        rows = np.empty(len(arrays["rows"]), _PAIR)
+        rows["query"] = sides[QUERIES].positions(arrays["queries"])
+        rows["document"] = sides[DOCUMENTS].positions(arrays["documents"])
+        for name_of_field in ("kind", "rank", "row"):
+            rows[name_of_field] = arrays[f"{name_of_field}s"]
+        rows["score"], rows["part"] = arrays["scores"] if name == JUDGEMENTS else 0, report.part
+        ids = {end: texts_of(arrays, end) for end in ("query", "document")}
+        has_document = np.diff(arrays["document.offsets"]) > 0  # no document has an empty id: see `NO_ANSWER`
+        for index in np.flatnonzero((rows["query"] < 0) | ((rows["document"] < 0) & has_document)):
+            end = "query" if rows["query"][index] < 0 else "document"
+            unknown = ids[end][int(index)].as_py()
+            reason = f"unknown {end} id {unknown!r}"  # see `records.UNKNOWN_DOCUMENT`
+            bad.setdefault((report.part, int(rows["row"][index])), (reason, unknown.encode()))
+        yield _Pairs(rows, arrays["splits"], arrays["scores"], ids["document"])
+
+
+def _write_judgements(
+    folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
+) -> None:
+    judged, without = defaultdict[str, list[ndarray]](list), defaultdict[str, list[ndarray]](list)
+    absent: dict[str, dict[tuple[int, str], int]] = defaultdict(dict)
+    for pairs in _resolved(folder, JUDGEMENTS, reports, sides, bad):
+        for split in map(str, np.unique(pairs.splits)):
+            is_of_split = (pairs.splits == split) & (pairs.rows["query"] >= 0)
+            judged[split].append(pairs.rows[is_of_split & (pairs.rows["document"] >= 0)])
+            for index in np.flatnonzero(is_of_split & (pairs.rows["document"] < 0) & (pairs.rows["score"] > 0)):
+                row, name = pairs.rows[index], pairs.documents[int(index)].as_py()
+                if name:
+                    absent[split].setdefault((int(row["query"]), name), int(row["score"]))
+                else:
+                    without[split].append(pairs.rows[index : index + 1])
+    (folder / JUDGEMENTS).mkdir(exist_ok=True)
+    for split, tables in judged.items():
+        table = np.concatenate(tables)
+        table = table[np.lexsort((table["document"], table["query"]))]  # stable: of equal pairs the first row leads
+        is_first = np.ones(len(table), bool)
+        is_first[1:] = (np.diff(table["query"]) != 0) | (np.diff(table["document"]) != 0)
+        first = table[np.maximum.accumulate(np.where(is_first, np.arange(len(table)), 0))]
+        is_contrary = table["score"] != first["score"]
+        for row, score in zip(table[is_contrary], first["score"][is_contrary], strict=True):
+            reason = f"the pair was judged {score} before and is {row['score']} here"
+            bad.setdefault((int(row["part"]), int(row["row"])), (reason, b""))
+        table = table[is_first]
+        np.save(folder / JUDGEMENTS / f"{split}.npy", np.stack([table[name] for name in _STORED]))
+        if split in without:
+            answered = {*table["query"][table["score"] > 0].tolist(), *(query for query, _ in absent.get(split, ()))}
+            _write_unanswerable(folder, split, np.concatenate(without[split]), answered, bad)
+    for split, rows in absent.items():
+        _write_absent(folder, split, rows)
+
+
+def _write_unanswerable(folder: Path, split: str, rows: ndarray, answered: set[int], bad: BadRows) -> None:
+    """Write the positions of the queries without an answer. The row of a query that has a relevant document is bad."""
+    is_answered = np.isin(rows["query"], list(answered))
+    for row in rows[is_answered]:
+        reason = f"conflicting: a query without an answer that has a relevant document in split {split!r}"
+        bad.setdefault((int(row["part"]), int(row["row"])), (reason, b""))
+    if not is_answered.all():
+        (folder / UNANSWERABLE).mkdir(exist_ok=True)
+        np.save(folder / UNANSWERABLE / f"{split}.npy", np.unique(rows["query"][~is_answered]))
+
+
+def _write_absent(folder: Path, split: str, rows: Mapping[tuple[int, str], int]) -> None:
+    """Write query positions, document ids and grades, sorted by query and then by id."""
     import pyarrow as pa
 
-    for report in reports:
-        file = folder / WORK / f"{report.stem}.{name}.npz"
-        if not file.exists():
-            continue
-        pairs = read_arrays(file, _PAIRS, PREPARE_AGAIN)
-        queries = sides[QUERIES].positions(pairs["queries"])
-        documents = sides[DOCUMENTS].positions(pairs["documents"])
-        unknown = (queries < 0) | (documents < 0)
-        ids = read_arrow(file.with_suffix(".arrow"), PAIR_COLUMNS, PREPARE_AGAIN) if unknown.any() else pa.table({})
-        for index in np.flatnonzero(unknown):
-            end = "query" if queries[index] < 0 else "document"
-            unknown_id = ids[end][int(index)].as_py()
-            if end == "document" and unknown_id == NO_ANSWER:
-                continue
-            reason = f"unknown {end} id {unknown_id!r}"  # see `records.UNKNOWN_DOCUMENT`
-            bad.setdefault((report.part, int(pairs["rows"][index])), (reason, unknown_id.encode()))
-        yield report, pairs, queries, documents
+    (folder / ABSENT).mkdir(exist_ok=True)
+    queries, documents, scores = zip(*((*pair, rows[pair]) for pair in sorted(rows)), strict=True)
+    columns = pa.array(queries, pa.int64()), pa.array(documents, pa.large_string()), pa.array(scores, pa.int64())
+    write_table(folder / ABSENT / f"{split}.arrow", dict(zip(ABSENT_COLUMNS, columns, strict=True)))
 
 
-def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], index: int) -> str:
-    """Return the id of a row, counted over all shards."""
-    for report, length in zip(reports, lengths, strict=True):
-        if index < length:
-            columns = DOCUMENT_COLUMNS if folder.name == DOCUMENTS else QUERY_COLUMNS
-            return str(read_arrow(folder / f"{report.stem}.arrow", columns, PREPARE_AGAIN)["id"][index].as_py())
-        index -= length
-    raise IndexError(index)
+def _write_negatives(
+    folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
+) -> None:
+    rows, scores = [], []
+    for pairs in _resolved(folder, NEGATIVES, reports, sides, bad):
+        exist = (pairs.rows["query"] >= 0) & (pairs.rows["document"] >= 0)
+        rows.append(np.stack([pairs.rows[name][exist] for name in ("query", "document", "kind", "rank")]))
+        scores.append(pairs.scores[exist].astype(np.float32))
+    if rows:
+        np.save(folder / f"{NEGATIVES}.npy", np.concatenate(rows, axis=1))
+        np.save(folder / f"{NEGATIVES}.scores.npy", np.concatenate(scores))
+
+
+def _write_query_texts(folder: Path, name: str, reports: Sequence[ShardReport], queries: AssembledSide) -> None:
+    """Write the texts of single queries of all shards to the file `name`, ordered by query; of unknown ones none."""
+    import pyarrow as pa
+
+    loaded = [_arrays(folder, report, name, _TEXTS) for report in reports]
+    positions = queries.positions(np.concatenate([np.zeros((0, 2), np.uint64), *(each["queries"] for each in loaded)]))
+    order = np.argsort(positions, kind="stable")
+    order = order[positions[order] >= 0]
+    if name == PROMPTS:  # a query has one prompt; a row with another one is a bad row
+        order = order[np.unique(positions[order], return_index=True)[1]]
+    if len(order):
+        texts = pa.chunked_array([texts_of(each, "text") for each in loaded]).combine_chunks()
+        write_table(folder / name, {"query": positions[order], "text": texts.take(pa.array(order)).cast(pa.string())})

@@ -21,9 +21,9 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
-from raytriever.data.formats.division import DEV, TRAIN, HashSplit
-from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
-from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
+from raytriever.data.formats.division import DEV, TRAIN, split_by_hash
+from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare_directory
+from raytriever.data.prepare.prepared import DatasetMeta, PreparedDirectory
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sources import open_raw
 from raytriever.errors import DataError, StorageError, setting
@@ -31,7 +31,15 @@ from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import FORMAT, MANIFEST, Manifest, committed_directory, is_committed
+from raytriever.store.commit import (
+    FORMAT,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    committed_directory,
+    entry_of,
+    is_committed,
+)
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of, is_uri
 from raytriever.store.parts import make_once
@@ -58,16 +66,16 @@ def fetch_dataset(uri: str) -> Path | None:
     if manifest["meta"].get("kind") != "dataset":
         return None
     meta = conform(manifest["meta"], _below(uri, MANIFEST), DatasetMeta, _REMEDY)
-    files = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    files = manifest["files"]
     for name in (*files, meta["name"]):
         _check_name(name, uri)
     folder = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
 
     def fetch() -> None:
-        check_disk(folder, sum(size for size, _ in files.values()), "the files of the data set")
-        with committed_directory(folder, meta, replace=folder.exists()) as aside:
-            for name, (size, digest) in files.items():
-                _copy(_below(uri, name), aside / name, size, digest)
+        check_disk(folder, sum(entry["size"] for entry in files.values()), "the files of the data set")
+        with committed_directory(folder, meta, replace=folder.exists(), entries=files) as aside:
+            for name, entry in files.items():
+                _copy(_below(uri, name), aside / name, entry)
 
     return make_once(folder, fetch, check_directory)
 
@@ -80,16 +88,15 @@ def _check_name(name: str, uri: str) -> None:
         raise StorageError(what, _below(uri, MANIFEST), "copy it there again")
 
 
-def _copy(where: str, file: Path, size: int, digest: str) -> None:
-    state, left = hashlib.sha256(), size
+def _copy(where: str, file: Path, entry: FileEntry) -> None:
+    left = entry["size"]
     with disk_errors(file), open_raw(where) as source:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as target:
             while left >= 0 and (block := source.read(_BLOCK)):
                 left -= len(block)
-                state.update(block)
                 target.write(block)
-    if left or state.hexdigest() != digest:
+    if entry_of(file) != entry:
         raise StorageError("differs from its manifest", where, _REMEDY)
 
 
@@ -127,8 +134,8 @@ def open_dataset(
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
-    folder, location = _locate(request, run, report)
-    return _read_splits(folder, requested, request, location, bm25_language)
+    directory, location = _locate(request, run, report)
+    return _read_splits(directory, requested, request, location, bm25_language)
 
 
 def open_all_splits(
@@ -148,8 +155,8 @@ def open_all_splits(
     required = [] if checked is None else list(checked)
     splits = None if checked is None else _with_lender(required)
     request = Request(str(name_or_path), max_bad_rows=max_bad_rows, splits=splits)
-    folder, location = _locate(request, run, report)
-    return _read_splits(folder, [*required, *splits_of(folder)], request, location, bm25_language)
+    directory, location = _locate(request, run, report)
+    return _read_splits(directory, [*required, *directory.splits], request, location, bm25_language)
 
 
 def _with_lender(splits: list[str]) -> tuple[str, ...]:
@@ -158,14 +165,14 @@ def _with_lender(splits: list[str]) -> tuple[str, ...]:
 
 
 def _read_splits(
-    folder: Path, splits: list[str], request: Request, location: str, bm25_language: str | None
+    directory: PreparedDirectory, splits: list[str], request: Request, location: str, bm25_language: str | None
 ) -> RetrievalDataset:
-    """Return the data set of a directory with the judgements of some splits, `dev` taken from `train` if necessary."""
-    requested, there = list(dict.fromkeys(splits)), splits_of(folder)
+    """Return a prepared data set with the judgements of some splits, `dev` taken from `train` if necessary."""
+    requested, there = list(dict.fromkeys(splits)), directory.splits
     lent = DEV in requested and DEV not in there and TRAIN in there
-    require_splits(folder, [split for split in requested if not (lent and split == DEV)], request.dataset)
+    directory.require_splits([split for split in requested if not (lent and split == DEV)], request.dataset)
     vocabulary = request.tokenisation.vocabulary if request.tokenisation else None
-    dataset = read_prepared(folder, [TRAIN, *requested] if lent else requested, vocabulary)
+    dataset = directory.open([TRAIN, *requested] if lent else requested, vocabulary)
     if lent:
         dataset = with_lent_dev(dataset, request.dataset)
     if request.tokenisation is not None and dataset.tokens is not None:
@@ -177,6 +184,7 @@ def _read_splits(
         absent={split: rows for split, rows in dataset.absent.items() if split in requested},
         unanswerable={split: rows for split, rows in dataset.unanswerable.items() if split in requested},
         location=location,
+        has_lent_dev=lent,
     )
 
 
@@ -191,31 +199,30 @@ def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenisation: Token
     )
 
 
-def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
+def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDirectory, str]:
     """Return the directory that the request names or `prepare` makes, and the path or URI to open it elsewhere."""
     stored = fetch_dataset(request.dataset)
     folder = stored or expanded(request.dataset)
     if address_of(folder):  # prepared on another host, perhaps
         is_committed(folder)  # which copies its files to this one
-    meta = prepared_meta(folder) if os.path.isdir(folder) else None
-    if meta is None:
-        folder = prepare(request, run, report=report)
-        return folder, str(folder)
-    wanted = request.tokenisation and request.tokenisation.for_dataset(meta["name"])
-    if wanted is not None and meta["tokenisation"] != wanted.digest:
-        tokens = "another tokenizer or prompt" if meta["tokenisation"] else "no tokenizer"
+    directory = PreparedDirectory.find(folder) if os.path.isdir(folder) else None
+    if directory is None:
+        directory = prepare_directory(request, run, report=report)
+        return directory, str(directory.folder)
+    wanted = request.tokenisation and request.tokenisation.for_dataset(directory.meta["name"])
+    if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
+        tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"
         raise DataError(
             f"was prepared with {tokens}",
             str(folder),
             f"prepare it with {setting('model')} as it is trained, or name its source",
         )
-    return folder, request.dataset if stored else os.path.abspath(folder)
+    return directory, request.dataset if stored else os.path.abspath(folder)
 
 
 def lent_dev_line(dataset: RetrievalDataset) -> str:
     """Return a line about the dev split of an open data set if it was held out from `train`, else nothing."""
-    where = dataset.location
-    if where is None or DEV not in dataset.judgements or DEV in splits_of(fetch_dataset(where) or expanded(where)):
+    if not dataset.has_lent_dev:
         return ""
     count = len(np.unique(dataset.judgements[DEV].queries))
     return f"{dataset.name}: without a dev split, {count:,} of the training queries are held out as one"
@@ -248,6 +255,6 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
 
 def _held_out(queries: ndarray, dataset: RetrievalDataset) -> list[int]:
     """Return the queries of `train` that become `dev`, by the hashes of their ids."""
-    names = {int(query): dataset.queries.ids[int(query)] for query in queries}
-    is_dev = HashSplit.of(names.values(), (0, min(_DEV_QUERIES, max(1, int(len(names) * _DEV_SHARE)))))
-    return [query for query, name in names.items() if is_dev(name) == DEV]
+    names: dict[int, str] = {query: dataset.queries.ids[query] for query in np.unique(queries).tolist()}
+    count = min(_DEV_QUERIES, max(1, int(len(names) * _DEV_SHARE)))
+    return [query for query, split in split_by_hash(names, (0, count)).items() if split == DEV]

@@ -21,22 +21,14 @@ from typing import Any
 
 from raytriever.activity import activity
 from raytriever.data.config import SplitConfig
-from raytriever.data.digests import check_directory, content_digest
+from raytriever.data.digests import content_digest
 from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.division import test_file
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.assemble import BadRows, assemble
-from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, DatasetMeta, prepared_meta
-from raytriever.data.prepare.shards import (
-    WORK,
-    ShardReport,
-    ShardWriter,
-    begin,
-    bytes_of_shards,
-    find_unfinished,
-    gather,
-)
+from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, PreparedDirectory
+from raytriever.data.prepare.shards import WORK, ShardReport, ShardWriter, begin, bytes_of_shards, find_unfinished
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
 from raytriever.data.records import QuarantineReport, bad_entry, check_share
@@ -45,74 +37,15 @@ from raytriever.errors import DataError, StorageError, setting
 from raytriever.processes import ProcessDeath, map_in_processes
 from raytriever.store.cache import cache_folder, keep_within_bound
 from raytriever.store.capacity import check_disk, format_size
-from raytriever.store.commit import FORMAT, committed_directory, one_writer
+from raytriever.store.commit import FORMAT, FileEntry, committed_directory, one_writer
 from raytriever.store.disk import files_below
 from raytriever.terminal import warn
-
-
-def count_rows(
-    parts: Sequence[Part], reports: Sequence[ShardReport], late: BadRows
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the figures of each file (rows, bad rows, the first bad row), and all bad rows by file and row."""
-    rows: Counter[int] = Counter()
-    entries: list[tuple[int, dict[str, Any]]] = []
-    for report in reports:
-        rows[report.part] += report.rows
-        entries += [(report.part, entry) for entry in report.bad]
-    entries += [(part, bad_entry(parts[part].where, row, *reason)) for (part, row), reason in late.items()]
-    entries.sort(key=lambda entry: (entry[0], entry[1]["row"]))
-    bad = Counter(part for part, _ in entries)
-    first: dict[int, dict[str, Any]] = {}
-    for part, entry in entries:
-        first.setdefault(part, entry)
-    files = [
-        {"where": part.where, "split": part.split, "rows": rows[index], "bad": bad[index], "first": first.get(index)}
-        for index, part in enumerate(parts)
-    ]
-    return files, [entry for _, entry in entries]
-
-
-class FirstChunks:
-    """Check of the first chunk of every file: a file whose first rows are all bad is not read to its end.
-
-    Chunks arrive in any order. If several files are bad, the error always names the first of them.
-    """
-
-    def __init__(self, parts: Sequence[Part], max_share: float) -> None:
-        self._parts, self._max_share = parts, max_share
-        self._pending = set(range(len(parts)))
-        self._errors: dict[int, DataError] = {}
-
-    def check(self, report: ShardReport) -> None:
-        """Check the report of a chunk; raises `DataError` for a bad file as soon as no earlier file is pending."""
-        if report.number > 0:
-            return
-        self._pending.discard(report.part)
-        if report.rows == len(report.bad):
-            try:
-                where, first = self._parts[report.part].where, report.bad[0] if report.bad else None
-                check_share(where, report.rows, len(report.bad), first, self._max_share)
-            except DataError as error:
-                self._errors[report.part] = error
-        if self._errors and min(self._errors) < min(self._pending, default=len(self._parts)):
-            self.finish()
-
-    def finish(self) -> None:
-        """Raise the `DataError` of the first bad file, if any, when no more chunks arrive."""
-        if self._errors:
-            raise self._errors[min(self._errors)]
-
-
-def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Sequence[str] | None) -> None:
-    """Raise `DataError` if a file, of the figures of `count_rows`, has too many bad rows; `splits` None checks all."""
-    for file in files:
-        if splits is None or file["split"] is None or file["split"] in splits:
-            check_share(file["where"], file["rows"], file["bad"], file["first"], max_share)
-
 
 # Raise it when the same files give other rows: the cache is then made again. Prepared directories stay readable.
 _READING = 1
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
+# Sources from this size on are waited for until the disk has them: a smaller one is prepared again in a minute.
+_DURABLE_FROM = 64 << 20
 _REPORT_SECONDS = 10
 
 # Makes the shards of all parts, in any order: `run(writer, total_bytes)`, with the number of bytes of all files.
@@ -166,11 +99,24 @@ class Request:
         decides += [plan.division] if plan.division else []
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
+    def check_files(self, files: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `DataError` if a file of the checked splits, of the figures of `count_rows`, has too many bad rows."""
+        for file in files:
+            if self.splits is None or file["split"] is None or file["split"] in self.splits:
+                check_share(file["where"], file["rows"], file["bad"], file["first"], self.max_bad_rows)
+
 
 def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
 ) -> Path:
-    """Return the directory of a prepared data set; prepare it first if necessary, in `output` or in the cache.
+    """Return the directory of a prepared data set; see `prepare_directory`."""
+    return prepare_directory(request, run, output, report).folder
+
+
+def prepare_directory(
+    request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
+) -> PreparedDirectory:
+    """Return a prepared data set; prepare it first if necessary, in `output` or in the cache.
 
     Raises:
         DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
@@ -186,105 +132,154 @@ def prepare(
     plan = recognise(source, request.format, request.columns, request.division)
     if plan.note:
         report(plan.note)
-    key = request.key(source, plan)
-    folder = output or cache_folder() / "datasets" / f"{source.name}-{key[:16]}"
-    if output is not None:
-        meta = prepared_meta(output)  # its command holds the lock
-    else:
-        meta = _cached(folder, key, ignore_line)
-        if meta is None:
-            with one_writer(folder, wait=True, report=warn):
-                meta = _cached(folder, key, report)  # made by another command meanwhile
-                if meta is None:
-                    _make(folder, request, source, plan, key, run, report, replace=folder.exists())
-                    keep_within_bound(folder)
-                    return folder
-    if meta is not None and meta["key"] == key:
-        check_files(meta["files"], request.max_bad_rows, request.splits)
-        report(f"{source.name}: prepared before (digest {key[:12]}), read from {folder}")
-        return folder
-    if meta is not None and meta["source"] != source.where:
-        raise StorageError(
-            f"holds {meta['source']}, prepared", str(folder), f"give another {setting('output')}, or remove it"
-        )
-    _make(folder, request, source, plan, key, run, report, replace=meta is not None)
-    return folder
+    work = _Preparation(request, source, plan, request.key(source, plan), run, report)
+    if output is not None:  # its command holds the lock
+        directory = PreparedDirectory.find(output)
+        if directory is not None and directory.meta["key"] != work.key and directory.meta["source"] != source.where:
+            what, remedy = (
+                f"holds {directory.meta['source']}, prepared",
+                f"give another {setting('output')}, or remove it",
+            )
+            raise StorageError(what, str(output), remedy)
+        if directory is None or directory.meta["key"] != work.key:
+            return work.make(output, replace=directory is not None, durable=True)
+        return work.known(directory)
+    folder = cache_folder() / "datasets" / f"{source.name}-{work.key[:16]}"
+    if (directory := work.cached(folder, ignore_line)) is None:
+        with one_writer(folder, wait=True, report=warn):
+            directory = work.cached(folder, report)  # made by another command meanwhile
+            if directory is None:
+                directory = work.make(folder, replace=folder.exists(), durable=work.size >= _DURABLE_FROM)
+                keep_within_bound(folder)
+                return directory
+    return work.known(directory)
 
 
-def _make(
-    folder: Path, request: Request, source: Source, plan: Plan, key: str, run: Runner, report: Report, replace: bool
-) -> None:
-    name, read = source.name, {part.where for part in plan.parts}
-    sizes = [(file.where, file.size) for file in source.files if file.where in read]
-    total = sum(size for _, size in sizes)
-    unfinished_key = f"{key} {chunk_bytes(total)}"
-    begun = find_unfinished(folder, unfinished_key)
-    there = sum(file.stat().st_size for file in files_below(begun)) if begun else 0
-    needed = bytes_of_shards(sizes, request.tokenisation is not None) - there
-    check_disk(folder, max(0, needed), "the shards of the data set")
-    report(f"{name}: preparing {format_size(total)} of {plan.format} data")
-    meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
-    with activity(f"{name}: preparing"), committed_directory(folder, meta, replace=replace, begun=begun) as aside:
-        if shards := begin(aside, unfinished_key):
-            report(f"{name}: a preparation was killed; continuing after {shards:,} shards")
-        writer = ShardWriter(plan.parts, aside, request.tokenisation)
-        _fill(writer, request, name, plan, total, run, meta, report)
+@dataclass(frozen=True)
+class _Preparation:
+    """Preparation of the files of a plan; `key` decides its result."""
 
+    request: Request
+    source: Source
+    plan: Plan
+    key: str
+    run: Runner
+    report: Report
 
-def _fill(
-    writer: ShardWriter,
-    request: Request,
-    name: str,
-    plan: Plan,
-    total: int,
-    run: Runner,
-    meta: dict[str, Any],
-    report: Report,
-) -> None:
-    aside = writer.folder
-    reports = []
-    rows, last_report = 0, time.monotonic()
-    first_chunks = FirstChunks(plan.parts, request.max_bad_rows)
-    for shard in run(writer, total):
-        first_chunks.check(shard)
-        reports.append(shard)
-        rows += shard.rows
-        if time.monotonic() - last_report > _REPORT_SECONDS:
-            report(f"{name}: {rows:,} rows")
-            last_report = time.monotonic()
-    first_chunks.finish()
-    reports.sort(key=lambda shard: shard.stem)
-    gather(aside, reports)
-    sides, late = assemble(aside, reports)
-    files, entries = count_rows(plan.parts, reports, late)
-    QuarantineReport(tuple(entries)).write(aside)
-    shutil.rmtree(aside / WORK)
-    meta |= {
-        "name": name,
-        "format": plan.format,
-        "tokenisation": request.tokenisation.digest if request.tokenisation else None,
-        "files": files,
-        "sides": {name: side.meta for name, side in sides.items()},
-    }
-    check_files(files, request.max_bad_rows, request.splits)
-    for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
-        if not len(sides[side].live) and (side == DOCUMENTS or plan.has_queries):
-            raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Path and size of each file that is read."""
+        read = {part.where for part in self.plan.parts}
+        return [(file.where, file.size) for file in self.source.files if file.where in read]
 
+    @property
+    def size(self) -> int:
+        """Number of bytes of all files."""
+        return sum(size for _, size in self.sizes)
 
-def _cached(folder: Path, key: str, report: Report) -> DatasetMeta | None:
-    """Return the metadata of an undamaged cached data set; None if it must be prepared."""
-    try:
-        meta = prepared_meta(folder)
-        if meta is not None and meta["key"] == key:
-            check_directory(folder)
-            return meta
-    except StorageError as damage:
-        report(f"{damage.where}: {damage.what}; preparing again")
+    def cached(self, folder: Path, report: Report) -> PreparedDirectory | None:
+        """Return an undamaged cached data set; None if it must be prepared."""
+        try:
+            directory = PreparedDirectory.find(folder)
+            if directory is not None and directory.meta["key"] == self.key:
+                directory.check()
+                return directory
+        except StorageError as damage:
+            report(f"{damage.where}: {damage.what}; preparing again")
+            return None
+        if folder.exists():
+            report(f"{folder}: has no manifest of a prepared data set; preparing again")
         return None
-    if folder.exists():
-        report(f"{folder}: has no manifest of a prepared data set; preparing again")
-    return None
+
+    def known(self, directory: PreparedDirectory) -> PreparedDirectory:
+        """Return a data set that was prepared before, if its bad rows are few enough for the request."""
+        self.request.check_files(directory.meta["files"])
+        self.report(f"{self.source.name}: prepared before (digest {self.key[:12]}), read from {directory.folder}")
+        return directory
+
+    def make(self, folder: Path, replace: bool, durable: bool) -> PreparedDirectory:
+        """Prepare the data set, or continue a preparation that was killed."""
+        name, tokenised = self.source.name, self.request.tokenisation is not None
+        unfinished_key = f"{self.key} {chunk_bytes(self.size)}"
+        begun = find_unfinished(folder, unfinished_key)
+        there = sum(file.stat().st_size for file in files_below(begun)) if begun else 0
+        check_disk(folder, max(0, bytes_of_shards(self.sizes, tokenised) - there), "the shards of the data set")
+        self.report(f"{name}: preparing {format_size(self.size)} of {self.plan.format} data")
+        meta, entries = dict[str, Any](), dict[str, FileEntry]()
+        with (
+            activity(f"{name}: preparing"),
+            committed_directory(folder, meta, replace=replace, begun=begun, durable=durable, entries=entries) as aside,
+        ):
+            if shards := begin(aside, unfinished_key):
+                self.report(f"{name}: a preparation was killed; continuing after {shards:,} shards")
+            reports = self._write_shards(aside)
+            sides, late = assemble(aside, reports)
+            files, bad = count_rows(self.plan.parts, reports, late)
+            QuarantineReport(tuple(bad)).write(aside)
+            shutil.rmtree(aside / WORK)
+            for shard in reports:
+                entries.update(shard.files)
+            meta |= {"kind": "dataset", "key": self.key, "source": self.source.where, "name": name}
+            meta |= {
+                "format": self.plan.format,
+                "files": files,
+                "sides": {end: side.meta for end, side in sides.items()},
+            }
+            meta["tokenisation"] = self.request.tokenisation.digest if self.request.tokenisation else None
+            self.request.check_files(files)
+            for end, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
+                if not len(sides[end].live) and (end == DOCUMENTS or self.plan.has_queries):
+                    raise DataError(f"no {what} in it", self.source.where, "give a data set with documents and queries")
+        directory = PreparedDirectory.find(folder)
+        assert directory is not None
+        directory.check(is_new=True)
+        return directory
+
+    def _write_shards(self, folder: Path) -> list[ShardReport]:
+        """Write the shards of all files; a file whose first rows are all bad is not read to its end."""
+        reports, first, checked = list[ShardReport](), dict[int, ShardReport](), 0
+        rows, last_report = 0, time.monotonic()
+        for shard in self.run(ShardWriter(self.plan.parts, folder, self.request.tokenisation), self.size):
+            if shard.number == 0:
+                first[shard.part] = shard
+            while checked in first:  # in the order of the files: of several bad ones the error names the first
+                begin_of_file, where = first.pop(checked), self.plan.parts[checked].where
+                count, bad = begin_of_file.rows, begin_of_file.bad
+                if count == len(bad):
+                    check_share(where, count, len(bad), bad[0] if bad else None, self.request.max_bad_rows)
+                checked += 1
+            reports.append(shard)
+            rows += shard.rows
+            if time.monotonic() - last_report > _REPORT_SECONDS:
+                self.report(f"{self.source.name}: {rows:,} rows")
+                last_report = time.monotonic()
+        return sorted(reports, key=lambda shard: shard.stem)
+
+
+def count_rows(
+    parts: Sequence[Part], reports: Sequence[ShardReport], late: BadRows
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the figures of each file (rows, bad rows, the first bad row), and all bad rows by file and row."""
+    rows: Counter[int] = Counter()
+    bad: list[list[dict[str, Any]]] = [[] for _ in parts]
+    for report in reports:
+        rows[report.part] += report.rows
+        bad[report.part] += report.bad
+    for (part, row), reason in late.items():
+        bad[part].append(bad_entry(parts[part].where, row, *reason))
+    for entries in bad:
+        entries.sort(key=lambda entry: entry["row"])
+    files = [
+        {
+            "where": part.where,
+            "split": part.split,
+            "rows": rows[index],
+            "bad": len(entries),
+            "first": next(iter(entries), None),
+        }
+        for index, (part, entries) in enumerate(zip(parts, bad, strict=True))
+    ]
+    return files, [entry for entries in bad for entry in entries]
 
 
 # PyArrow imports pandas, if it is installed, with the first array of Python objects: 0.2 s of each process.

@@ -8,6 +8,7 @@ texts read all files. Like the comparison of digests, they run again only after 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
@@ -43,7 +44,7 @@ from raytriever.errors import DataError, StorageError
 from raytriever.reading.arrays import read_array, read_arrow
 from raytriever.reading.structured import conform
 from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST, read_manifest
+from raytriever.store.commit import MANIFEST, Manifest, read_manifest
 from raytriever.store.disk import disk_errors
 
 T = TypeVar("T")
@@ -51,9 +52,9 @@ DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
 JUDGEMENTS, NEGATIVES, ABSENT, UNANSWERABLE = "judgements", "negatives", "absent", "unanswerable"
 FORMS = "forms.npy"  # behind the name of documents or queries
-# Columns of the Arrow files of documents, of queries, and of the ids of pairs, with their Arrow types.
-DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
-    dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"), ("query", "document"))
+# Columns of the Arrow files of documents and of queries, with their Arrow types.
+DOCUMENT_COLUMNS, QUERY_COLUMNS = (
+    dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"))
 )
 ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"}
 
@@ -106,97 +107,103 @@ class DatasetMeta(TypedDict):
     sides: SidesMeta
 
 
-def prepared_meta(folder: Path) -> DatasetMeta | None:
-    """Return the metadata of a prepared data set, damaged or not; None if there is none. Raise `StorageError` if
-    the manifest has changed, or is of another format."""
-    file = folder / MANIFEST
-    if not file.is_file():
-        return None
-    try:
-        meta = read_manifest(folder, verify=None)["meta"]
-    except StorageError:
-        if all((folder / side).is_dir() for side in (DOCUMENTS, QUERIES)):
-            raise
-        return None
-    if meta.get("kind") != "dataset":
-        return None
-    return conform(meta, str(file), DatasetMeta, PREPARE_AGAIN)
+@dataclass(frozen=True)
+class PreparedDirectory:
+    """Directory of a prepared data set, damaged or not, with the names of its files and the metadata of its manifest,
+    which is read once."""
 
+    folder: Path
+    manifest: Manifest
+    meta: DatasetMeta
 
-@activity("opening the prepared data set")
-def read_prepared(folder: Path, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
-    """Open the directory that `prepare` made.
+    @classmethod
+    def find(cls, folder: Path) -> PreparedDirectory | None:
+        """Return the prepared data set of a folder; None if it holds none. Raise `StorageError` if the manifest has
+        changed, or is of another format."""
+        file = folder / MANIFEST
+        if not file.is_file():
+            return None
+        try:
+            manifest = read_manifest(folder, verify=None)
+        except StorageError:
+            if all((folder / side).is_dir() for side in SIDES):
+                raise
+            return None
+        if manifest["meta"].get("kind") != "dataset":
+            return None
+        return cls(folder, manifest, conform(manifest["meta"], str(file), DatasetMeta, PREPARE_AGAIN))
 
-    Only the judgements of `splits` are read, and the bad rows of these; None for all. Missing splits are skipped.
-    `vocabulary` is the number of token ids of the tokenizer, if known.
+    @property
+    def splits(self) -> list[str]:
+        """Splits that the data set has judgements of."""
+        return sorted(file.stem for file in self.files(f"{JUDGEMENTS}/", ".npy"))
 
-    Raises:
-        StorageError: a file is missing, damaged or changed, or has other contents than `prepare` writes.
-    """
-    against = "" if vocabulary is None else f", {vocabulary} tokens"
-    check_directory(folder, partial(_read, folder, None, full=True, vocabulary=vocabulary), against)
-    with disk_errors(folder, reading=True):
-        dataset = _read(folder, None if splits is None else set(splits), full=False)
-    hold(folder, dataset.documents.texts)  # every copy of the data set and of its documents has this column
-    return dataset
+    def require_splits(self, splits: Iterable[str], where: str) -> None:
+        """Raise `DataError` for a missing split, with the names of the existing ones."""
+        for split in splits:
+            if split not in self.splits:
+                choices = ", ".join(self.splits) or "none"
+                remedy = f"choose from {choices}" if self.splits else "add judgements"
+                remedy = f"training needs one; {remedy}" if split == "train" and self.splits else remedy
+                raise DataError(f"no split {split!r}; there are: {choices}", where, remedy)
 
+    def check(self, is_new: bool = False) -> None:
+        """Compare the files with their digests; see `check_directory`."""
+        check_directory(self.folder, manifest=self.manifest, is_new=is_new)
 
-def splits_of(folder: Path) -> list[str]:
-    """Return the splits a prepared data set has judgements of."""
-    names = sorted(read_manifest(folder, verify=None)["files"])
-    return sorted(file.stem for file in _files(folder, names, f"{JUDGEMENTS}/", ".npy"))
+    @activity("opening the prepared data set")
+    def open(self, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
+        """Open the data set.
 
+        Only the judgements of `splits` are read, and the bad rows of these; None for all. Missing splits are skipped.
+        `vocabulary` is the number of token ids of the tokenizer, if known.
 
-def require_splits(folder: Path, splits: Iterable[str], where: str) -> None:
-    """Raise `DataError` for a missing split, with the names of the existing ones."""
-    there = splits_of(folder)
-    for split in splits:
-        if split not in there:
-            choices = ", ".join(there) or "none"
-            remedy = f"choose from {choices}" if there else "add judgements"
-            remedy = f"training needs one; {remedy}" if split == "train" and there else remedy
-            raise DataError(f"no split {split!r}; there are: {choices}", where, remedy)
+        Raises:
+            StorageError: a file is missing, damaged or changed, or has other contents than `prepare` writes.
+        """
+        against = "" if vocabulary is None else f", {vocabulary} tokens"
+        examine = partial(self._read, None, full=True, vocabulary=vocabulary)
+        with disk_errors(self.folder, reading=True):
+            check_directory(self.folder, examine, against, manifest=self.manifest)
+            dataset = self._read(None if splits is None else set(splits), full=False)
+        hold(self.folder, dataset.documents.texts)  # every copy of the data set and of its documents has this column
+        return dataset
 
+    def files(self, begin: str, end: str = "") -> list[Path]:
+        """Return the files that the manifest names, sorted; others do not exist."""
+        names = sorted(self.manifest["files"])
+        return [self.folder / name for name in names if name.startswith(begin) and name.endswith(end)]
 
-def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
-    meta = prepared_meta(folder)
-    if meta is None:
-        raise StorageError("holds no prepared data set", str(folder), PREPARE_AGAIN)
-    tokenised, sides = meta["tokenisation"], meta["sides"]
-    files = partial(_files, folder, sorted(read_manifest(folder, verify=None)["files"]))
-    tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
-    (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
-    (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
-    queries, documents = len(query_ids), len(ids)
+    def _read(self, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
+        meta, files, folder = self.meta, self.files, self.folder
+        tokenised, sides = meta["tokenisation"], meta["sides"]
+        tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
+        (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
+        (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
+        queries, documents = len(query_ids), len(ids)
+        stored = Documents(ids, titles, texts, sides["documents"]["digest"], None, _forms(folder, DOCUMENTS, documents))
 
-    def by_split(name: str, end: str, read: Callable[[Path], T]) -> dict[str, T]:
-        there = files(f"{name}/", end)
-        return {file.stem: read(file) for file in there if splits is None or file.stem in splits}
+        def by_split(name: str, end: str, read: Callable[[Path], T]) -> dict[str, T]:
+            there = files(f"{name}/", end)
+            return {file.stem: read(file) for file in there if splits is None or file.stem in splits}
 
-    other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
-    return RetrievalDataset(
-        name=meta["name"],
-        documents=Documents(
-            ids, titles, texts, sides["documents"]["digest"], None, _forms(folder, DOCUMENTS, documents)
-        ),
-        queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(folder, QUERIES, queries)),
-        judgements=by_split(JUDGEMENTS, ".npy", lambda file: _judgements(file, queries, documents)),
-        quarantine=QuarantineReport.read(folder).without(other),
-        negatives=_first(files(f"{NEGATIVES}.npy"), lambda file: _negatives(file, queries, documents)),
-        answers=_first(files(FILE), lambda file: Answers(*_query_texts(file, queries, full, 0))),
-        prompts=_first(files(PROMPTS), lambda file: QueryPrompts(*_query_texts(file, queries, full, 1))),
-        location=str(folder),
-        absent=by_split(ABSENT, ".arrow", lambda file: _absent(file, queries, full)),
-        unanswerable=by_split(UNANSWERABLE, ".npy", lambda file: _unanswerable(file, queries)),
-        tokens=Tokens(query_tokens, document_tokens, tokenised)
-        if tokenised is not None and query_tokens is not None and document_tokens is not None
-        else None,
-    )
-
-
-def _files(folder: Path, names: Sequence[str], begin: str, end: str = "") -> list[Path]:
-    """Return the files that the manifest of a directory names; others do not exist."""
-    return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
+        other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
+        return RetrievalDataset(
+            name=meta["name"],
+            documents=stored,
+            queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(folder, QUERIES, queries)),
+            judgements=by_split(JUDGEMENTS, ".npy", lambda file: _judgements(file, queries, documents)),
+            quarantine=QuarantineReport.read(folder).without(other),
+            negatives=_first(files(f"{NEGATIVES}.npy"), lambda file: _negatives(file, queries, documents)),
+            answers=_first(files(FILE), lambda file: Answers(*_query_texts(file, queries, full, 0))),
+            prompts=_first(files(PROMPTS), lambda file: QueryPrompts(*_query_texts(file, queries, full, 1))),
+            location=str(folder),
+            absent=by_split(ABSENT, ".arrow", lambda file: _absent(file, queries, full)),
+            unanswerable=by_split(UNANSWERABLE, ".npy", lambda file: _positions(file, queries)),
+            tokens=Tokens(query_tokens, document_tokens, tokenised)
+            if tokenised is not None and query_tokens is not None and document_tokens is not None
+            else None,
+        )
 
 
 def _first(files: Sequence[Path], read: Callable[[Path], T]) -> T | None:
@@ -214,7 +221,9 @@ def _side(
     shards = files(f"{name}/", ".arrow")
     tables = [read_arrow(file, columns, PREPARE_AGAIN, full) for file in shards]
     lengths = [len(table) for table in tables]
-    rows = Rows.of(lengths, _first(files(f"{name}.live.npy"), lambda file: _live(file, sum(lengths))))
+    rows = Rows.of(
+        lengths, _first(files(f"{name}.live.npy"), lambda file: _positions(file, sum(lengths), "a row", "rows"))
+    )
     texts = [TextColumn([table[column].chunk(0) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
@@ -228,11 +237,12 @@ def _forms(folder: Path, name: str, rows: int) -> Forms:
     return read_array(folder / f"{name}.{FORMS}", ["uint64"], (rows,), PREPARE_AGAIN, mapped="r")
 
 
-def _live(file: Path, rows: int) -> ndarray:
-    live = read_array(file, ["int64"], (None,), PREPARE_AGAIN)
-    _check_range(file, "a row", live, rows)
-    _check_order(file, "rows", bool((np.diff(live) > 0).all()))
-    return live
+def _positions(file: Path, count: int, what: str = "the position of a query", plural: str = "queries") -> ndarray:
+    """Return ascending positions below `count`."""
+    positions = read_array(file, ["int64"], (None,), PREPARE_AGAIN)
+    _check_range(file, what, positions, count)
+    _check_order(file, plural, bool((np.diff(positions) > 0).all()))
+    return positions
 
 
 def _tokens(file: Path, rows: int, full: bool, vocabulary: int | None) -> tuple[ndarray, ndarray]:
@@ -267,13 +277,6 @@ def _absent(file: Path, queries: int, full: bool) -> AbsentDocuments:
     _check_order(file, "queries", bool((np.diff(absent.queries) >= 0).all()))
     _check_range(file, "a grade", absent.scores - 1)
     return absent
-
-
-def _unanswerable(file: Path, queries: int) -> ndarray:
-    positions = read_array(file, ["int64"], (None,), PREPARE_AGAIN)
-    _check_range(file, "the position of a query", positions, queries)
-    _check_order(file, "queries", bool((np.diff(positions) > 0).all()))
-    return positions
 
 
 def _negatives(file: Path, queries: int, documents: int) -> NegativeRows:

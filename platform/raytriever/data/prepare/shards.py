@@ -1,139 +1,94 @@
 """Shard writer: checks, tokenises and writes one chunk of rows as one shard, with a report of a few bytes.
 
 1. The rows are parsed. Each bad row is quarantined alone, with its number and reason.
-2. Texts go to Arrow files, tokens to flat arrays next to them, ids and contents as keys to a work folder, from which
-   `assemble` computes positions when every shard exists.
-3. A shard is a part (`store.parts`) of an unfinished preparation:
+2. Texts go to Arrow files and tokens to flat arrays next to them, in the folders of the data set.
+3. The file `work/STEM.npz` is written last. It has the ids and contents as keys, from which `assemble` computes
+   positions when every shard exists, and the report with the digests of the other files. With it the shard is finished.
 
-       PARTS/key     what decides all shards, and their numbers
-       PARTS/STEM/   files of a finished shard, in the folders in which the data set has them
-
-   A killed preparation leaves its hidden directory. The next preparation of the same key goes on in it. A process that
-   outlived the killed command cannot write there, because the directory has another name then."""
+Every file is written aside and renamed. A killed preparation leaves its hidden directory, and the next preparation of
+the same key continues in it. A process that outlived the killed command cannot write there, because the directory has
+another name then."""
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.columns import FILE, PROMPTS, write_some, write_table
+from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
 from raytriever.data.dataset import joined
 from raytriever.data.formats.chunks import FileChunk, Parsed, last_row, parse_chunk
 from raytriever.data.formats.plan import Part
 from raytriever.data.keys import Forms, forms_of, key_of, keys_of
 from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
 from raytriever.data.prepare.tokenisation import Tokenisation, flat
-from raytriever.data.records import ORIGINS, SOURCES, bad_entry
-from raytriever.errors import DataError
+from raytriever.data.records import ORIGINS, SOURCES, Judgement, Negative, bad_entry
+from raytriever.errors import DataError, StorageError
 from raytriever.processes import TRIES
 from raytriever.prompts import TITLE, fill_title
-from raytriever.reading.structured import conform
-from raytriever.store.commit import leftovers, write_atomically
+from raytriever.reading.arrays import read_arrays
+from raytriever.reading.structured import parse_json
+from raytriever.store.commit import FileEntry, entry_of, leftovers
 from raytriever.store.disk import disk_errors
-from raytriever.store.parts import Parts
 
 # Bytes by bytes of uncompressed source; texts include keys and judgements.
 _SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
-PARTS, WORK = "parts", "work"
+WORK, _KEY, _REPORT = "work", "key", "report"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Side:
-    """Documents or queries of a chunk; each pair of id and content occurs once."""
+    """Documents or queries of a chunk: the stored columns, and for each text what the tokenizer reads behind the
+    prompt, the number of its row, and the key of its content."""
 
-    columns: dict[str, list[str]]
-    texts: list[str]
+    columns: Mapping[str, Sequence[str]]
+    texts: Sequence[str]
     prompt: str
     rows: Int64[ndarray, " texts"]
-    keys: list[bytes]
-    contents: list[bytes]
+    contents: Sequence[bytes]
     forms: Forms
-    kept: list[int] = field(default_factory=list)
-    repeated: int = 0
-
-    def __post_init__(self) -> None:
-        seen: set[tuple[bytes, bytes]] = set()
-        for index, row in enumerate(zip(self.keys, self.contents, strict=True)):
-            if row not in seen:
-                seen.add(row)
-                self.kept.append(index)
-        self.repeated = len(self.keys) - len(self.kept)
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
         """Return the documents of a chunk; the tokenizer reads title and text joined, or the prompt with the title."""
-        rows = parsed.records.documents
-        ids, titles, texts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [], [])
+        ids, titles, texts = _columns(parsed.records.documents, 3)
         passages = list(map(joined, titles, texts))
-        prompt, tokenised = tokenisation.passage_prompt if tokenisation else "", passages
+        prompt, read = tokenisation.passage_prompt if tokenisation else "", passages
         if TITLE in prompt:
-            tokenised = [fill_title(prompt, title) + text for title, text in zip(titles, texts, strict=True)]
+            read = [fill_title(prompt, title) + text for title, text in zip(titles, texts, strict=True)]
             prompt = ""
+        columns = {"id": ids, "title": titles, "text": texts}
         return cls(
-            {"id": ids, "title": titles, "text": texts},
-            tokenised,
-            prompt,
-            parsed.rows_of("documents"),
-            [key_of(name) for name in ids],
-            [key_of(title, text) for title, text in zip(titles, texts, strict=True)],
-            forms_of(passages),
+            columns, read, prompt, parsed.rows_of("documents"), list(map(key_of, titles, texts)), forms_of(passages)
         )
 
     @classmethod
     def of_queries(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
         """Return the queries of a chunk; a prompt of the row replaces that of the data set."""
-        rows = parsed.records.queries
-        ids, texts, prompts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [], [])
+        ids, texts, prompts = _columns(parsed.records.queries, 3)
         default = tokenisation.query_prompt if tokenisation else ""
-        return cls(
-            {"id": ids, "text": texts},
-            [(prompt or default) + text for prompt, text in zip(prompts, texts, strict=True)] if tokenisation else [],
-            "",
-            parsed.rows_of("queries"),
-            [key_of(name) for name in ids],
-            [key_of(prompt, text) if prompt else key_of(text) for prompt, text in zip(prompts, texts, strict=True)],
-            forms_of(texts),
-        )
+        read = [(prompt or default) + text for prompt, text in zip(prompts, texts, strict=True)]
+        contents = [
+            key_of(prompt, text) if prompt else key_of(text) for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        return cls({"id": ids, "text": texts}, read, "", parsed.rows_of("queries"), contents, forms_of(texts))
 
-    def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None) -> dict[int, str]:
-        """Write texts and tokens; return the reasons by row for texts that cannot be tokenized, which are left out."""
-        reasons: dict[int, str] = {}
-        token_ids: Sequence[list[int]] = []
-        if tokenisation and self.kept:
-            tokens, errors = _tokenise(tokenisation, self.prompt, [self.texts[i] for i in self.kept])
-            reasons = {int(self.rows[self.kept[index]]): reason for index, reason in errors.items()}
-            self.kept = [row for index, row in enumerate(self.kept) if index not in errors]
-            token_ids = [ids for index, ids in enumerate(tokens) if index not in errors]
-        if not self.kept:
-            return reasons
-        columns = {name: [column[index] for index in self.kept] for name, column in self.columns.items()}
-        _write_texts(folder / f"{stem}.arrow", columns)
-        if tokenisation:
-            ids, offsets = flat(token_ids, tokenisation.dtype)
-            np.save(folder / f"{stem}.tokens.npy", ids)
-            np.save(folder / f"{stem}.offsets.npy", offsets)
-        return reasons
 
-    def write_keys(self, file: Path) -> None:
-        """Write the keys of ids and contents, the forms of the texts, and the numbers of their rows."""
-        np.savez(
-            file,
-            keys=keys_of(self.keys[i] for i in self.kept),
-            contents=keys_of(self.contents[i] for i in self.kept),
-            forms=self.forms[self.kept],
-            rows=self.rows[self.kept],
-            repeated=self.repeated,
-        )
+def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]
 
 
 def _tokenise(tokenisation: Tokenisation, prompt: str, texts: list[str]) -> tuple[list[list[int]], dict[int, str]]:
@@ -157,31 +112,39 @@ def _tokenise(tokenisation: Tokenisation, prompt: str, texts: list[str]) -> tupl
     return [[] if isinstance(result, BaseException) else result[0] for result in results], reasons
 
 
-def _write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
-    """Write judgements and negatives: queries and documents by key for matching, and by id for messages."""
-    for name, kinds in ((JUDGEMENTS, SOURCES), (NEGATIVES, ORIGINS)):
-        pairs: Sequence[Any] = getattr(parsed.records, name)
-        if not pairs:
-            continue
-        of_kind = [kinds.index(pair.source if name == JUDGEMENTS else pair.origin) for pair in pairs]
-        np.savez(
-            folder / f"{stem}.{name}.npz",
-            queries=keys_of(key_of(pair.query) for pair in pairs),
-            documents=keys_of(key_of(pair.document) for pair in pairs),
-            scores=np.array([pair.score for pair in pairs]),
-            ranks=np.array([pair.rank for pair in pairs], dtype=np.int64),
-            kinds=np.array(of_kind, dtype=np.int64),
-            splits=np.array([pair.split for pair in pairs] if name == JUDGEMENTS else [], dtype=np.str_),
-            rows=parsed.rows_of("judgements" if name == JUDGEMENTS else "negatives"),
-        )
-        ids = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
-        _write_texts(folder / f"{stem}.{name}.arrow", ids)
+def _pairs(
+    name: str, pairs: Sequence[Judgement] | Sequence[Negative], kinds: list[int], splits: list[str], rows: ndarray
+) -> dict[str, ndarray]:
+    """Return judgements or negatives as arrays: queries and documents by key for matching, and by id for messages."""
+    arrays = {
+        "queries": keys_of(key_of(pair.query) for pair in pairs),
+        "documents": keys_of(key_of(pair.document) for pair in pairs),
+        "scores": np.array([pair.score for pair in pairs]),
+        "ranks": np.array([pair.rank for pair in pairs], np.int64),
+        "kinds": np.array(kinds, np.int64),
+        "splits": np.array(splits, np.str_),
+        "rows": rows,
+        **_packed("query", [pair.query for pair in pairs]),
+        **_packed("document", [pair.document for pair in pairs]),
+    }
+    return {f"{name}.{column}": values for column, values in arrays.items()}
 
 
-def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
+def _packed(name: str, texts: Iterable[str]) -> dict[str, ndarray]:
+    """Return texts as one array of UTF-8 and the offsets in it; see `texts_of`."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return {f"{name}.bytes": np.frombuffer(b"".join(encoded), np.uint8), f"{name}.offsets": offsets}
+
+
+def texts_of(arrays: Mapping[str, ndarray], name: str) -> Any:
+    """Return the texts that `_packed` has put in arrays, as an Arrow array."""
     import pyarrow as pa
 
-    write_table(file, {name: pa.array(column, pa.large_string()) for name, column in columns.items()})
+    offsets = arrays[f"{name}.offsets"]
+    return pa.LargeStringArray.from_buffers(
+        len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(arrays[f"{name}.bytes"])
+    )
 
 
 def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
@@ -199,12 +162,14 @@ class ShardReport:
         number: number of the chunk of the part, from 0.
         rows: number of rows read, bad ones included.
         bad: bad rows, from `records.bad_entry`.
+        files: size and digest of its files, by their names in the data set.
     """
 
     part: int
     number: int
     rows: int
     bad: tuple[dict[str, Any], ...] = ()
+    files: dict[str, FileEntry] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
@@ -227,19 +192,9 @@ class ShardWriter:
 
     def __call__(self, chunk: FileChunk) -> ShardReport:
         """Write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
-        report, shards = ShardReport(chunk.part, chunk.number, rows=0), Parts(self.folder / PARTS, durable=False)
-        if there := shards.read(report.stem, _read_report):
-            return there
-        meta: dict[str, Any] = {}
-
-        def save(folder: Path) -> None:
-            nonlocal report
-            make_folders(folder)
-            report = self.write(chunk, folder)
-            meta.update(report=asdict(report))
-
-        shards.write(report.stem, save, meta)
-        return report
+        stem = ShardReport(chunk.part, chunk.number, 0).stem
+        with disk_errors(self.folder):
+            return self._finished(stem) or self._write(chunk, stem)
 
     def fatal(self, chunk: FileChunk) -> DataError:
         """Return the error of a chunk over which `TRIES` processes died."""
@@ -250,78 +205,102 @@ class ShardWriter:
             "free memory, or correct the rows",
         )
 
-    def write(self, chunk: FileChunk, folder: Path) -> ShardReport:
-        """Write the shard of a chunk to a folder; raises `DataError` if its part is broken as a whole."""
-        part, stem = self.parts[chunk.part], ShardReport(chunk.part, chunk.number, rows=0).stem
+    def _finished(self, stem: str) -> ShardReport | None:
+        """Return the report of a finished shard; None if there is none, or a file of it is damaged."""
+        file = self.folder / WORK / f"{stem}.npz"
+        with suppress(FileNotFoundError, StorageError, BadZipFile, RuntimeError, EOFError, zlib.error):
+            with ZipFile(file) as archive:
+                if archive.testzip() is not None:
+                    return None
+            [text] = read_arrays(file, {_REPORT: (["uint8"], (None,))}, PREPARE_AGAIN).values()
+            report = parse_json(text.tobytes(), str(file), ShardReport, PREPARE_AGAIN)
+            if all(entry_of(self.folder / name) == entry for name, entry in report.files.items()):
+                return report
+        return None
+
+    def _write(self, chunk: FileChunk, stem: str) -> ShardReport:
+        part = self.parts[chunk.part]
         parsed = parse_chunk(part, chunk)
-        with disk_errors(self.folder):
-            sides = self._sides_of(parsed)
-            reasons: dict[int, str] = {}
-            for name, side in sides.items():
-                reasons |= side.write(folder / name, stem, self.tokenisation)
-            self._write_work(folder / WORK, stem, parsed, sides)
-        bad = tuple(bad_entry(part.where, row, reason, b"") for row, reason in reasons.items())
-        return ShardReport(chunk.part, chunk.number, parsed.rows, (*parsed.bad, *bad))
+        records, bad, files, arrays = parsed.records, [*parsed.bad], dict[str, FileEntry](), dict[str, ndarray]()
+        for name, side in (
+            (DOCUMENTS, Side.of_documents(parsed, self.tokenisation)),
+            (QUERIES, Side.of_queries(parsed, self.tokenisation)),
+        ):
+            reasons, entries, keys = self._write_side(f"{name}/{stem}", side)
+            bad += [bad_entry(part.where, row, reason, b"") for row, reason in reasons.items()]
+            files |= entries
+            arrays |= {f"{name}.{column}": values for column, values in keys.items()}
+        judgements, negatives = records.judgements, records.negatives
+        kinds, splits = [SOURCES.index(pair.source) for pair in judgements], [pair.split for pair in judgements]
+        arrays |= _pairs(JUDGEMENTS, judgements, kinds, splits, parsed.rows_of("judgements"))
+        kinds = [ORIGINS.index(pair.origin) for pair in negatives]
+        arrays |= _pairs(NEGATIVES, negatives, kinds, [], parsed.rows_of("negatives"))
+        prompts = [(query.id, query.prompt) for query in records.queries if query.prompt]
+        for name, texts in ((FILE, records.answers), (PROMPTS, prompts)):
+            arrays[f"{name}.queries"] = keys_of(key_of(query) for query, _ in texts)
+            arrays |= _packed(f"{name}.text", [text for _, text in texts])
+        report = ShardReport(chunk.part, chunk.number, parsed.rows, tuple(bad), files)
+        arrays[_REPORT] = np.frombuffer(json.dumps(asdict(report)).encode(), np.uint8)
+        self._put(f"{WORK}/{stem}.npz", lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+        return report
 
-    def _sides_of(self, parsed: Parsed) -> dict[str, Side]:
-        """Return documents and queries of a chunk by the names of their folders."""
-        return {
-            DOCUMENTS: Side.of_documents(parsed, self.tokenisation),
-            QUERIES: Side.of_queries(parsed, self.tokenisation),
+    def _write_side(self, stem: str, side: Side) -> tuple[dict[int, str], dict[str, FileEntry], dict[str, ndarray]]:
+        """Write texts and tokens, each pair of id and content once. Return the reasons by row for texts that cannot be
+        tokenized, which are left out, the entries of the files, and the keys for `assemble`."""
+        keys = list(map(key_of, side.columns["id"]))
+        first: dict[tuple[bytes, bytes], int] = {}
+        for index, pair in enumerate(zip(keys, side.contents, strict=True)):
+            first.setdefault(pair, index)
+        kept = list(first.values())
+        reasons, entries = dict[int, str](), dict[str, FileEntry]()
+        token_ids: Sequence[list[int]] = []
+        if self.tokenisation and kept:
+            tokens, errors = _tokenise(self.tokenisation, side.prompt, [side.texts[i] for i in kept])
+            reasons = {int(side.rows[kept[index]]): reason for index, reason in errors.items()}
+            kept = [row for index, row in enumerate(kept) if index not in errors]
+            token_ids = [ids for index, ids in enumerate(tokens) if index not in errors]
+        if kept:
+            columns = {name: [column[index] for index in kept] for name, column in side.columns.items()}
+            entries[f"{stem}.arrow"] = entry_of(self._put(f"{stem}.arrow", lambda file: _write_texts(file, columns)))
+            if self.tokenisation:
+                ids, offsets = flat(token_ids, self.tokenisation.dtype)
+                for name, values in ((f"{stem}.tokens.npy", ids), (f"{stem}.offsets.npy", offsets)):
+                    entries[name] = entry_of(self._put(name, partial(np.save, arr=values)))
+        arrays = {
+            "keys": keys_of(keys[i] for i in kept),
+            "contents": keys_of(side.contents[i] for i in kept),
+            "forms": side.forms[kept],
+            "rows": side.rows[kept],
+            "repeated": np.array(len(keys) - len(first)),
         }
+        return reasons, entries, arrays
 
-    def _write_work(self, folder: Path, stem: str, parsed: Parsed, sides: Mapping[str, Side]) -> None:
-        """Write what `assemble` needs of a shard."""
-        for name, side in sides.items():
-            side.write_keys(folder / f"{stem}.{name}.npz")
-        _write_pairs(folder, stem, parsed)
-        write_some(folder, stem, FILE, parsed.records.answers)
-        prompts = [(query.id, query.prompt) for query in parsed.records.queries if query.prompt]
-        write_some(folder, stem, PROMPTS, prompts)
-
-
-class _Meta(TypedDict):
-    report: ShardReport
+    def _put(self, name: str, save: Callable[[Path], object]) -> Path:
+        """Write a file aside, where no commit finds it, and rename it; return its path."""
+        file, aside = self.folder / name, self.folder / WORK / f"{secrets.token_hex(6)}{Path(name).suffix}"
+        save(aside)
+        os.replace(aside, file)
+        return file
 
 
-def _read_report(path: Path, meta: dict[str, Any]) -> ShardReport:
-    """Return the report of a finished shard; raises `StorageError` for a damaged one."""
-    return conform(meta, str(path), _Meta, "prepare the data set again")["report"]
+def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
+    import pyarrow as pa
 
-
-def make_folders(folder: Path) -> None:
-    """Make the folders that a writer writes to."""
-    for name in (*SIDES, WORK):
-        (folder / name).mkdir()
+    write_table(file, {name: pa.array(column, pa.large_string()) for name, column in columns.items()})
 
 
 def find_unfinished(folder: Path, key: str) -> Path | None:
     """Return the hidden directory of a killed preparation of `folder` with this key, if there is one."""
     for leftover in leftovers(folder):
         with suppress(OSError, ValueError):
-            if (leftover / PARTS / "key").read_text() == key:
+            if (leftover / WORK / _KEY).read_text() == key:
                 return leftover
     return None
 
 
 def begin(folder: Path, key: str) -> int:
-    """Make the folders of the shards; of a killed preparation, remove everything but the finished shards, and return
-    their number."""
-    with disk_errors(folder):
-        for path in folder.iterdir():
-            if path.name != PARTS:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        make_folders(folder)
-        (folder / PARTS).mkdir(exist_ok=True)
-        write_atomically(folder / PARTS / "key", key)
-        return sum(path.is_dir() and path.name[0] != "." for path in (folder / PARTS).iterdir())
-
-
-def gather(folder: Path, reports: Iterable[ShardReport]) -> None:
-    """Move the files of all shards to the folders of the data set."""
-    with disk_errors(folder):
-        for report in reports:
-            for name in (*SIDES, WORK):
-                for file in (folder / PARTS / report.stem / name).iterdir():
-                    os.rename(file, folder / name / file.name)
-        shutil.rmtree(folder / PARTS)
+    """Make the folders of the shards, and return the number of finished shards that a killed preparation left."""
+    for name in (*SIDES, WORK):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / WORK / _KEY).write_text(key)
+    return len(list((folder / WORK).glob("*-*.npz")))

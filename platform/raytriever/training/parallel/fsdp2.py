@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
+from raytriever.models.slices import Slice
 from raytriever.training.batch import Batch
-from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore, slices_of
+from raytriever.training.parallel.model_state import STEP, device_of_steps, restore, slices_of
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy
 

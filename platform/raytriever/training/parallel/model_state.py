@@ -1,51 +1,27 @@
-"""Model state as slices for checkpoints, and as a snapshot of all weights.
+"""Model state as slices for checkpoints.
 
 A slice is a range of values of one flattened tensor. Weights have the names of the module, AdamW's moments are
 `NAME:exp_avg` and `NAME:exp_avg_sq`, its step count is `NAME:step`. Slices do not depend on the layout of a strategy or
-the number of workers, so any strategy reads the state of any other. A snapshot is a copy of all weights on rank 0, for
-processes that do not train.
+the number of workers, so any strategy reads the state of any other.
 
-Frozen weights are in neither: they do not change, so a run reads them again from the model that it trains. Checkpoints
-hold a digest of them. Checkpoints of raytriever 0.2 and earlier have the frozen weights too, and are still read."""
+Frozen weights are not among them: they do not change, so a run reads them again from the model that it trains.
+Checkpoints hold a digest of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
-from itertools import groupby
-from math import prod
-from typing import Any
 
-import numpy as np
 import torch
-from numpy import ndarray
 from torch import Tensor, nn
 
 from raytriever.errors import StorageError, setting
-from raytriever.losses.distributed import WorkerGroup
+from raytriever.models.slices import CHECKPOINT, OTHER_OUTPUT, Slice, whole_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
-CHECKPOINT = "the checkpoint"  # of an error in a state; `resume` names its path
-OTHER_OUTPUT = f"give another {setting('output')}"
 SAME_RUN = f"give the model, the settings and the data of this run, or another {setting('output')}"
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Range of values of a flattened tensor.
-
-    Args:
-        values: one-dimensional.
-        start: index of the first value in the flattened tensor.
-    """
-
-    name: str
-    values: Tensor
-    start: int
-    shape: tuple[int, ...]
 
 
 def slices_of(
@@ -64,12 +40,6 @@ def slices_of(
             yield Slice(f"{name}:{key}", own, start, shape)
         elif start == 0:
             yield Slice(f"{name}:{key}", own.detach().flatten(), 0, ())
-
-
-def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order."""
-    for name, parts in groupby(slices, key=lambda one: one.name):
-        yield name, _whole(name, list(parts))
 
 
 def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.Parameter, str, Tensor], None]) -> None:
@@ -130,59 +100,11 @@ def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _whole(name: str, parts: list[Slice]) -> Tensor:
-    shape = parts[0].shape
-    # Checked before memory for the whole tensor is allocated: the shape comes from a file.
-    if not all(part.values.is_floating_point() for part in parts):
-        raise StorageError(f"{name} has values that are no floating-point numbers", CHECKPOINT, OTHER_OUTPUT)
-    if (values := sum(len(part.values) for part in parts)) != prod(shape):
-        raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, OTHER_OUTPUT)
-    whole = torch.empty(shape, dtype=parts[0].values.dtype)
-    reached = 0
-    for part in sorted(parts, key=lambda part: part.start):
-        if part.shape != shape:
-            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", CHECKPOINT, OTHER_OUTPUT)
-        if part.start != reached:
-            break
-        reached += len(part.values)
-        whole.view(-1)[part.start : reached] = part.values
-    if reached != whole.numel():
-        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", CHECKPOINT, OTHER_OUTPUT)
-    return whole
-
-
 def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | None) -> None:
     """Raise `StorageError` about a tensor whose shapes differ; None is an absent tensor."""
     there, here = ("absent" if shape is None else str(shape) for shape in (saved, own))
     what = f"is of another model: {name} is {there} in the checkpoint and {here} in the model"
     raise StorageError(what, CHECKPOINT, SAME_RUN)
-
-
-Snapshot = Mapping[str, ndarray]
-
-
-@torch.no_grad()
-def take_snapshot(module: nn.Module, workers: WorkerGroup) -> Snapshot:
-    """Return a float32 copy of every trained parameter on the first worker, nothing on the others; all workers call it.
-
-    Parameters that a strategy has sharded are gathered one at a time, so no worker needs memory for the whole model.
-    """
-    snapshot = {}
-    for name, parameter in _trained(module).items():
-        with gathered(parameter) as whole:
-            if workers.rank == 0:
-                snapshot[name] = whole.to("cpu", torch.float32, copy=True).numpy()
-    return snapshot
-
-
-@torch.no_grad()
-def load_snapshot(module: nn.Module, snapshot: Snapshot) -> None:
-    """Load a snapshot into a module of the same architecture, in the precision of its parameters."""
-    own, trained = dict(module.named_parameters()), _trained(module)
-    if not trained.keys() <= snapshot.keys() <= own.keys():
-        raise ValueError(f"the snapshot is of another model: {sorted(trained.keys() ^ snapshot.keys())[:3]}")
-    for name, values in snapshot.items():
-        own[name].copy_(torch.from_numpy(np.array(values)))
 
 
 @torch.no_grad()
@@ -200,17 +122,9 @@ def frozen_digest(module: nn.Module) -> str | None:
     return digest.hexdigest()[:16] if frozen else None
 
 
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
 @contextmanager
 def gathered(parameter: nn.Parameter) -> Iterator[Tensor]:
-    """Hold a parameter whole that ZeRO-3 or FSDP2 has sharded; all workers call it."""
-    shards: Any = parameter.detach()
-    if hasattr(shards, "full_tensor"):
-        yield shards.full_tensor()
-        return
+    """Hold a parameter whole that ZeRO-3 has sharded; all workers call it."""
     if parameter.shape == shape_of(parameter):
         yield parameter.detach()
         return

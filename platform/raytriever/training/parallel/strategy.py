@@ -18,8 +18,9 @@ from raytriever.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.models.memory import HostCopy
+from raytriever.models.slices import Slice
 from raytriever.training.batch import Batch
-from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice, replicated_state, restore_replicated
+from raytriever.training.parallel.model_state import MOMENTS, STEP, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
 
 # torch 2.13 renamed the setting and warns of its old name.

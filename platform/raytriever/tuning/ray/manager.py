@@ -18,7 +18,7 @@ from raytriever.config import TRIALS, Config, dump_config, to_dict
 from raytriever.errors import UserError
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.recorder import Recorder
-from raytriever.experiment.stages import best_checkpoint
+from raytriever.experiment.training import best_checkpoint
 from raytriever.progress import Progress
 from raytriever.store.commit import remove
 from raytriever.tracking.spool import Spool

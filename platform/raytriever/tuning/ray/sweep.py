@@ -24,13 +24,12 @@ from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.cluster.train.dev_sets import DEV, dev_protocol
-from raytriever.config import Config, Curriculum, check_config, dump_config, to_dict
-from raytriever.config.settings import hash_of
+from raytriever.config import Config, check_config, dump_config, hash_of, to_dict
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.protocol import Protocol, metric_title
 from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.directory import METRICS, RunDirectory
-from raytriever.experiment.opening import open_run
+from raytriever.experiment.run import open_run
 from raytriever.experiment.train import conclude
 from raytriever.machine import usable_cores
 from raytriever.models.config import ModelConfig
@@ -246,8 +245,7 @@ def evaluate_best(
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     if rows := read_best(output, config):
         return rows
-    curriculum = Curriculum(config)
-    opened, retriever = open_run(curriculum, lambda line: None)
+    opened, retriever = open_run(config, lambda line: None)
     dataset, split = opened.dataset, config.data.test_split
     run = RunDirectory.open(output / BEST, to_dict(config), fresh=True)
     run.begin(dump_config(config))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raytriever.config import Config, Curriculum, check_config, override
+from raytriever.config import Config, check_config, override
 from raytriever.data.negatives import NegativesTable
-from raytriever.experiment.opening import OpenStage, open_run, resolved_config
-from raytriever.experiment.stages import LexicalIndexes, find_negatives
+from raytriever.experiment.run import open_run
+from raytriever.experiment.training import NegativesCache, OpenTraining, resolved_config
 from raytriever.losses.registry import build_loss
 from raytriever.tracking.tracker import DatasetRecord
 from raytriever.training.config import check_refresh
@@ -41,8 +41,10 @@ class SweepData:
 
     log: Callable[[str], None]
     tables: dict[str, NegativesTable | None] = field(default_factory=dict)
-    _stages: dict[Hashable, tuple[OpenStage, str]] = field(default_factory=dict)
-    _indexes: LexicalIndexes = field(default_factory=LexicalIndexes)
+    _trainings: dict[Hashable, OpenTraining] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._cache = NegativesCache(self.log)
 
     def prepare(self, base: Config, space: SearchSpace) -> None:
         """Open the data of all trials that the space allows."""
@@ -54,18 +56,18 @@ class SweepData:
 
     def job(self, number: int, config: Config, folder: str) -> TrialJob:
         """Return the description of a trial; raise `UserError` if its settings leave no training examples."""
-        stage, table = self._stages[_key(config)]
+        opened, table = self._trainings[_key(config)], _rows(config)
         data, training = config.data, config.training
-        training_data = replace(stage.training_data, config=data, batch_size=training.batch_size, seed=training.seed)
+        training_data = replace(opened.data, config=data, batch_size=training.batch_size, seed=training.seed)
         order = training_data.train(self.tables[table]).order
         total_steps = training.max_steps or order.steps(training.epochs or 1.0)
         check_refresh(config.refresh, data, total_steps)
         prepared = tuple(dataset.location for dataset in training_data.datasets if dataset.location)
         return TrialJob(
             number=number,
-            config=replace(config, model=stage.model(config.model)),
+            config=replace(config, model=opened.config.model),
             prepared=prepared,
-            dev_sets=stage.dev_sets,
+            dev_sets=opened.dev_sets,
             negatives=table,
             total_steps=total_steps,
             folder=folder,
@@ -73,34 +75,28 @@ class SweepData:
 
     def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
         """Return the resolved settings of a trial, for the tracker."""
-        stage, _ = self._stages[_key(config)]
-        return resolved_config(config, stage.description)
+        return resolved_config(config, self._trainings[_key(config)].description)
 
     def record(self) -> DatasetRecord:
         """Return the data set that all trials are compared on, for the tracker."""
-        stage, _ = next(iter(self._stages.values()))
-        dataset = stage.training_data.datasets[0]
-        return DatasetRecord(dataset.name, stage.stage.config.data.dataset, dataset.digest, dataset.counts())
+        opened = next(iter(self._trainings.values()))
+        dataset = opened.data.datasets[0]
+        return DatasetRecord(dataset.name, opened.config.data.dataset, dataset.digest, dataset.counts())
 
     def _open(self, config: Config) -> None:
         key = _key(config)
-        if key in self._stages:
-            return
-        opened, _ = open_run(Curriculum(config), self.log)
-        [stage] = opened.stages
-        # Tables hold documents, so they do not depend on the encoder.
-        name = repr(_rows(config))
-        if name not in self.tables:
-            self.tables[name] = find_negatives(stage, self._indexes.of, self.log)
-        stage.training_data.train(self.tables[name])  # only for its checks
-        self._stages[key] = (stage, name)
+        if key not in self._trainings:
+            run, _ = open_run(config, self.log)
+            [self._trainings[key]] = run.trainings
+            # Tables hold documents, so they do not depend on the encoder.
+            self.tables[_rows(config)] = self._cache.table(self._trainings[key])
 
 
-def _rows(config: Config) -> Sequence[Hashable]:
-    """Return the settings that decide the rows and the negatives."""
+def _rows(config: Config) -> str:
+    """Return the settings that decide the rows and the negatives, as a name of the table."""
     data = config.data
-    has_negatives = data.negatives_per_query > 0
-    return (data.datasets, data.train_split, data.dev_split, data.negatives_table, data.negatives_mix, has_negatives)
+    table = (data.negatives_table, data.negatives_mix) if data.negatives_per_query else None
+    return repr((data.datasets, data.train_split, data.dev_split, table))
 
 
 def _key(config: Config) -> Hashable:

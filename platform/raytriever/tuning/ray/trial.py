@@ -30,7 +30,6 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.tracking.steps import read_curve
 
 # Keys of the results that a trial reports to Tune: the last one, and in each validation the step.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
@@ -85,7 +84,6 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
     job: TrialJob = config["job"]
     context.driver.enter()
     folder = Path(job.folder)
-    logged_step = max((step for step, _ in read_curve(folder, "loss")), default=0)
     reporter = _TrialReporter(job.number, context)
     result: dict[str, Any]
     try:
@@ -96,7 +94,6 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
             job.total_steps,
             folder,
             reporter.on_event,
-            logged_step,
             job.dev_sets,
             in_process=job.config.training.workers[1] == 1,
             runs_per_node=context.trials_per_node,

@@ -29,6 +29,11 @@ class Read:
     bad: list[str]
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that files have, in their order."""
+        return tuple(dict.fromkeys(part.split for part in self.plan.parts if part.split))
+
+    @property
     def texts(self) -> dict[str, str]:
         """The texts of queries and documents by their ids; each id has one text."""
         results: dict[str, str] = {}

@@ -37,7 +37,7 @@ def test_a_folder(tmp_path: Path, read, write, ending: str) -> None:
     write("answers.jsonl", [{"_id": "q1", "answers": ["a"]}])
     write("notes.jsonl", [{"_id": "q1"}])
     result = read(tmp_path / "set")
-    assert (result.plan.format, result.plan.splits) == ("beir", ("train", "dev"))
+    assert (result.plan.format, result.splits) == ("beir", ("train", "dev"))
     assert [part.split for part in result.plan.parts] == [None, None, None, "train", "dev"]
     assert result.records.answers == [("q1", "a")]
     assert [row.title for row in result.records.documents] == [f"T{n}" for n in range(5)]
@@ -84,7 +84,7 @@ def test_parquet_shards_as_the_hub_has_them(tmp_path: Path, read, write, folder:
     write("queries/queries-00000-of-00001.parquet", QUERIES)
     write(f"{folder}/test-00000-of-00001.parquet", [row | {"score": float(row["score"])} for row in JUDGED])
     result = read(tmp_path / "set")
-    assert (result.plan.format, result.plan.splits) == ("beir", ("test",))
+    assert (result.plan.format, result.splits) == ("beir", ("test",))
     assert [row.id for row in result.records.documents] == ["d0", "d1", "d2", "3"]
     assert [row.score for row in result.records.judgements] == [0, 1, 1, 1, 1]
     assert not result.bad
@@ -182,7 +182,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_with_splits_below_it(registered: None, read) -> None:
     result = read("ir_datasets:here/tiny", size=40)
-    assert (result.plan.format, result.plan.splits) == ("ir_datasets", ("train", "dev"))
+    assert (result.plan.format, result.splits) == ("ir_datasets", ("train", "dev"))
     assert [(row.id, row.title, row.text) for row in result.records.documents] == [
         (f"d{n}", f"T{n}", f"text {n}\u2028") for n in (0, 1, 2, 4)
     ]
@@ -198,9 +198,9 @@ def test_a_name_with_splits_below_it(registered: None, read) -> None:
 
 def test_a_name_with_judgements_of_its_own_is_test(registered: None, read) -> None:
     result = read("ir_datasets:here/alone")
-    assert result.plan.splits == ("test",)
+    assert result.splits == ("test",)
     assert result.records.documents[0].text == "old text"
-    assert recognise(Source.open("ir_datasets:here/tiny/train")).splits == ("train",)
+    assert recognise(Source.open("ir_datasets:here/tiny/train")).parts[-1].split == "train"
 
 
 def test_what_is_not_there_is_one_line(registered: None, read, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_judgements_in_other_forms(tmp_path: Path, read, write, name: str, conte
     (tmp_path / "set" / "qrels" / name).write_text(content)
     (tmp_path / "set" / "qrels" / "README.txt").write_text("about")
     result = read(tmp_path / "set")
-    assert (result.plan.splits, result.plan.note, result.bad) == (("test",), "", [])
+    assert (result.splits, result.plan.note, result.bad) == (("test",), "", [])
     assert [row[:4] for row in result.records.judgements] == [("test", "q1", "d1", 1), ("test", "q1", "d2", 0)]
 
 

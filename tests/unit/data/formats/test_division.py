@@ -9,8 +9,8 @@ import pytest
 
 from raytriever.data.config import SplitConfig
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import Request, prepare
-from raytriever.data.prepare.prepared import read_prepared
 from raytriever.errors import ConfigError, DataError, UserError
 
 ROWS = [(f"q{number}?", f"answer {number}", "yes") for number in range(20)] + [(f"u{n}?", "", "no") for n in range(10)]
@@ -28,7 +28,7 @@ def jsonl_file(path: Path, rows: list[tuple[str, str, str]]) -> Path:
 
 
 def opened(path: Path, **settings: object) -> RetrievalDataset:
-    return read_prepared(prepare(Request(str(path), division=SplitConfig(**settings))))  # type: ignore[arg-type]
+    return open_all_splits(prepare(Request(str(path), division=SplitConfig(**settings))))  # type: ignore[arg-type]
 
 
 def sizes(dataset: RetrievalDataset) -> dict[str, tuple[int, int]]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.formats.beir import document_row, judgement_columns, judgement_row, query_row
+from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns, judgement_row, query_row
 from raytriever.data.formats.chunks import FileChunk, parse_chunk
 from raytriever.data.formats.plan import Part, RowParser
 from raytriever.data.formats.recognise import FORMATS, recognise
@@ -51,7 +51,6 @@ def test_names_tell_splits(tmp_path: Path, write, name: str, split: str) -> None
     write(name, [PAIR])
     plan = recognise(Source.open(tmp_path / "set"))
     assert [part.split for part in plan.parts] == [split]
-    assert plan.splits == (split,)
     assert repr(pickle.loads(pickle.dumps(plan))) == repr(plan)  # noqa: S301
 
 
@@ -64,7 +63,6 @@ def test_shards_and_what_is_no_data(tmp_path: Path, write) -> None:
     (tmp_path / "set" / "README.md").write_text("about")
     plan = recognise(Source.open(tmp_path / "set"))
     assert [part.split for part in plan.parts] == ["test", "train", "train", "train"]
-    assert plan.splits == ("test", "train")
 
 
 def test_lines_that_are_called_json(tmp_path: Path) -> None:
@@ -95,6 +93,21 @@ def test_an_unknown_folder_is_reported_with_the_known_formats(tmp_path: Path, wr
     (tmp_path / "set" / "train.jsonl").rename(tmp_path / "set" / "train.txt")
     with pytest.raises(DataError, match=r"in no known format; it holds train\.txt"):
         recognise(Source.open(tmp_path / "set"))
+
+
+def test_the_format_of_the_contributors_page_is_one_row_of_the_table(
+    write, read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[4] / "CONTRIBUTING.md").read_text().partition("## Add a format")[2]
+    names: dict[str, Any] = {}
+    exec(page.partition("```python")[2].partition("```")[0], names)  # the page is ours
+    monkeypatch.setitem(FORMATS, "faq", names["FAQ"])
+    file = write("train.jsonl", [{"ask": "a", "reply": "b"}, {"ask": "c", "reply": ""}])
+    for result in (read(file), read(file, "faq")):
+        assert (result.plan.format, result.positives()) == ("faq", [("a", "b", 0)])
+        assert result.bad == ['empty "reply"']
+    with pytest.raises(DataError, match=r"; known formats are .*; faq: ask, reply; CSV or TSV"):
+        recognise(Source.open(write("other.jsonl", [{"asks": "a"}])))
 
 
 def test_several_formats_are_reported_until_one_is_named(tmp_path: Path, write, read) -> None:
@@ -166,6 +179,6 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
     st.lists(st.text(alphabet="a1-\u2028\x85 é"), max_size=6), st.sampled_from([(), ("source",), ("source", "rank")])
 )
 def test_any_columns(columns: list[str], more: tuple[str, ...]) -> None:
-    part = Part("x", "tsv", partial(judgement_columns, more))
+    part = Part("x", "tsv", partial(judgement_columns, (*QRELS_HEADER, *more)))
     result = parse_chunk(part, FileChunk(0, 0, 2, "\t".join(columns).encode()))
     assert result.rows == len(result.bad) + len(result.records.judgements)

@@ -33,7 +33,7 @@ def test_the_first_generation(read, write, name: str) -> None:
     if name.endswith("parquet"):  # a column is of one type
         row = FIRST | {"negative_passages": [p | {"docid": str(p["docid"])} for p in FIRST["negative_passages"]]}
     result = read(write(name, [row]))
-    assert (result.plan.format, result.plan.splits) == ("tevatron", ("train",))
+    assert (result.plan.format, result.splits) == ("tevatron", ("train",))
     assert [query.id for query in result.records.queries] == ["1185869"]
     assert [(row.document, row.source, row.rank, row.score) for row in result.records.judgements] == [
         ("0", "human", 0, 1),
@@ -72,7 +72,7 @@ def test_the_second_generation(tmp_path: Path, read, write) -> None:
     write("train.jsonl", SECOND)
     write("test.jsonl", SECOND[1:])
     result = read(tmp_path / "set")
-    assert (result.plan.format, result.plan.splits) == ("tevatron", ("test", "train"))
+    assert (result.plan.format, result.splits) == ("tevatron", ("test", "train"))
     assert [part.split for part in result.plan.parts] == [None, "test", "train"]
     assert [row.id for row in result.records.documents] == ["a", "2", "c"]
     assert [row.id for row in result.records.queries] == ["2", "q1", "2"]
@@ -132,7 +132,7 @@ def test_a_language_of_miracl_with_its_corpus(read, write) -> None:
     for split in ("train", "dev"):
         write(f"{split}.jsonl.gz", [{"query_id": f"{split}#0", **query}])
     result = read(write("docs-0.jsonl.gz", passages).parent)
-    assert (result.plan.format, set(result.plan.splits)) == ("tevatron", {"train", "dev"})
+    assert (result.plan.format, set(result.splits)) == ("tevatron", {"train", "dev"})
     assert {(row.split, row.document) for row in result.records.judgements} == {("train", "0#0"), ("dev", "0#0")}
     assert {row.id for row in result.records.documents} == {"0#0", "1#0", "2#0"}
 
@@ -157,7 +157,7 @@ ROW = {
 @pytest.mark.parametrize("name", ["nq-train.json.gz", "nq-train.parquet"])
 def test_contexts(read, write, name: str) -> None:
     result = read(write(name, [ROW]))
-    assert (result.plan.format, result.plan.splits) == ("dpr", ("train",))
+    assert (result.plan.format, result.splits) == ("dpr", ("train",))
     question = content_id(ROW["question"])
     assert [row.id for row in result.records.queries] == [question]
     # A positive that is listed twice is one.
@@ -175,7 +175,7 @@ def test_contexts(read, write, name: str) -> None:
 @pytest.mark.data
 def test_the_pack_as_lines_and_as_one_array(data_packs: Path, tmp_path: Path, read) -> None:
     result = read(data_packs / "dpr-tiny")
-    assert (result.plan.format, result.plan.splits, result.bad) == ("dpr", ("train",), [])
+    assert (result.plan.format, result.splits, result.bad) == ("dpr", ("train",), [])
     assert len(result.records.queries) == 20
     packed = b"".join((data_packs / "dpr-tiny" / f"{name}.jsonl.gz").read_bytes() for name in ("nq", "squad1"))
     rows = [json.loads(line) for line in gzip.decompress(packed).split(b"\n") if line]
@@ -207,7 +207,7 @@ SCORED = {
 @pytest.mark.parametrize("name", ["train.json", "x/train-00000-of-00001.parquet"])
 def test_lists(read, write, name: str) -> None:
     result = read(write(name, [SCORED]))
-    assert (result.plan.format, result.plan.splits, result.bad) == ("flagembedding", ("train",), [])
+    assert (result.plan.format, result.splits, result.bad) == ("flagembedding", ("train",), [])
     assert result.positives() == [("how tall is it", "one", 0), ("how tall is it", "two", 1)]
     assert result.negatives() == [("how tall is it", "three", "dense", 0), ("how tall is it", "four", "dense", 1)]
     assert [row.score for row in result.records.negatives] == [0.4, 1.0]
@@ -236,7 +236,7 @@ ROWS = [
 
 def test_what_labels_mean(read, write) -> None:
     result = read(write("pairs.jsonl.gz", ROWS))
-    assert (result.plan.format, result.plan.splits) == ("pairs", None)
+    assert (result.plan.format, result.splits) == ("pairs", ())
     assert result.plan.parts[0].split is None
     assert result.positives() == [("Two women embrace.", "Women touch.", 0)]
     assert result.negatives() == [("Two women embrace.", "Men fight.", "gold", 0)]
@@ -249,7 +249,7 @@ def test_numbers_as_the_hub_has_them(read, write) -> None:
     rows = [{key: row[key] for key in ("premise", "hypothesis")} | {"label": n} for n, row in enumerate(ROWS[:1] * 4)]
     rows[3]["label"] = -1
     result = read(write("plain_text/validation-00000-of-00001.parquet", rows))
-    assert (result.plan.format, result.plan.splits) == ("pairs", ("dev",))
+    assert (result.plan.format, result.splits) == ("pairs", ("dev",))
     assert (len(result.records.judgements), len(result.records.negatives)) == (1, 1)
     assert result.records.judgements[0].split == "dev"
     assert result.bad == ["label '-1' is none of entailment, neutral, contradiction or 0, 1, 2"]
@@ -264,14 +264,14 @@ def test_a_split_is_a_name_and_no_path(read, write, split: str) -> None:
 
 def test_pairs_triplets_and_more(read, write) -> None:
     result = read(write("train.jsonl", [{"question": "a?", "answer": "a"}, {"question": "b?", "answer": "b"}]))
-    assert (result.plan.format, result.plan.splits) == ("sentence-transformers", ("train",))
+    assert (result.plan.format, result.splits) == ("sentence-transformers", ("train",))
     assert result.positives() == [("a?", "a", 0), ("b?", "b", 0)]
     rows = [
         {"anchor": "a", "positive": "p", "negative_10": "n10", "negative_2": "n2", "negative": "n"},
         {"anchor": "b", "positive": "p", "negative": None, "negative_2": "m2", "negative_10": "m10"},
     ]
     result = read(write("triplet/dev.parquet", rows))
-    assert result.plan.splits == ("dev",)
+    assert result.splits == ("dev",)
     assert result.positives() == [("a", "p", 0), ("b", "p", 0)]
     assert [(query, text, rank) for query, text, _, rank in result.negatives()] == [
         ("a", "n", 0),

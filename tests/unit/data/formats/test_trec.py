@@ -46,7 +46,7 @@ def miracl(put) -> Path:
 
 def test_a_language_of_miracl(read, miracl: Path) -> None:
     result = read(miracl)
-    assert (result.plan.format, set(result.plan.splits)) == ("trec", {"train", "dev"})
+    assert (result.plan.format, set(result.splits)) == ("trec", {"train", "dev"})
     assert {(row.split, row.query, row.document, row.score) for row in result.records.judgements} == {
         ("train", "7", "0#0", 1),
         ("dev", "0", "1#0", 1),
@@ -74,7 +74,7 @@ def test_a_language_of_mr_tydi(read, put) -> None:
         put(f"qrels.{split}.txt", f"{query} Q0 1#0 1\n")
     put("topic.tsv", "1\tMikä on solu?\n2\tMikä on solu?\n3\tMikä on solu?\n")
     result = read(put("qrels.txt", "1 Q0 1#0 1\n2 Q0 1#0 1\n3 Q0 1#0 1\n"))
-    assert (result.plan.format, set(result.plan.splits)) == ("trec", {"train", "dev", "test"})
+    assert (result.plan.format, set(result.splits)) == ("trec", {"train", "dev", "test"})
     assert [(row.id, row.title, row.text) for row in result.records.documents] == [
         ("1#0", "Solu", "Solu on elämän yksikkö.\n\nSe jakautuu."),
         ("2#0", "", "Ilman otsikkoa."),

@@ -1,0 +1,128 @@
+"""Actors that do jobs on committed checkpoints during a training: they evaluate a checkpoint, or mine with it.
+
+The actor of a job has a GPU if training leaves one free; without GPUs it uses all cores, at a lower priority than
+training. A killed actor restarts, possibly on another node, and repeats its checkpoint; if it is killed too often, the
+job fails. Where training uses all GPUs, the first worker does the job between two steps: see `clients`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from raytriever.cluster.placement import SPREAD, count_gpus, spare_gpus
+from raytriever.cluster.pool import ActorPool, lower_priority
+from raytriever.cluster.session import DriverContext, result_or_error
+from raytriever.cluster.train.dev_sets import DevSet
+from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
+from raytriever.cluster.train.validation import Validations
+from raytriever.config import Config
+from raytriever.errors import UserError, flag_of
+from raytriever.machine import usable_cores
+from raytriever.store.commit import remove
+from raytriever.training.config import SYNC
+from raytriever.training.validation import FOLDER as EVALUATIONS
+
+TRIES = 3  # times that a killed actor repeats its job before the job fails
+NEGATIVES, MODEL = "negatives", "model"
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
+class CheckpointJob:
+    """Actor that does one job after another.
+
+    Args:
+        kind: makes an object with `run(number, checkpoint)`, from `arguments`.
+    """
+
+    def __init__(self, driver: DriverContext, kind: Callable[..., Any], *arguments: Any) -> None:
+        driver.enter()
+        lower_priority()
+        torch.set_num_threads(usable_cores())  # Ray gives a process one
+        self._job = kind(*arguments)
+
+    def run(self, number: int, checkpoint: str) -> Any | UserError:
+        """Do job `number` on a checkpoint; returns its result or a user error."""
+        return result_or_error(lambda: self._job.run(number, Path(checkpoint)))
+
+
+@contextmanager
+def _running(gpus: float, kind: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+    options = CheckpointJob.options(num_gpus=gpus, **SPREAD)  # type: ignore[attr-defined]
+    actor = options.remote(DriverContext(), kind, *arguments)
+    try:
+        yield actor
+    finally:
+        ray.kill(actor)
+
+
+@contextmanager
+def start_evaluator(
+    config: Config, dev_sets: Sequence[DevSet], folder: Path, log: Callable[[str], None]
+) -> Iterator[Any]:
+    """Run an actor that evaluates checkpoints for the duration of a run; None where none is needed or possible."""
+    if not dev_sets:
+        yield None
+        return
+    workers = config.training.workers[1]
+    miners = 0 if config.refresh.refresh_every is None else config.refresh.pool[1]
+    # Only of the free ones: an actor that asks for the GPU of another job would wait for it without a message.
+    gpus = 1.0 if spare_gpus(workers + miners) else 0.0
+    if not gpus and count_gpus():
+        log("Checkpoints are evaluated on the GPU of the first worker, while training waits.")
+        yield None
+        return
+    if not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1:
+        log("Checkpoints are evaluated on the cores that train, at a lower priority. Meanwhile steps take longer.")
+    with _running(gpus, Validations, config, tuple(dev_sets), folder.resolve() / EVALUATIONS) as actor:
+        yield actor
+
+
+@contextmanager
+def start_miner(
+    config: Config, datasets: Sequence[str], negatives: Any, folder: Path, log: Callable[[str], None]
+) -> Iterator[Any]:
+    """Run an actor that mines hard negatives for the duration of a run; None where none is needed or possible.
+
+    Args:
+        negatives: reference to the table that training begins with.
+    """
+    if config.refresh.refresh_every is None:
+        yield None
+        return
+    workers, (_, most) = config.training.workers[1], config.refresh.pool
+    spare = spare_gpus(workers)
+    if count_gpus() and not spare and config.refresh.refresh_mode == SYNC:
+        log("Refreshes use the GPU of the first worker, while training waits for them.")
+        yield None
+        return
+    if spare < most and count_gpus():
+        where = f"on {spare} GPU{'s' if spare > 1 else ''}" if spare else "on CPUs"
+        log(
+            f"Refreshes encode and search {where}, because {workers} of {count_gpus()} GPUs train: "
+            f"{flag_of('refresh_pool')} is {most}."
+        )
+    gpus, choose = (0.0, partial(choose_pool, config)) if most > 1 else (float(spare > 0), None)
+    path = folder.resolve() / NEGATIVES
+    with _running(gpus, MiningRounds, config, list(datasets), path, kept_rows(config, negatives), choose) as actor:
+        yield actor
+    if (folder / MODEL).is_dir():  # all steps are done: the running round is not resumed
+        remove(folder / NEGATIVES / EMBEDDINGS)
+
+
+def choose_pool(config: Config) -> ActorPool:
+    """Return the actors of a round: on the GPUs that training leaves, at most so many, or else on CPUs."""
+    fewest, most = config.refresh.pool
+    if spare := spare_gpus(config.training.workers[1]):
+        return ActorPool(min(fewest, spare), min(most, spare), cpus=0, gpus=1.0)
+    return ActorPool(fewest, most, cpus=0)
+
+
+def kept_rows(config: Config, negatives: Any) -> Any:
+    """Return the table that training began with where every round keeps rows of it, otherwise None."""
+    return negatives if config.data.negatives_mix else None

@@ -117,7 +117,7 @@ def large(passages: int) -> dict[str, float]:
     tokenisation = minilm()
     before = peak_megabytes()
     began = time.perf_counter()
-    prepared = prepare(Request(str(folder), tokenisation), run_in_ray_tasks, folder.parent / "prepared")
+    prepared = prepare(Request(str(folder), tokenisation), run_in_ray_tasks, folder.parent / "prepared").folder
     took = time.perf_counter() - began
     grown = peak_megabytes() - before
     dataset = open_all_splits(prepared)

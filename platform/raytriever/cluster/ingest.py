@@ -26,7 +26,7 @@ from raytriever.cluster.session import ray_session
 from raytriever.data.config import SplitConfig
 from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare_directory
+from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare
 from raytriever.data.prepare.shards import WORK, ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.statistics import describe
@@ -213,7 +213,7 @@ def run_preparation(
 
     check_prompts(table.of())
     request = Request(dataset, tokenisation, format, max_bad_rows, columns=columns, division=division or SplitConfig())
-    prepared = prepare_directory(request, choose_runner(num_workers=0), output, log)
+    prepared = prepare(request, choose_runner(num_workers=0), output, log)
     opened = prepared.open()
     table.check([opened.name])
     check_prompts(table.of(opened.name))

@@ -112,7 +112,7 @@ class TrainingConfig:
     )
     grad_cache_chunk: int | None = option(
         None,
-        "longest texts in a pass (gradient caching); default: as many as fit",
+        "longest texts per pass (gradient caching); default: what fits a GPU",
         minimum=1,
     )
     grad_cache_tokens: int | None = option(

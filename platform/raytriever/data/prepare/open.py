@@ -22,7 +22,7 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
 from raytriever.data.formats.division import DEV, TRAIN, split_by_hash
-from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare_directory
+from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import DatasetMeta, PreparedDirectory
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sources import open_raw
@@ -207,7 +207,7 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
         is_committed(folder)  # which copies its files to this one
     directory = PreparedDirectory.find(folder) if os.path.isdir(folder) else None
     if directory is None:
-        directory = prepare_directory(request, run, report=report)
+        directory = prepare(request, run, report=report)
         return directory, str(directory.folder)
     wanted = request.tokenisation and request.tokenisation.for_dataset(directory.meta["name"])
     if wanted is not None and directory.meta["tokenisation"] != wanted.digest:

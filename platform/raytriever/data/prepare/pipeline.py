@@ -108,13 +108,6 @@ class Request:
 
 def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
-) -> Path:
-    """Return the directory of a prepared data set; see `prepare_directory`."""
-    return prepare_directory(request, run, output, report).folder
-
-
-def prepare_directory(
-    request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
 ) -> PreparedDirectory:
     """Return a prepared data set; prepare it first if necessary, in `output` or in the cache.
 

@@ -108,6 +108,25 @@ def command_line(command_line_in: Callable[[Path], CommandLine], tmp_path: Path)
 
 
 @pytest.fixture
+def study_text(tiny_dataset: Path, tiny_encoder: Path) -> str:
+    """The file of a study of one seed with an untrained encoder and two trainings."""
+    return f"""
+seeds: 1
+metrics: ndcg@10,auc
+data_sets: {{Letters: {tiny_dataset}}}
+settings:
+  model: {{model: {tiny_encoder}}}
+  training: {{batch_size: 16, max_steps: 6, learning_rate: 1e-3, precision: fp32, eval_steps: 3}}
+arms:
+  untrained: {tiny_encoder}
+  InfoNCE: {{loss: {{loss: infonce, temperature: 0.05}}}}
+  MW: {{loss: {{loss: mw, temperature: 0.05}}}}
+claims:
+- {{above: [MW, untrained], metrics: auc}}
+"""
+
+
+@pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that are ended with the test, with all of their sessions."""
     running: list[subprocess.Popen[str]] = []

@@ -67,26 +67,6 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     assert figures[0] == figures[1]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_sigterm_to_every_process_ends_a_command_in_one_line_and_the_same_command_continues(
-    command_line: Callable,
-) -> None:
-    """As `timeout`, systemd and Slurm send it."""
-    cli = command_line()
-    words = [*SETTINGS, "--output", "run", "--num-workers", "2"]
-    there = (cli.folder / "run" / "checkpoints" / "step-20").exists
-    ended, err = cli.end(signal.SIGTERM, there, "train", *cli.settings, *words, everything=True)
-    assert ended.returncode == 130, err
-    assert "Traceback" not in err
-    assert err.strip().splitlines()[-1] == "interrupted; run the same command again to continue"
-    wait_for(lambda: not of_session(ended.pid), 60)
-    again = cli.train(*words)
-    assert again.returncode == 0, again.stderr
-    assert "Resumed from checkpoint step-" in again.stderr
-    assert set(losses(cli.folder / "run")) == set(range(1, STEPS + 1))
-
-
 def killed_until_the_end(process: subprocess.Popen[str], title: str) -> tuple[str, int]:
     """Kill the processes with a title until the run has ended; return its last line and the number of kills."""
     dead: set[int] = set()

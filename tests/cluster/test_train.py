@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from collections.abc import Callable
 
 import pytest
 import yaml
 from mlflow import MlflowClient
-from processes import losses, parent, processes, steps
+from processes import steps
 
 from raytriever.evaluation.protocol import metric_title
 from raytriever.store.commit import read_manifest
@@ -19,7 +17,9 @@ from raytriever.store.commit import read_manifest
 
 def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Callable) -> None:
     cli = command_line()
-    done = cli.train("--max-steps", "6", "--num-workers", "2", "--output", "run")
+    prompt = {"query": "letters of: ", "passage": "spelled: "}
+    (cli.folder / "run.yaml").write_text(yaml.safe_dump({"model": {"dataset_prompts": {"letters": prompt}}}))
+    done = cli.train("--config", "run.yaml", "--max-steps", "6", "--num-workers", "2", "--output", "run")
     assert done.returncode == 0, done.stderr
     run = cli.folder / "run"
 
@@ -38,6 +38,8 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
         assert (run / name).stat().st_size > 500, name
     assert sorted(path.name for path in (run / "checkpoints").iterdir())
     read_manifest(run / "model")
+    saved = json.loads((run / "model" / "config_sentence_transformers.json").read_text())["prompts"]
+    assert set(prompt.values()) <= set(saved.values())
     assert sorted(step for step, measured in steps(run).items() if "loss" in measured) == [1, 2, 3, 4, 5, 6]
 
     # MLflow has the settings, the data, every step once, the end's figures and the files.
@@ -57,51 +59,6 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     [fed] = tracked.inputs.dataset_inputs
     assert json.loads(fed.dataset.profile)["train_queries"] == 96
     assert {file.path for file in client.list_artifacts(tracked.info.run_id)} >= {"model", "figures", "report.html"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_run_continues_after_a_killed_worker_and_an_interruption(command_line: Callable) -> None:
-    """Its prompts of data sets are in a file of settings, and end in the model."""
-    cli = command_line()
-    prompt = {"query": "letters of: ", "passage": "spelled: "}
-    (cli.folder / "run.yaml").write_text(yaml.safe_dump({"model": {"dataset_prompts": {"letters": prompt}}}))
-    words = ["--config", "run.yaml", "--max-steps", "160", "--eval-steps", "20", "--patience", "99"]
-    assert cli.train(*words, "--output", "whole").returncode == 0
-    whole, run = cli.folder / "whole", cli.folder / "interrupted"
-    killed = list[int]()
-
-    def is_far() -> bool:
-        """Kill the worker after step 40; its successor goes on to step 80."""
-        if not killed and (run / "checkpoints" / "step-40").exists():
-            killed.extend(processes("RayTrainWorker", lambda pid: parent(os.getsid(pid)) == os.getpid()))
-            os.kill(*killed, signal.SIGKILL)
-        return (run / "checkpoints" / "step-80").exists()
-
-    ended, err = cli.end(signal.SIGINT, is_far, "train", *cli.settings, *words, "--output", "interrupted")
-    assert ended.returncode == 130, err
-    assert "interrupted; run the same command again to continue" in err
-    assert "Resumed from checkpoint" in err
-    again = cli.train(*words, "--output", "interrupted")
-    assert again.returncode == 0, again.stderr
-    assert "Resumed from checkpoint" in again.stderr
-
-    # The figures and the losses of all steps are those of the whole run.
-    results = [json.loads((folder / "metrics.json").read_text()) for folder in (whole, run)]
-    assert results[0] == results[1]
-    assert list(losses(whole)) == list(range(1, 161))
-    assert losses(whole) == losses(run)
-    saved = json.loads((run / "model" / "config_sentence_transformers.json").read_text())["prompts"]
-    assert set(prompt.values()) <= set(saved.values())
-    client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
-    [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
-    tracked = client.search_runs([experiment.experiment_id])
-    histories = [client.get_metric_history(one.info.run_id, "loss") for one in tracked]
-    assert [sorted(point.step for point in history) for history in histories] == [list(range(1, 161))] * 2
-
-    changed = cli.train(*words, "--query-prompt", "q: ", "--output", "interrupted")
-    assert changed.returncode == 2
-    assert "holds a run with other settings" in changed.stderr
 
 
 @pytest.mark.slow

@@ -36,13 +36,13 @@ def steps_of(run: Path) -> list[int]:
     return sorted(line["step"] for line in lines if "loss" in line["measured"])
 
 
-def tracked(uri: str) -> tuple[list[Any], list[Any], MlflowClient]:
-    """Return the parent runs, the child runs and the client."""
+def tracked(uri: str) -> tuple[list[Any], list[Any]]:
+    """Return the parent runs and the child runs."""
     client = MlflowClient(uri)
     [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
     runs = client.search_runs([experiment.experiment_id])
     children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
-    return [run for run in runs if run not in children], children, client
+    return [run for run in runs if run not in children], children
 
 
 def started_with(pid: int) -> str:
@@ -51,50 +51,23 @@ def started_with(pid: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(
-    command_line: Callable, started: list, space: str
-) -> None:
+def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Callable, started: list, space: str) -> None:
     cli = command_line()
     folder = cli.folder / "sweep"
-    steps = 300
-    settings = [*cli.settings, "--max-steps", str(steps), "--eval-steps", "10", "--patience", "99"]
+    settings = [*cli.settings, "--max-steps", "60", "--eval-steps", "10", "--patience", "99"]
     words = [*settings, "--search-space", space, "--trials-at-once", "2", "--output", "sweep", "--run-name", "sweep"]
 
-    # One trial is over, and the other one or the next has a checkpoint of which it may go on.
-    def in_the_middle() -> bool:
-        trials = trial_log(folder) if (folder / "trials.json").exists() else []
-        begun = [folder / "trials" / f"{t['number']:03d}" for t in trials if t["status"] == "running"]
-        is_done = any(trial["status"] == "finished" for trial in trials)
-        return is_done and any(list((path / "checkpoints").glob("step-*")) for path in begun)
-
-    cli.end(signal.SIGKILL, in_the_middle, "tune", *words)
-    before = {t["number"]: t for t in trial_log(folder) if t["status"] == "finished"}
-    assert 0 < len(before) < 4
-    marks = {n: (folder / "trials" / f"{n:03d}" / "metrics.json").stat().st_mtime_ns for n in before}
-    listed = read_run(folder)
-    assert listed is not None
-    assert (listed.state, listed.detail) == ("interrupted", f"{len(before)} of 4 trials")
-    again = cli.start("tune", *words)
-    started.append(again)
-    out, err = again.communicate(timeout=280)
-    assert again.returncode == 0, err
-
-    # What was finished was left alone; every trial has every step once, whatever was killed.
+    process = cli.start("tune", *words)
+    started.append(process)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
     after = trial_log(folder)
     assert [trial["status"] for trial in after] == ["finished"] * 4
-    for number, trial in before.items():
-        assert after[number] == trial
-        assert (folder / "trials" / f"{number:03d}" / "metrics.json").stat().st_mtime_ns == marks[number]
-        assert f"trial {number:03d} of" not in err
-    assert "Resumed from checkpoint" in err
     assert [trial["settings"] for trial in after] == [
         {"loss.loss": loss, "loss.temperature": tau} for loss in ("infonce", "mw") for tau in (0.02, 0.05)
     ]
-    for trial in after:
-        assert steps_of(folder / "trials" / f"{trial['number']:03d}") == list(range(1, steps + 1))
-
-    # MLflow: one parent, a child a trial, each step logged once.
-    parents, children, client = tracked(cli.environment["MLFLOW_TRACKING_URI"])
+    # MLflow: one parent, a child a trial.
+    parents, children = tracked(cli.environment["MLFLOW_TRACKING_URI"])
     assert len(parents) == 1
     assert {run.info.run_name for run in children} == {
         f"loss {loss}, temperature {tau} ({n:03d} of sweep)"
@@ -105,9 +78,6 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(
     assert "loss.margin" in parents[0].data.params
     for run in children:
         assert run.data.tags["mlflow.parentRunId"] == parents[0].info.run_id
-        assert run.info.status == "FINISHED"
-        history = client.get_metric_history(run.info.run_id, "loss")
-        assert sorted(point.step for point in history) == list(range(1, steps + 1))
 
     # The best by the dev split was measured on the test split, and its settings stand there to be given again.
     best = max(after, key=lambda trial: (trial["metrics"]["ndcg_at_10"], -trial["number"]))
@@ -171,7 +141,7 @@ def test_a_trial_whose_process_dies_resumes_from_its_checkpoint(command_line: Ca
     assert [trial["status"] for trial in trial_log(folder)] == ["finished", "finished"]
     for number in range(2):
         assert steps_of(folder / "trials" / f"{number:03d}") == list(range(1, steps + 1))
-    _, children, _ = tracked(cli.environment["MLFLOW_TRACKING_URI"])
+    _, children = tracked(cli.environment["MLFLOW_TRACKING_URI"])
     assert [run.info.status for run in children] == ["FINISHED", "FINISHED"]
 
 
@@ -199,5 +169,5 @@ def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(command_
     assert trials[2]["reason"] == "behind at step 10"
     assert steps_of(folder / "trials" / "002")[:10] == list(range(1, 11))
     assert "trial 000 on split test" in out
-    _, children, _ = tracked(cli.environment["MLFLOW_TRACKING_URI"])
+    _, children = tracked(cli.environment["MLFLOW_TRACKING_URI"])
     assert sorted(run.info.status for run in children) == ["FAILED", "FINISHED", "KILLED", "KILLED"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from directories import written
@@ -12,10 +12,10 @@ from tiny_models import text_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-import raytriever.sentence_transformers as library
 from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import LossConfig
+from raytriever.losses.config import DISTILLATION_LOSSES, LOSS_NAMES, LossConfig
 from raytriever.losses.registry import build_loss
+from raytriever.sentence_transformers import RetrievalLoss
 
 ROWS, POSITIVES, TEMPERATURE = 6, 2, 0.2
 # Ids by hand: document 0 is a positive of row 0 and the negative of row 3, rows 1 and 4 have one anchor, row 2 repeats
@@ -31,32 +31,19 @@ TEACHER = torch.randn(ROWS, len(DOCUMENTS), generator=torch.Generator().manual_s
 TEACHER[2, 1], TEACHER[5, 3] = TEACHER[2, 0], TEACHER[5, 2]
 
 
-class Case(NamedTuple):
-    """Class of a loss, its arguments, and the settings of the same loss in our own training."""
-
-    name: str
-    arguments: dict[str, Any]
-    settings: dict[str, Any]
-
-
-CASES = [
-    Case("MannWhitneyLoss", {}, {"loss": "mw"}),
-    Case("MannWhitneyLoss", {"reduction": "sum"}, {"loss": "mw", "reduction": "sum"}),
-    Case("InfoNCELoss", {}, {"loss": "infonce"}),
-    Case("SymmetricInfoNCELoss", {}, {"loss": "infonce-symmetric"}),
-    Case("Rand1Loss", {"seed": 3}, {"loss": "rand1"}),
-    Case("JointLikelihoodLoss", {}, {"loss": "joint"}),
-    Case("SumMarginalLoss", {}, {"loss": "summarg"}),
-    Case("LSEPairLoss", {}, {"loss": "lsepair"}),
-    *(
-        Case("LSEPairLoss", {"variant": variant}, {"loss": f"lsepair-{variant}"})
-        for variant in ("maxp", "maxn", "minp", "minp-maxn")
-    ),
-    Case("TripletMarginLoss", {"margin": 0.3}, {"loss": "triplet", "margin": 0.3}),
-    Case("WeightedSumLoss", {"loss_weights": "1,0.3"}, {"loss": "mw+infonce", "loss_weights": "1,0.3"}),
-    Case("KLLoss", {"teacher_temperature": 0.7}, {"loss": "kl", "teacher_temperature": 0.7}),
-    Case("MarginMSELoss", {"teacher_temperature": 0.7}, {"loss": "margin-mse", "teacher_temperature": 0.7}),
+# Settings of every loss, which are arguments of `RetrievalLoss` too.
+Case = dict[str, Any]
+_MORE: dict[str, Case] = {
+    "triplet": {"margin": 0.3},
+    **{name: {"teacher_temperature": 0.7} for name in DISTILLATION_LOSSES},
+}
+CASES: list[Case] = [
+    {"loss": "mw", "reduction": "sum"},
+    {"loss": "mw+infonce", "loss_weights": "1,0.3"},
+    *({"loss": name, **_MORE.get(name, {})} for name in LOSS_NAMES),
 ]
+MW: Case = {"loss": "mw"}
+SEED = 3  # of rand1
 
 
 def write_model(folder: Path) -> None:
@@ -76,20 +63,19 @@ def columns(model: SentenceTransformer, rows: slice = slice(None)) -> list[dict[
     return [dict(model.preprocess(column[rows])) for column in texts]
 
 
-def loss_of(case: Case, model: Any, cached: bool = False, **more: Any) -> nn.Module:
+def loss_of(case: Case, model: Any, cached: bool = False, **more: Any) -> RetrievalLoss:
     """Return the loss of a case for the trainer."""
-    arguments = {"num_positives": POSITIVES, **case.arguments, **more}
-    if cached:
-        arguments |= {"mini_batch_size": 4}
-    if "triplet" not in case.settings["loss"]:
-        arguments["temperature"] = TEMPERATURE
-    loss: nn.Module = getattr(library, case.name)(model, **arguments)
-    return loss
+    arguments = {"num_positives": POSITIVES, "seed": SEED, **_scaled(case), **more}
+    return RetrievalLoss(model, **arguments, **({"mini_batch_size": 4} if cached else {}))
 
 
 def labels_of(case: Case, rows: slice = slice(None)) -> Tensor | None:
     """Return the label column of a case."""
-    return TEACHER[rows] if case.settings["loss"] in ("kl", "margin-mse") else None
+    return TEACHER[rows] if case["loss"] in DISTILLATION_LOSSES else None
+
+
+def _scaled(case: Case) -> Case:
+    return case if case["loss"] == "triplet" else {**case, "temperature": TEMPERATURE}
 
 
 def own_training(model: SentenceTransformer, case: Case, cosine: bool, ids: BatchIds, **settings: Any) -> Tensor:
@@ -97,8 +83,7 @@ def own_training(model: SentenceTransformer, case: Case, cosine: bool, ids: Batc
     embeddings = [model(column)["sentence_embedding"] for column in columns(model)]
     if cosine:
         embeddings = [functional.normalize(each, dim=-1) for each in embeddings]
-    scaled = {} if case.settings["loss"] == "triplet" else {"temperature": TEMPERATURE}
-    loss = build_loss(LossConfig(**case.settings, **scaled, **settings), cosine)
+    loss = build_loss(LossConfig(**_scaled(case), **settings), cosine)
     value: Tensor = loss(embeddings[0], torch.cat(embeddings[1:]), ids).value
     return value
 

@@ -10,23 +10,7 @@ from raytriever.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raytriever.sentence_transformers.evaluation import PooledAUCEvaluator
-    from raytriever.sentence_transformers.losses import (
-        InfoNCELoss,
-        JointLikelihoodLoss,
-        KLLoss,
-        LSEPairLoss,
-        MannWhitneyLoss,
-        MarginMSELoss,
-        Rand1Loss,
-        SumMarginalLoss,
-        SymmetricInfoNCELoss,
-        TripletMarginLoss,
-        WeightedSumLoss,
-    )
-    from raytriever.sentence_transformers.retrieval_loss import (
-        DistributionRegularizer,
-        RetrievalLoss,
-    )
+    from raytriever.sentence_transformers.losses import InfoNCELoss, MannWhitneyLoss, MarginMSELoss, RetrievalLoss
 
 OLDEST = 6  # the first release with the gradient caching that the losses extend
 
@@ -43,34 +27,16 @@ if int(_installed.partition(".")[0]) < OLDEST:
         "pip install 'raytriever[sentence-transformers]'",
     )
 
-__all__ = [
-    "DistributionRegularizer",
-    "InfoNCELoss",
-    "JointLikelihoodLoss",
-    "KLLoss",
-    "LSEPairLoss",
-    "MannWhitneyLoss",
-    "MarginMSELoss",
-    "PooledAUCEvaluator",
-    "Rand1Loss",
-    "RetrievalLoss",
-    "SumMarginalLoss",
-    "SymmetricInfoNCELoss",
-    "TripletMarginLoss",
-    "WeightedSumLoss",
-]
-_MODULES = {
-    "raytriever.sentence_transformers.evaluation": ("PooledAUCEvaluator",),
-    "raytriever.sentence_transformers.retrieval_loss": (
-        "DistributionRegularizer",
-        "RetrievalLoss",
-    ),
-}
-_NAMED = {name for names in _MODULES.values() for name in names}
+__all__ = ["InfoNCELoss", "MannWhitneyLoss", "MarginMSELoss", "PooledAUCEvaluator", "RetrievalLoss"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        **_MODULES,
-        "raytriever.sentence_transformers.losses": tuple(name for name in __all__ if name not in _NAMED),
+        "raytriever.sentence_transformers.evaluation": ("PooledAUCEvaluator",),
+        "raytriever.sentence_transformers.losses": (
+            "InfoNCELoss",
+            "MannWhitneyLoss",
+            "MarginMSELoss",
+            "RetrievalLoss",
+        ),
     },
 )

@@ -1,209 +1,256 @@
 """The losses of raytriever for `SentenceTransformerTrainer`.
 
-`RetrievalLoss` explains the arguments that all losses have, such as `mini_batch_size` for gradient caching.
-`docs/reference/losses.md` has the equations.
+A loss embeds the columns of a batch and calls the loss of raytriever's own training on the embeddings. With
+`mini_batch_size`, the library's `CachedLossMixin` embeds the batch in mini-batches, twice; value and gradients are the
+same. `docs/reference/losses.md` has the equations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.util import cos_sim, dot_score
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.utils import logging
 
-from raytriever.errors import ConfigError, DataError
-from raytriever.losses.loss import Loss
-from raytriever.sentence_transformers.retrieval_loss import (
-    INFONCE,
-    KL,
-    MANN_WHITNEY,
-    MARGIN_MSE,
-    MULTI_POSITIVE,
-    TRIPLET,
-    RetrievalLoss,
-    logger,
-)
+from raytriever.errors import ConfigError, DataError, render
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import ALONE, current_workers
+from raytriever.losses.registry import build_loss
+from raytriever.options import check_changed
+from raytriever.sentence_transformers.batch import find_ids
 
-_VARIANTS = ("maxp", "maxn", "minp", "minp-maxn")
-
-
-@dataclass(eq=False, repr=False)
-class MannWhitneyLoss(RetrievalLoss):
-    """Mann-Whitney (MW) loss: every positive of the batch against every negative of the batch, across anchors.
-
-    It bounds the pooled AUC: scores of different anchors become comparable, and one threshold can serve all of them.
-
-    Args:
-        temperature: tau, by which scores are divided.
-        reduction: mean over pairs, or their sum divided by the number of anchors.
-    """
-
-    loss_name: ClassVar[str] = "mw"
-    paper: ClassVar[str] = MANN_WHITNEY
-    temperature: float = 0.01
-    reduction: Literal["mean", "sum"] = "mean"
-
-
-@dataclass(eq=False, repr=False)
-class InfoNCELoss(RetrievalLoss):
-    """InfoNCE: the first positive of an anchor against all its negatives; the library's MultipleNegativesRankingLoss.
-
-    Args:
-        temperature: tau, by which scores are divided.
-    """
-
-    loss_name: ClassVar[str] = "infonce"
-    paper: ClassVar[str] = INFONCE
-    temperature: float = 0.01
-
-
-@dataclass(eq=False, repr=False)
-class SymmetricInfoNCELoss(RetrievalLoss):
-    """Mean of InfoNCE from anchor to document and from document to anchor.
-
-    Args:
-        temperature: tau, by which scores are divided.
-    """
-
-    loss_name: ClassVar[str] = "infonce-symmetric"
-    paper: ClassVar[str] = INFONCE
-    temperature: float = 0.01
+logger = logging.get_logger(__name__)
+_SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
+_CACHING = ("mini_batch_size", "mini_batch_num_tokens", "show_progress_bar")
+_MULTI_POSITIVE = "Training Dense Retrievers with Multiple Positive Passages", "Benben Wang and others", ""
+_INFONCE = "Representation Learning with Contrastive Predictive Coding", "Aaron van den Oord and others", "1807.03748"
+# Title, authors and arXiv number of the paper of each loss, and of the parts that a loss may have.
+_PAPERS = {
+    "mw": ("Optimizing What Matters: {AUC}-Driven Learning for Robust Neural Retrieval", "Anonymous", ""),
+    "infonce": _INFONCE,
+    "infonce-symmetric": _INFONCE,
+    **dict.fromkeys(("rand1", "joint", "summarg", "lsepair"), _MULTI_POSITIVE),
+    **dict.fromkeys(("lsepair-maxp", "lsepair-maxn", "lsepair-minp", "lsepair-minp-maxn"), _MULTI_POSITIVE),
+    "triplet": (
+        "{FaceNet}: A Unified Embedding for Face Recognition and Clustering",
+        "Florian Schroff and Dmitry Kalenichenko and James Philbin",
+        "1503.03832",
+    ),
+    "kl": (
+        "{ColBERTv2}: Effective and Efficient Retrieval via Lightweight Late Interaction",
+        "Keshav Santhanam and others",
+        "2112.01488",
+    ),
+    "margin-mse": (
+        "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+        "Sebastian Hofstätter and others",
+        "2010.02666",
+    ),
+    "distribution": (
+        "Alleviating Performance Degradation Caused by Out-of-Distribution Issues in Embedding-Based Retrieval",
+        "Haotong Bao and others",
+        "",
+    ),
+    "caching": (
+        "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+        "Luyu Gao and Yunyi Zhang and Jiawei Han and Jamie Callan",
+        "2101.06983",
+    ),
+}
 
 
-@dataclass(eq=False, repr=False)
-class Rand1Loss(RetrievalLoss):
-    """InfoNCE on one of the positives of an anchor, drawn again in every batch.
+class RetrievalLoss(CachedLossMixin, nn.Module):
+    """Loss over the score matrix of a batch, for the columns (anchor, positives, negatives) in the data set's order.
 
     Args:
-        temperature: tau, by which scores are divided.
-        seed: seed of the draws.
+        model: a `SentenceTransformer`.
+        loss: name of `raytriever train --loss`, such as `lsepair`, a sum such as `mw+infonce`, or `FILE.py:NAME`.
+        temperature: tau, by which scores are divided; not used by `triplet`.
+        margin: margin of `triplet`: a positive should score this much above a negative.
+        reduction: reduction of `mw`: the mean over pairs, or their sum divided by the number of anchors.
+        loss_weights: weight of each loss of a sum, such as `1,0.3`.
+        teacher_temperature: by which a teacher's scores are divided, in `kl` and `margin-mse`.
+        distribution_weight: weight of the distribution regulariser, which keeps queries near the documents of the
+            batch: the mean over anchors and distinct documents of ||q - d||^2. In a `MatryoshkaLoss` every width has
+            it.
+        seed: seed of the draws of `rand1`.
+        num_positives: number of columns of positives, after that of the anchors; all other columns are negatives. A row
+            with fewer positives repeats one of them.
+        similarity_fct: `util.cos_sim` or `util.dot_score`; by default the similarity of the model.
+        gather_across_devices: compare with the documents of all devices. Gradients are then those of one process with
+            the whole batch, after the average of DDP.
+        ids_in_labels: the label column has the ids of the documents, one for each column of documents: whole numbers
+            from 0. Without it, texts with equal tokens are one document.
+        mini_batch_size: number of texts that are embedded at once, with gradient caching (Gao et al., 2021): the memory
+            of a mini-batch, and the negatives of the whole batch.
+        mini_batch_num_tokens: number of tokens that are embedded at once, instead of `mini_batch_size`.
+        show_progress_bar: show the mini-batches.
+
+    The label column of `kl` and `margin-mse` has a teacher's scores of the documents, one for each column of documents;
+    NaN where there is none. With one column of positives, `margin-mse` also takes their margins above each column of
+    negatives, as the library's `MarginMSELoss` does.
+
+    Raises:
+        ConfigError: an argument is out of range, or has no effect with the loss.
     """
 
-    loss_name: ClassVar[str] = "rand1"
-    paper: ClassVar[str] = MULTI_POSITIVE
-    temperature: float = 0.01
-    seed: int = 0
-
-
-@dataclass(eq=False, repr=False)
-class JointLikelihoodLoss(RetrievalLoss):
-    """Joint likelihood of all positives of an anchor: the mean of their negative log probabilities.
-
-    Args:
-        temperature: tau, by which scores are divided.
-    """
-
-    loss_name: ClassVar[str] = "joint"
-    paper: ClassVar[str] = MULTI_POSITIVE
-    temperature: float = 0.01
-
-
-@dataclass(eq=False, repr=False)
-class SumMarginalLoss(RetrievalLoss):
-    """Marginal likelihood of the positives of an anchor: the negative log of the sum of their probabilities.
-
-    Args:
-        temperature: tau, by which scores are divided.
-    """
-
-    loss_name: ClassVar[str] = "summarg"
-    paper: ClassVar[str] = MULTI_POSITIVE
-    temperature: float = 0.01
-
-
-@dataclass(eq=False, repr=False)
-class LSEPairLoss(RetrievalLoss):
-    """Log-sum-exp over all pairs of a positive and a negative of an anchor.
-
-    Args:
-        temperature: tau, by which scores are divided.
-        variant: None for all positives and negatives; `maxp` or `minp` for the highest or lowest positive; `maxn` for
-            the highest negative; `minp-maxn` for the lowest positive and the highest negative.
-    """
-
-    loss_name: ClassVar[str] = "lsepair"
-    paper: ClassVar[str] = MULTI_POSITIVE
-    temperature: float = 0.01
-    variant: Literal["maxp", "maxn", "minp", "minp-maxn"] | None = None
-
-    def _registered_name(self) -> str:
-        if self.variant is None:
-            return self.loss_name
-        if self.variant not in _VARIANTS:
-            raise ConfigError(f"{self.variant!r} is unknown", self._where("variant"), f"give {', '.join(_VARIANTS)}")
-        return f"{self.loss_name}-{self.variant}"
-
-
-@dataclass(eq=False, repr=False)
-class TripletMarginLoss(RetrievalLoss):
-    """Hinge over all pairs of a positive and a negative of an anchor, in-batch negatives included.
-
-    Args:
-        margin: a positive should score this much above a negative.
-    """
-
-    loss_name: ClassVar[str] = "triplet"
-    paper: ClassVar[str] = TRIPLET
-    margin: float = 0.1
-
-
-@dataclass(eq=False, repr=False)
-class WeightedSumLoss(RetrievalLoss):
-    """Weighted sum of losses over one score matrix, such as MW, which compares anchors, and InfoNCE, which ranks.
-
-    Args:
-        loss: names of `raytriever train --loss`, joined by plus signs. Losses of a teacher's scores are refused.
-        loss_weights: weight of each loss, separated by commas; 1 each by default.
-        temperature: tau, by which scores are divided.
-        margin: margin of `triplet`.
-        reduction: reduction of `mw`.
-    """
-
-    loss: str = "mw+infonce"
-    loss_weights: str | None = None
-    temperature: float = 0.01
-    margin: float = 0.1
-    reduction: Literal["mean", "sum"] = "mean"
-
-    @property
-    def paper(self) -> str:  # type: ignore[override]
-        """BibTeX entries of the losses."""
-        papers = {each.loss_name: each.paper for each in _WITHOUT_TEACHER}
-        return "".join(dict.fromkeys(papers.get(name, MULTI_POSITIVE) for name in self._settings().terms))
-
-    def _registered_name(self) -> str:
-        return self.loss
-
-    def _build(self) -> Loss:
-        if self._settings().needs_teacher:
-            raise ConfigError("a loss learns a teacher's scores", self._where("loss"), "leave it out")
-        return super()._build()
-
-
-_WITHOUT_TEACHER = (MannWhitneyLoss, InfoNCELoss, SymmetricInfoNCELoss, TripletMarginLoss)
-
-
-@dataclass(eq=False, repr=False)
-class _TeacherLoss(RetrievalLoss):
-    """Loss whose label column has a teacher's scores of the documents, one for each column of documents.
-
-    A document whose score is NaN is left out, and a line says so once.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ids_in_labels:
+    def __init__(
+        self,
+        model: Any,
+        loss: str = "mw",
+        *,
+        temperature: float = 0.01,
+        margin: float = 0.1,
+        reduction: Literal["mean", "sum"] = "mean",
+        loss_weights: str | None = None,
+        teacher_temperature: float = 1.0,
+        distribution_weight: float = 0.0,
+        seed: int = 0,
+        num_positives: int = 1,
+        similarity_fct: Callable[[Tensor, Tensor], Tensor] | None = None,
+        gather_across_devices: bool = False,
+        ids_in_labels: bool = False,
+        mini_batch_size: int | None = None,
+        mini_batch_num_tokens: int | None = None,
+        show_progress_bar: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.settings = LossConfig(
+            loss,
+            temperature=temperature,
+            margin=margin,
+            reduction=reduction,
+            loss_weights=loss_weights,
+            teacher_temperature=teacher_temperature,
+            distribution_weight=distribution_weight,
+        )
+        self.seed, self.num_positives, self.ids_in_labels = seed, num_positives, ids_in_labels
+        self.similarity_fct = similarity_fct or _SIMILARITIES.get(model.similarity_fn_name)
+        self.gather_across_devices = gather_across_devices
+        self.mini_batch_size: Any = mini_batch_size
+        self.mini_batch_num_tokens, self.show_progress_bar = mini_batch_num_tokens, show_progress_bar
+        self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
+        for name in ("num_positives", "mini_batch_size", "mini_batch_num_tokens"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ConfigError(f"{number} is out of range", self._where(name), "give at least 1")
+        if self.similarity_fct not in _SIMILARITIES.values():
+            what = "neither cos_sim nor dot_score"
+            raise ConfigError(what, self._where("similarity_fct"), "give one of sentence_transformers.util")
+        if self.uses_gradient_cache and has_static_embedding_input(model):
+            remedy = f"use {type(self).__name__} without mini_batch_size"
+            raise ConfigError("a StaticEmbedding cannot be cut into mini-batches", self._where("model"), remedy)
+        try:
+            built = build_loss(self.settings, self.similarity_fct is cos_sim)
+            check_changed(self.settings)
+        except ConfigError as error:
+            what, where, remedy = (text and render(text, lambda name, _: name) for text in error.args)
+            raise ConfigError(what, self._where(where or ""), remedy) from error
+        self._loss = (built,)  # in a tuple, so that it is no part of this module: a cast would round its temperature
+        if ids_in_labels and self.settings.needs_teacher:
             raise ConfigError("the labels are the teacher's scores", self._where("ids_in_labels"), "leave it out")
 
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Return the loss of a batch. With gradient caching, its backward pass embeds the batch again.
+
+        Raises:
+            DataError: columns or labels do not fit the loss.
+            LossInputError: an embedding is not finite.
+        """
+        columns = list(sentence_features)
+        ids = self._ids(columns, labels)
+        if self.uses_gradient_cache:
+            loss: Tensor = CachedLossMixin.forward_cached(self, columns, ids)
+            return loss
+        return self._compute(embed_columns(self.model, columns), ids)
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: BatchIds | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """Return the loss of the embeddings of the mini-batches of each column; `labels` are the ids of the batch."""
+        value = self._compute([torch.cat(column) for column in reps], labels)
+        if with_backward:
+            value.backward()
+            value = value.detach()
+        return value
+
+    @property
+    def citation(self) -> str:
+        """BibTeX entries of the losses, the regulariser and gradient caching, as far as they are used."""
+        parts = [*self.settings.terms, *(["distribution"] if self.settings.distribution_weight else [])]
+        parts += ["caching"] if self.uses_gradient_cache else []
+        return "".join(dict.fromkeys(_bibtex(part, *_PAPERS[part]) for part in parts if part in _PAPERS))
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings for the model card: those of the loss that differ from their defaults, and the others."""
+        changed = {name: value for name, value in vars(self.settings).items() if value != vars(LossConfig())[name]}
+        temperature = {} if self.settings.loss == "triplet" else {"temperature": self.settings.temperature}
+        names = ["num_positives", "gather_across_devices", "ids_in_labels", *(["seed"] if self.seed else [])]
+        names += _CACHING if self.uses_gradient_cache else []
+        settings = {"loss": self.settings.loss, **temperature, **changed, "similarity_fct": self._similarity}
+        return settings | {name: getattr(self, name) for name in names}
+
+    @property
+    def _similarity(self) -> str:
+        return "cos_sim" if self.similarity_fct is cos_sim else "dot_score"
+
+    def _where(self, argument: str) -> str:
+        return f"{type(self).__name__}({argument})"
+
+    def _ids(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> BatchIds | None:
+        """Return the ids of the batch. Modules may change the features while they embed, so this comes first."""
+        name, documents = type(self).__name__, len(columns) - 1
+        if documents < self.num_positives:
+            raise DataError(
+                f"the data set has {len(columns)} text columns, and {name} reads an anchor and "
+                f"{self.num_positives} positives",
+                remedy="give columns in this order: anchor, positives, negatives; or change num_positives",
+            )
+        named = None
+        if self.ids_in_labels:
+            if labels is None or labels.ndim != 2 or labels.shape[1] != documents or labels.is_floating_point():
+                raise DataError(
+                    "the label column has no ids of the documents",
+                    self._where("ids_in_labels"),
+                    f"give {documents} whole numbers a row, one for each column of documents",
+                )
+            named = labels
+        return find_ids(
+            columns,
+            self.num_positives,
+            current_workers() if self.gather_across_devices else ALONE,
+            next(value.device for value in columns[0].values() if isinstance(value, Tensor)),
+            named,
+            self._teacher_scores(labels, documents) if self.settings.needs_teacher else None,
+            both_ways=self.settings.both_ways,
+            seed=self.seed,
+        )
+
     def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor:
-        name = type(self).__name__
+        """Return the label column as a teacher's scores of the documents; raises `DataError` if it trains nothing."""
+        name, takes_margins = type(self).__name__, "margin-mse" in self.settings.terms
         if documents < 2:
             raise DataError(
                 f"the data set has one column of documents, and {name} compares the documents of a row, so it would "
                 "train nothing",
                 remedy="give columns in this order: anchor, positive, negatives; and a score for each document",
             )
+        if takes_margins and documents == self.num_positives:
+            raise DataError(
+                f"all {documents} columns of documents are positives, and {name} learns margins above negatives",
+                remedy="add columns of negatives, or change num_positives",
+            )
+        if takes_margins and labels is not None and self.num_positives == 1:
+            margins = labels[:, None] if labels.ndim == 1 else labels
+            if margins.ndim == 2 and margins.shape[1] == documents - 1:
+                labels = torch.cat([torch.zeros_like(margins[:, :1]), -margins], 1)
         if labels is None or labels.ndim != 2 or labels.shape[1] != documents:
             shape = "no label column" if labels is None else f"labels of shape {tuple(labels.shape)}"
             raise DataError(
@@ -219,49 +266,60 @@ class _TeacherLoss(RetrievalLoss):
             logger.warning_once(f"{name}: labels have NaN. Documents without a score are left out of the loss.")
         return labels.to(torch.promote_types(labels.dtype, torch.float32))
 
+    def _compute(self, embeddings: list[Tensor], ids: BatchIds | None) -> Tensor:
+        """Return the loss of the embeddings of each column; 0 for a batch without negatives."""
+        if ids is None:
+            logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
+            return sum(each.sum() * 0 for each in embeddings)  # type: ignore[return-value]
+        queries, passages = embeddings[0], torch.cat(embeddings[1:])
+        with torch.autocast(queries.device.type, enabled=False):
+            precise = torch.promote_types(queries.dtype, torch.float32)
+            queries, passages = queries.to(precise), passages.to(precise)
+            if self.similarity_fct is cos_sim:
+                queries, passages = (functional.normalize(each, dim=-1) for each in (queries, passages))
+            workers = current_workers() if self.gather_across_devices else ALONE
+            value: Tensor = self._loss[0](queries, passages, ids, workers).value
+        return value
 
-@dataclass(eq=False, repr=False)
-class KLLoss(_TeacherLoss):
-    """KL divergence from the teacher's distribution over an anchor's own documents. The labels are its scores.
 
-    With dot products, the library's `DistillKLDivLoss(temperature=t)` is t² times this loss with both temperatures t.
+def _bibtex(name: str, title: str, authors: str, arxiv: str) -> str:
+    source = f",\n    eprint={{{arxiv}}},\n    archivePrefix={{arXiv}}" if arxiv else ""
+    return f"\n@misc{{{name},\n    title={{{title}}},\n    author={{{authors}}}{source}\n}}\n"
+
+
+class MannWhitneyLoss(RetrievalLoss):
+    """Mann-Whitney (MW) loss: every positive of the batch against every negative of the batch, across anchors.
+
+    It bounds the pooled AUC: scores of different anchors become comparable, and one threshold can serve all of them.
 
     Args:
-        temperature: tau, by which scores are divided.
-        teacher_temperature: by which the teacher's scores are divided.
+        model: a `SentenceTransformer`.
+        arguments: those of `RetrievalLoss`.
     """
 
-    loss_name: ClassVar[str] = "kl"
-    paper: ClassVar[str] = KL
-    temperature: float = 0.01
-    teacher_temperature: float = 1.0
+    def __init__(self, model: Any, **arguments: Any) -> None:
+        super().__init__(model, "mw", **arguments)
 
 
-@dataclass(eq=False, repr=False)
-class MarginMSELoss(_TeacherLoss):
+class InfoNCELoss(RetrievalLoss):
+    """InfoNCE: the first positive of an anchor against all its negatives; the library's MultipleNegativesRankingLoss.
+
+    Args:
+        model: a `SentenceTransformer`.
+        arguments: those of `RetrievalLoss`.
+    """
+
+    def __init__(self, model: Any, **arguments: Any) -> None:
+        super().__init__(model, "infonce", **arguments)
+
+
+class MarginMSELoss(RetrievalLoss):
     """Squared difference between the model's and the teacher's margins of an anchor's own pairs.
 
-    The labels are the teacher's scores of all documents, or, with one column of positives, their margins above each
-    column of negatives, as for the library's loss of this name.
-
     Args:
-        temperature: tau, by which scores are divided; 1 with dot products is the loss of the paper.
-        teacher_temperature: by which the teacher's scores are divided.
+        model: a `SentenceTransformer`.
+        arguments: those of `RetrievalLoss`; `temperature=1` with dot products is the loss of the paper.
     """
 
-    loss_name: ClassVar[str] = "margin-mse"
-    paper: ClassVar[str] = MARGIN_MSE
-    temperature: float = 0.01
-    teacher_temperature: float = 1.0
-
-    def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor:
-        if documents == self.num_positives > 1:
-            raise DataError(
-                f"all {documents} columns of documents are positives, and MarginMSELoss learns margins above negatives",
-                remedy="add columns of negatives, or change num_positives",
-            )
-        if labels is not None and self.num_positives == 1:
-            margins = labels[:, None] if labels.ndim == 1 else labels
-            if margins.ndim == 2 and margins.shape[1] == documents - 1:
-                labels = torch.cat([torch.zeros_like(margins[:, :1]), -margins], 1)
-        return super()._teacher_scores(labels, documents)
+    def __init__(self, model: Any, **arguments: Any) -> None:
+        super().__init__(model, "margin-mse", **arguments)

@@ -15,8 +15,10 @@ import torch
 from library_losses import (
     CASES,
     DOCUMENTS,
+    MW,
     POSITIVES,
     ROWS,
+    SEED,
     TEMPERATURE,
     Case,
     columns,
@@ -40,16 +42,14 @@ from tiny_models import text_of
 import raytriever as rt
 import raytriever.sentence_transformers as library
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import DISTILLATION_LOSSES, LOSS_NAMES, LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.sentence_transformers import losses, retrieval_loss
+from raytriever.sentence_transformers import losses
 from raytriever.sentence_transformers.batch import find_ids, text_ids
 from raytriever.training.parallel.objective import Objective
-
-MW = CASES[0]
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +64,24 @@ def model(folder: Path) -> SentenceTransformer:
     return load(folder)
 
 
-def test_every_loss_of_the_registry_has_its_classes() -> None:
-    assert {case.settings["loss"] for case in CASES} == {*LOSS_NAMES, "mw+infonce"}
-    others = {"DistributionRegularizer", "PooledAUCEvaluator", "RetrievalLoss"}
-    assert set(library.__all__) == {case.name for case in CASES} | others
+def test_the_names_that_people_search_for_are_losses(model: SentenceTransformer) -> None:
+    names = {"mw": library.MannWhitneyLoss, "infonce": library.InfoNCELoss, "margin-mse": library.MarginMSELoss}
+    for loss, kind in names.items():
+        named = kind(model, temperature=0.05, mini_batch_size=8)
+        plain = library.RetrievalLoss(model, loss, temperature=0.05, mini_batch_size=8)
+        assert named.get_config_dict() == plain.get_config_dict()
+        assert named.citation == plain.citation
+    assert set(library.__all__) == {"PooledAUCEvaluator", "RetrievalLoss", *(kind.__name__ for kind in names.values())}
     assert all(name in dir(library) and getattr(library, name).__doc__ for name in library.__all__)
 
 
 @pytest.mark.fast_every(9)
 @pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.settings["loss"] + case.settings.get("reduction", ""))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["loss"] + case.get("reduction", ""))
 def test_value_and_gradients_are_those_of_our_training(case: Case, cached: bool, model: SentenceTransformer) -> None:
     ids = ids_by_hand(case)
-    if case.settings["loss"] == "rand1":  # draws depend on the tokens
-        found = find_ids(columns(model), POSITIVES, ALONE, torch.device("cpu"), seed=3)
+    if case["loss"] == "rand1":  # draws depend on the tokens
+        found = find_ids(columns(model), POSITIVES, ALONE, torch.device("cpu"), seed=SEED)
         assert found is not None
         ids = replace(ids, queries=found.queries, seed=found.seed, step=found.step)
     expected = own_training(model, case, True, ids)
@@ -124,7 +128,7 @@ def test_infonce_is_the_loss_of_the_library(model: SentenceTransformer) -> None:
     features = columns(model, slice(0, 3))
     features = [features[0], features[1], features[3]]
     theirs = MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE)(features, None)
-    ours = library.InfoNCELoss(model, TEMPERATURE)(features)
+    ours = library.InfoNCELoss(model, temperature=TEMPERATURE)(features)
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-9)
 
 
@@ -134,7 +138,7 @@ def test_dot_products_are_those_of_the_argument_or_of_the_model(model: SentenceT
     model.similarity_fn_name = "dot"
     assert loss_of(MW, model)(columns(model)).item() == pytest.approx(expected, rel=1e-9)
     model.similarity_fn_name = "euclidean"
-    with pytest.raises(rt.ConfigError, match=r"MannWhitneyLoss\(similarity_fct\): neither cos_sim nor dot_score"):
+    with pytest.raises(rt.ConfigError, match=r"RetrievalLoss\(similarity_fct\): neither cos_sim nor dot_score"):
         loss_of(MW, model)
 
 
@@ -144,12 +148,12 @@ def test_the_regulariser_is_that_of_our_training(cached: bool, model: SentenceTr
     expected.backward()
     theirs = [gradient.clone() for gradient in gradients(model)]
     model.zero_grad()
-    loss = library.DistributionRegularizer(loss_of(MW, model, cached), weight=0.4)
+    loss = loss_of(MW, model, cached, distribution_weight=0.4)
     value = loss(columns(model), None)
     value.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-9)
     assert equal(gradients(model), theirs)
-    assert loss.get_config_dict() == {"loss": "MannWhitneyLoss", "weight": 0.4}
+    assert loss.get_config_dict()["distribution_weight"] == 0.4
     assert "Out-of-Distribution" in loss.citation
 
 
@@ -159,9 +163,8 @@ def test_the_regulariser_is_that_of_our_training(cached: bool, model: SentenceTr
 def test_matryoshka_counts_every_width(cached: bool, weight: float, model: SentenceTransformer) -> None:
     settings = {"matryoshka_dims": "8"} if not weight else {}
     expected = own_training(model, MW, True, ids_by_hand(MW), **settings).item()
-    loss: Any = loss_of(MW, model, cached)
+    loss = loss_of(MW, model, cached, distribution_weight=weight)
     if weight:
-        loss = library.DistributionRegularizer(loss, weight)
         only = own_training(model, MW, True, ids_by_hand(MW), distribution_weight=weight).item()
         expected = (only - expected, only)
     value = MatryoshkaLoss(model, loss, [32, 8])(columns(model), None)
@@ -225,8 +228,7 @@ def test_evaluation_needs_no_gradients(cached: bool, model: SentenceTransformer)
 def test_half_precision_of_the_encoder_does_not_reach_the_loss(model: SentenceTransformer) -> None:
     """The trainer may call a loss under autocast; the product of the regulariser would be rounded to bf16."""
     model.float()
-    loss = library.MannWhitneyLoss(model, num_positives=POSITIVES)
-    library.DistributionRegularizer(loss, weight=10)
+    loss = library.MannWhitneyLoss(model, num_positives=POSITIVES, distribution_weight=10)
     features = columns(model)
     ids = loss._ids(features, None)
     embeddings = [torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(each)) for each in range(5)]
@@ -236,10 +238,11 @@ def test_half_precision_of_the_encoder_does_not_reach_the_loss(model: SentenceTr
 
 
 def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer) -> None:
-    loss = library.MannWhitneyLoss(model, temperature=0.05, mini_batch_size=8)
+    loss = library.MannWhitneyLoss(model, temperature=0.05, reduction="sum", mini_batch_size=8)
     assert loss.get_config_dict() == {
+        "loss": "mw",
         "temperature": 0.05,
-        "reduction": "mean",
+        "reduction": "sum",
         "num_positives": 1,
         "similarity_fct": "cos_sim",
         "gather_across_devices": False,
@@ -250,13 +253,12 @@ def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer
     }
     assert loss.citation.count("@misc") == 2
     assert "Optimizing What Matters" in loss.citation
-    for name in {case.name for case in CASES} - {"WeightedSumLoss"}:
-        plain, cached = getattr(library, name)(model), getattr(library, name)(model, mini_batch_size=32)
+    for name in LOSS_NAMES:
+        plain, cached = library.RetrievalLoss(model, name), library.RetrievalLoss(model, name, mini_batch_size=32)
         assert plain.citation.count("@misc") == 1
         assert cached.citation.startswith(plain.citation)
-    assert library.WeightedSumLoss(model).citation == "".join(
-        getattr(library, name).paper for name in ("MannWhitneyLoss", "InfoNCELoss")
-    )
+    both = library.RetrievalLoss(model, "mw+infonce")
+    assert both.citation == "".join(library.RetrievalLoss(model, name).citation for name in ("mw", "infonce"))
 
 
 def test_a_mini_batch_size_makes_a_loss_cached(model: SentenceTransformer) -> None:
@@ -264,35 +266,33 @@ def test_a_mini_batch_size_makes_a_loss_cached(model: SentenceTransformer) -> No
     assert "mini_batch_size" not in library.InfoNCELoss(model).get_config_dict()
 
 
+def test_a_loss_of_a_file_trains(model: SentenceTransformer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def hinge(scores, positives):\n    return (scores * ~positives).relu().mean()\n")
+    loss = library.RetrievalLoss(model, f"{tmp_path / 'mine.py'}:hinge", temperature=1.0)
+    loss(columns(model), None).backward()
+    assert any(gradient.any() for gradient in gradients(model))
+
+
 @pytest.mark.parametrize(
-    ("make", "error"),
+    ("loss", "arguments", "error"),
     [
-        (lambda model: library.MannWhitneyLoss(model, 0), "MannWhitneyLoss(temperature): 0 is out of range"),
-        (lambda model: library.TripletMarginLoss(model, -1), "TripletMarginLoss(margin): -1 is out of range"),
-        (lambda model: library.LSEPairLoss(model, variant="maxx"), "LSEPairLoss(variant): 'maxx' is unknown"),
-        (lambda model: library.WeightedSumLoss(model, "mw+x"), "WeightedSumLoss(loss): unknown loss 'x' in 'mw+x'"),
-        (lambda model: library.WeightedSumLoss(model, "mw+kl"), "WeightedSumLoss(loss): a loss learns a teacher's"),
-        (
-            lambda model: library.WeightedSumLoss(model, loss_weights="1"),
-            "WeightedSumLoss(loss_weights): has 1 weights, and mw+infonce has 2 losses",
-        ),
-        (lambda model: library.MannWhitneyLoss(model, num_positives=0), "MannWhitneyLoss(num_positives): 0 is out of"),
-        (lambda model: library.KLLoss(model, mini_batch_size=0), "KLLoss(mini_batch_size): 0 is out of"),
-        (lambda model: library.KLLoss(model, ids_in_labels=True), "KLLoss(ids_in_labels): the labels are the teacher"),
-        (
-            lambda model: library.DistributionRegularizer(MultipleNegativesRankingLoss(model), 0.1),
-            "DistributionRegularizer(loss): MultipleNegativesRankingLoss is no loss of raytriever",
-        ),
-        (
-            lambda model: library.DistributionRegularizer(library.InfoNCELoss(model), 0),
-            "DistributionRegularizer(weight): 0 is out of range",
-        ),
+        ("mw", {"temperature": 0}, "temperature): 0 is out of range"),
+        ("triplet", {"margin": -1}, "margin): -1 is out of range"),
+        ("mw", {"margin": 0.3}, "margin): has no effect with loss mw"),
+        ("triplet", {"temperature": 0.3}, "temperature): has no effect with loss triplet"),
+        ("lsepair-maxx", {}, "loss): unknown value 'lsepair-maxx'"),
+        ("mw+x", {}, "loss): unknown loss 'x' in 'mw+x'"),
+        ("mw+infonce", {"loss_weights": "1"}, "loss_weights): has 1 weights, and mw+infonce has 2 losses"),
+        ("mw", {"num_positives": 0}, "num_positives): 0 is out of"),
+        ("kl", {"mini_batch_size": 0}, "mini_batch_size): 0 is out of"),
+        ("kl", {"ids_in_labels": True}, "ids_in_labels): the labels are the teacher"),
+        ("infonce", {"distribution_weight": -1}, "distribution_weight): -1 is out of range"),
     ],
 )
-def test_wrong_arguments_are_one_line(make: Any, error: str, model: SentenceTransformer) -> None:
+def test_wrong_arguments_are_one_line(loss: str, arguments: Any, error: str, model: SentenceTransformer) -> None:
     with pytest.raises(rt.ConfigError) as raised:
-        make(model)
-    assert str(raised.value).startswith(error)
+        library.RetrievalLoss(model, loss, **arguments)
+    assert str(raised.value).startswith(f"RetrievalLoss({error}")
     assert raised.value.remedy
     assert "\n" not in str(raised.value)
 
@@ -305,10 +305,12 @@ def test_wrong_batches_are_one_line(model: SentenceTransformer) -> None:
         library.InfoNCELoss(model)(features[:1], None)
     with pytest.raises(rt.DataError, match=r"2 text columns.* 3 positives; give columns in this order: anchor"):
         library.InfoNCELoss(model, num_positives=3)(features[:2], None)
-    with pytest.raises(rt.DataError, match=r"no label column, and KLLoss reads a teacher's scores; give .* 4 scores"):
-        library.KLLoss(model)(features, None)
+    with pytest.raises(
+        rt.DataError, match=r"no label column, and RetrievalLoss reads a teacher's scores; give .* 4 scores"
+    ):
+        library.RetrievalLoss(model, "kl")(features, None)
     with pytest.raises(rt.DataError, match=r"labels of shape \(6, 3\)"):
-        library.KLLoss(model)(features, torch.zeros(6, 3))
+        library.RetrievalLoss(model, "kl")(features, torch.zeros(6, 3))
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(rt.losses.LossInputError, match="6 of 6 query embeddings hold NaN"):
@@ -327,25 +329,27 @@ def test_margins_are_labels_as_in_the_library(negatives: int, model: SentenceTra
         assert loss(features, margins[:, 0]).item() == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("loss", [library.KLLoss, library.MarginMSELoss])
+@pytest.mark.parametrize("loss", DISTILLATION_LOSSES)
 def test_labels_that_would_train_nothing_are_refused(
-    loss: type[library.KLLoss | library.MarginMSELoss], model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+    loss: str, model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, lines = columns(model), []
     monkeypatch.setattr(losses.logger, "warning_once", lines.append)
     with pytest.raises(rt.DataError, match=r"one column of documents, .* train nothing; give columns in this order"):
-        loss(model)(features[:2], torch.zeros(ROWS, 1))
+        library.RetrievalLoss(model, loss)(features[:2], torch.zeros(ROWS, 1))
     scores = torch.randn(ROWS, 4)
     with pytest.raises(rt.DataError, match="all labels are NaN or infinite, so"):
-        loss(model)(features, torch.full_like(scores, torch.nan))
+        library.RetrievalLoss(model, loss)(features, torch.full_like(scores, torch.nan))
     with pytest.raises(rt.DataError, match=r"a label of \w+ is infinite"):
-        loss(model)(features, scores.index_fill(0, torch.tensor([1]), torch.inf))
+        library.RetrievalLoss(model, loss)(features, scores.index_fill(0, torch.tensor([1]), torch.inf))
     assert lines == []
     # A row without scores is left out: the others have the loss that they have alone.
     without = scores.index_fill(0, torch.tensor([ROWS - 1]), torch.nan)
     alone = columns(model, slice(0, ROWS - 1))
-    assert loss(model)(features, without).item() == pytest.approx(loss(model)(alone, scores[:-1]).item(), rel=1e-5)
-    assert lines == [f"{loss.__name__}: labels have NaN. Documents without a score are left out of the loss."]
+    assert library.RetrievalLoss(model, loss)(features, without).item() == pytest.approx(
+        library.RetrievalLoss(model, loss)(alone, scores[:-1]).item(), rel=1e-5
+    )
+    assert lines == ["RetrievalLoss: labels have NaN. Documents without a score are left out of the loss."]
 
 
 def test_margins_need_negatives(model: SentenceTransformer) -> None:
@@ -357,23 +361,18 @@ def test_the_librarys_kl_has_the_square_of_the_temperature_more(model: SentenceT
     texts = [[text_of(5 + row, 10 * column + row) for row in range(ROWS)] for column in range(4)]
     features, scores = [dict(model.preprocess(column)) for column in texts], torch.randn(ROWS, 3)
     theirs = DistillKLDivLoss(model, similarity_fct=util.pairwise_dot_score, temperature=0.5)(features, scores)
-    ours = library.KLLoss(model, similarity_fct=util.dot_score, temperature=0.5, teacher_temperature=0.5)
+    ours = loss_of(
+        {"loss": "kl", "teacher_temperature": 0.5},
+        model,
+        temperature=0.5,
+        num_positives=1,
+        similarity_fct=util.dot_score,
+    )
     assert theirs.item() == pytest.approx(0.25 * ours(features, scores).item(), rel=1e-5)
 
 
-def test_a_loss_is_built_once_and_again_for_other_settings(
-    model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built, build = [], retrieval_loss.build_loss
-    monkeypatch.setattr(retrieval_loss, "build_loss", lambda *args: built.append(args) or build(*args))
-    loss, features = library.MannWhitneyLoss(model), columns(model)
-    first = loss(features, None).item()
-    assert loss(features, None).item() == first
-    assert len(built) == 1
-    assert all(name.startswith("model.") for name in loss.state_dict())
-    library.DistributionRegularizer(loss, 0.5)
-    assert loss(features, None).item() != first
-    assert len(built) == 2
+def test_a_loss_is_no_part_of_the_module(model: SentenceTransformer) -> None:
+    assert all(name.startswith("model.") for name in library.MannWhitneyLoss(model).state_dict())
 
 
 WITHOUT_THE_LIBRARY = """

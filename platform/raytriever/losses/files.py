@@ -1,29 +1,34 @@
-"""Loss in a user's file, `FILE.py:NAME`: found and checked without running the file, and pinned to its content.
+"""Loss in a user's file, `FILE.py:NAME`, pinned to the content of the file.
 
 A run stores `FILE.py:NAME@DIGEST`. A worker, and a call that resumes the run, refuse a file whose content has another
 digest. The command line reads this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
+import linecache
 import os
 import re
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
-from raytriever.errors import ConfigError, setting
+from raytriever.errors import ConfigError, UserError, setting
 from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
 
 PATTERN = r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(@(?P<digest>[0-9a-f]{16}))?"
 # Arguments that a function may ask for by name, besides its own arguments with defaults.
 ARGUMENTS = ("scores", "positives", "negatives", "query_ids", "passage_ids", "teacher_scores", "temperature")
-_SETTINGS = ("config",)  # arguments of a function that makes a loss by row
+SETTINGS = ("config",)  # arguments of a function that makes a loss by row
 
 
 @dataclass(frozen=True)
@@ -79,60 +84,77 @@ class LossFile:
             )
         return text
 
-    def arguments(self) -> tuple[str, ...]:
-        """Return the names of the function's arguments; empty for a loss that is no function of the file.
+    def load(self) -> Any:
+        """Run the file once, and return what it defines under the name.
 
         Raises:
-            ConfigError: see `read`; or the file is no Python, lacks the name, or the function asks for something that
-                no loss has.
+            ConfigError: see `read`; or the file fails, in which case the error names its line, or lacks the name.
         """
-        text = self.read()
-        try:
-            tree = ast.parse(text, str(self.file))
-        except (SyntaxError, ValueError) as error:
-            line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-            reason = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise ConfigError(
-                f"is not valid Python ({reason})", setting("loss", f"{self.file}{line}"), "correct it"
-            ) from error
-        defined = dict[str, ast.stmt]()
-        for statement in tree.body:
-            defined |= dict.fromkeys(_names(statement), statement)
+        defined = vars(_run(self.file, self.read()))
         if self.name not in defined:
-            raise ConfigError(
-                f"defines no {self.name!r}",
-                setting("loss", self.file),
-                did_you_mean(self.name, [name for name in defined if not name.startswith("_")]),
-            )
-        statement = defined[self.name]
-        if not isinstance(statement, ast.FunctionDef):
-            return ()
-        listed = statement.args
-        positional = [*listed.posonlyargs, *listed.args]
-        required = [each.arg for each in positional[: len(positional) - len(listed.defaults)]]
-        required += [
-            each.arg for each, default in zip(listed.kwonlyargs, listed.kw_defaults, strict=True) if default is None
-        ]
-        names = tuple(each.arg for each in (*positional, *listed.kwonlyargs))
-        self._check(names, required, listed.posonlyargs != [])
-        return names
+            known = [name for name in defined if not name.startswith("_")]
+            raise ConfigError(f"defines no {self.name!r}", setting("loss", self.file), did_you_mean(self.name, known))
+        return defined[self.name]
 
-    def _check(self, names: tuple[str, ...], required: list[str], positional_only: bool) -> None:
-        """Raise `ConfigError` if a function cannot be called with what a loss has."""
+    def arguments(self) -> tuple[str, ...]:
+        """Return the names of the function's arguments; empty for a loss that is no function.
+
+        Raises:
+            ConfigError: see `load`; or the function asks for something that no loss has.
+        """
+        value = self.load()
+        if not inspect.isfunction(value):
+            return ()
+        parameters = inspect.signature(value).parameters
+        required = tuple(name for name, each in parameters.items() if each.default is each.empty)
         where = setting("loss", f"{self.file}:{self.name}")
-        if required == list(_SETTINGS):
-            return
-        unknown = [name for name in required if name not in ARGUMENTS]
-        if unknown:
+        if required == SETTINGS:
+            return required
+        if unknown := [name for name in required if name not in ARGUMENTS]:
             raise ConfigError(
                 f"asks for {', '.join(unknown)}, which raytriever does not give to a loss",
                 where,
                 f"ask for {', '.join(ARGUMENTS)}, or give the argument a default",
             )
-        if "scores" not in names or "positives" not in names or positional_only:
+        if not {"scores", "positives"} <= {*parameters} or any(
+            x.kind is x.POSITIONAL_ONLY for x in parameters.values()
+        ):
             raise ConfigError(
-                f"has the arguments ({', '.join(names)})", where, f"begin with 'def {self.name}(scores, positives'"
+                f"has the arguments ({', '.join(parameters)})", where, f"begin with 'def {self.name}(scores, positives'"
             )
+        return tuple(parameters)
+
+
+@lru_cache(maxsize=8)
+def _run(file: Path, text: str) -> ModuleType:
+    """Run a file. Files next to it can be imported, as in a script."""
+    module = ModuleType(f"raytriever_own_loss_{file.stem}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look for it
+    linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
+    folder = str(file.absolute().parent)
+    sys.path.insert(0, folder)
+    try:
+        with errors_of(file):
+            exec(compile(text, str(file), "exec"), module.__dict__)
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+@contextmanager
+def errors_of(file: Path) -> Iterator[None]:
+    """Raise an error of a user's file as a `ConfigError` that names the last line of the file that was running."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # every error of the user's code is the user's
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]
+        lines += [error.lineno] if isinstance(error, SyntaxError) else []
+        where = setting("loss", f"{file}:{lines[-1]}") if lines else setting("loss", file)
+        text = " ".join(str(error).split()) or "no message"
+        raise ConfigError(f"{type(error).__name__}: {text}", where, "correct the file") from error
 
 
 def loss_setting(loss: str | Callable[..., Any]) -> str:
@@ -159,14 +181,3 @@ def loss_setting(loss: str | Callable[..., Any]) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _names(statement: ast.stmt) -> list[str]:
-    """Return the names that a statement at the top of a file defines."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return [statement.name]
-    if isinstance(statement, ast.ImportFrom):  # a loss may be imported from another file, and a module is none
-        return [each.asname or each.name for each in statement.names]
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
-    return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]

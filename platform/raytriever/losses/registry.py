@@ -16,7 +16,7 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.files import LossFile
 from raytriever.losses.loss import Loss
 from raytriever.losses.mw.pairwise import mw
-from raytriever.losses.own.function import load_own_loss, probe
+from raytriever.losses.own import load_own_loss, probe
 from raytriever.losses.rows import INFONCE, ROW_LOSSES, by_row, symmetric, triplet
 from raytriever.losses.scores import LossShare, PanelLoss, ScoreLoss
 from raytriever.losses.sums import weighted_sum

@@ -75,6 +75,7 @@ def test_a_function_and_a_loss_by_row_are_losses(file: Path, name: str) -> None:
         ("bare", "FILE:bare: has the arguments (); begin with 'def bare(scores, positives'"),
         ("value", "FILE:value: is int; give a function"),
         ("nothing", "FILE:nothing: returns NoneType; return a RowLoss"),
+        ("Broken", "FILE:Broken: is FunctionMeta; give a function"),
         ("goood", "FILE: defines no 'goood'; did you mean 'good'?"),
     ],
 )
@@ -88,7 +89,7 @@ def test_what_is_no_loss_is_refused_in_one_line(file: Path, name: str, words: st
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"def f(:\n", "FILE:1: is not valid Python"),
+        (b"def f(:\n", "FILE:1: SyntaxError: invalid syntax"),
         (b"def f(scores, positives): return 1\n\nimport no_such_module\n", "FILE:3: ModuleNotFoundError"),
         (b"def f(scores, positives): '\xff'\n", "FILE: is not UTF-8"),
         (None, "FILE: no such file on "),

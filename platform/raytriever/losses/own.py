@@ -9,25 +9,18 @@ the memory of the matrix and of what autograd keeps of it, and every worker repe
 
 from __future__ import annotations
 
-import linecache
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
-from traceback import extract_tb
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from raytriever.errors import ConfigError, LossInputError, UserError, setting
+from raytriever.errors import ConfigError, LossInputError, setting
 from raytriever.losses.batch import PAD, BatchIds, Candidates, TeacherScores
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.files import LossFile
+from raytriever.losses.files import SETTINGS, LossFile, errors_of
 from raytriever.losses.loss import Loss
 from raytriever.losses.rows import RowLoss, by_row
 from raytriever.losses.scores import LossShare, ScoreLoss
@@ -43,13 +36,12 @@ def load_own_loss(own: LossFile) -> ScoreLoss:
     Raises:
         ConfigError: the file cannot be used; the error names its line.
     """
-    arguments = own.arguments()
-    value = _run(own.file, own.name, own.read())
+    value, arguments = own.load(), own.arguments()
     if isinstance(value, RowLoss):
         return by_row(value)
-    if callable(value) and arguments == ("config",):
+    if arguments == SETTINGS:
         return by_row(_row_loss_of(value, own))
-    if not callable(value) or not arguments:
+    if not arguments:
         raise ConfigError(
             f"is {type(value).__name__}",
             setting("loss", f"{own.file}:{own.name}"),
@@ -71,37 +63,6 @@ def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callab
         return made
 
     return make
-
-
-@lru_cache(maxsize=8)
-def _run(file: Path, name: str, text: str) -> Any:
-    """Run a file and return a value that it defines. Files next to it can be imported, as in a script."""
-    module = ModuleType(f"raytriever_own_loss_{file.stem}")
-    module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # dataclasses look for it
-    linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
-    folder = str(file.absolute().parent)
-    sys.path.insert(0, folder)
-    try:
-        with errors_of(file):
-            exec(compile(text, str(file), "exec"), module.__dict__)
-    finally:
-        sys.path.remove(folder)
-    return getattr(module, name)
-
-
-@contextmanager
-def errors_of(file: Path) -> Iterator[None]:
-    """Raise an error of a user's file as a `ConfigError` that names the last line of the file that was running."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # every error of the user's code is the user's
-        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where = setting("loss", f"{file}:{lines[-1]}") if lines else setting("loss", file)
-        text = " ".join(str(error).split()) or "no message"
-        raise ConfigError(f"{type(error).__name__}: {text}", where, "correct the file") from error
 
 
 def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[str, ...]) -> ScoreLoss:

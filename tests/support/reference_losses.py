@@ -6,8 +6,7 @@ are a student's and a teacher's scores of one query's own group of passages.
 
 Examples:
     >>> p, n = torch.tensor([0.9, 0.7]).double(), torch.tensor([0.2, 0.1, 0.4]).double()
-    >>> reference = rt.losses.reference
-    >>> f"{reference.infonce(p, n, tau=0.1):.4f}", f"{reference.mann_whitney(p, n, tau=0.1):.4f}"
+    >>> f"{infonce(p, n, tau=0.1):.4f}", f"{mann_whitney(p, n, tau=0.1):.4f}"
     ('0.0080', '0.0110')
 """
 

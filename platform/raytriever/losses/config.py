@@ -12,6 +12,7 @@ from raytriever.losses.files import PATTERN, LossFile
 from raytriever.options import check_changed, did_you_mean, option
 from raytriever.paths import MODEL
 
+# Names of `registry.LOSSES`, which imports torch.
 LOSS_NAMES = (
     "infonce",
     "infonce-symmetric",
@@ -28,7 +29,7 @@ LOSS_NAMES = (
     "kl",
     "margin-mse",
 )
-# Losses that learn a teacher's scores, and losses by row whose labels a teacher's scores may soften.
+# Losses that learn a teacher's scores, and all others.
 DISTILLATION_LOSSES = ("kl", "margin-mse")
 SCORE_LOSSES = tuple(name for name in LOSS_NAMES if name not in DISTILLATION_LOSSES)
 

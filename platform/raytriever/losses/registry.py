@@ -1,4 +1,4 @@
-"""Registry of the losses by name. CONTRIBUTING.md shows how to add one."""
+"""Every loss by name: this table declares them all. CONTRIBUTING.md shows how to add one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,20 @@ from raytriever.losses.files import LossFile
 from raytriever.losses.loss import Loss
 from raytriever.losses.mw.pairwise import mw
 from raytriever.losses.own import load_own_loss, probe
-from raytriever.losses.rows import INFONCE, ROW_LOSSES, by_row, symmetric, triplet
+from raytriever.losses.rows import (
+    INFONCE,
+    RowLoss,
+    by_row,
+    draw_positive,
+    infonce,
+    joint,
+    lsepair,
+    lsepair_maxp,
+    lsepair_minp,
+    summarg,
+    symmetric,
+    triplet,
+)
 from raytriever.losses.scores import LossShare, PanelLoss, ScoreLoss
 from raytriever.losses.sums import weighted_sum
 from raytriever.losses.teacher import OwnGroup, kl, margin_mse
@@ -37,8 +50,16 @@ def by_teacher(share: Callable[[OwnGroup, WorkerGroup], Float[Tensor, ""]]) -> S
 
 
 LOSSES: dict[str, ScoreLoss] = {
-    **{name: by_row(loss) for name, loss in ROW_LOSSES.items()},
+    "infonce": by_row(INFONCE),
     "infonce-symmetric": symmetric,
+    "rand1": by_row(RowLoss("logsumexp", infonce, draw_positive)),
+    "joint": by_row(RowLoss("logsumexp", joint)),
+    "summarg": by_row(RowLoss("logsumexp", summarg)),
+    "lsepair": by_row(RowLoss("logsumexp", lsepair)),
+    "lsepair-maxp": by_row(RowLoss("logsumexp", lsepair_maxp)),
+    "lsepair-maxn": by_row(RowLoss("maximum", lsepair)),
+    "lsepair-minp": by_row(RowLoss("logsumexp", lsepair_minp)),
+    "lsepair-minp-maxn": by_row(RowLoss("maximum", lsepair_minp)),
     "triplet": triplet,
     "mw": PanelLoss(mw),
     "kl": by_teacher(kl),

@@ -23,7 +23,7 @@ from torch import Tensor
 from raytriever.losses.batch import PAD, BatchIds, Candidates, first_positive
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.scores import LossShare, Panel, PanelLoss, Sparse, reduce_scores
+from raytriever.losses.scores import LossShare, Panel, PanelLoss, Reduction, reduce_scores
 
 RowValue = Callable[
     [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],
@@ -141,17 +141,6 @@ def _shift_right(state: Int64[Tensor, " rows"], by: int) -> Int64[Tensor, " rows
 
 
 INFONCE = RowLoss("logsumexp", infonce, first_positive)
-ROW_LOSSES = {
-    "infonce": INFONCE,
-    "rand1": RowLoss("logsumexp", infonce, draw_positive),
-    "joint": RowLoss("logsumexp", joint),
-    "summarg": RowLoss("logsumexp", summarg),
-    "lsepair": RowLoss("logsumexp", lsepair),
-    "lsepair-maxp": RowLoss("logsumexp", lsepair_maxp),
-    "lsepair-maxn": RowLoss("maximum", lsepair),
-    "lsepair-minp": RowLoss("logsumexp", lsepair_minp),
-    "lsepair-minp-maxn": RowLoss("maximum", lsepair_minp),
-}
 
 
 # ------------------------------------------------------------------------------------------- over the score matrix
@@ -190,18 +179,13 @@ def write_positives(
     derivatives.scatter_(1, columns.gather(1, slots), by_positive.gather(1, slots).to(derivatives.dtype))
 
 
-class RowReduction:
-    """Reduction of the panels of one batch by a row loss."""
+class RowReduction(Reduction):
+    """Reduction of the panels of one batch by a row loss: the mean over all rows."""
 
     def __init__(self, loss: RowLoss, columns: Int64[Tensor, "rows positives"], rows: int) -> None:
+        super().__init__()
         self._loss, self._columns, self._rows = loss, columns, rows
-        self._values: list[Tensor] = []
         self.dense = loss.negatives == "logsumexp"
-        self.sparse: list[Sparse] = []
-        self.statistics: dict[str, Tensor] = {}
-
-    def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Do nothing: no row is needed before its panel."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
         """Add the panel's rows to the value, and write the derivatives of its scores."""
@@ -231,16 +215,12 @@ class RowReduction:
             self.sparse.append((every_row, columns.clamp(min=0).flatten(), by_slot))
             self.sparse.append((rows, peak_columns, by_statistic))
 
-    def finish(self) -> Float[Tensor, ""]:
-        """Return this worker's share of the mean over all rows."""
-        return torch.stack(self._values).sum()
-
     def _differentiate(self, statistic: Tensor, positives: Tensor, is_positive: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             statistic = statistic.detach().requires_grad_()
             positives = positives.detach().requires_grad_()
             value = self._loss.value(statistic, positives, is_positive).sum(dtype=torch.float64) / self._rows
-            self._values.append(value.detach())
+            self.values.append(value.detach())
             by_statistic, by_positive = torch.autograd.grad(value, (statistic, positives))
         return by_statistic, by_positive
 
@@ -259,7 +239,7 @@ def triplet(config: LossConfig, batch: Candidates, ids: BatchIds, workers: Worke
     return LossShare(reduce_scores(reduction, batch, config.loss_precision), {})
 
 
-class TripletReduction:
+class TripletReduction(Reduction):
     """Reduction of the panels of one batch by the triplet loss (handbook chapter, 'Triplet Loss').
 
         value = mean over P_i x N_i of max(0, margin - s+ + s-);  0 for a query without negatives
@@ -268,16 +248,9 @@ class TripletReduction:
     number of scores, and each further positive adds a few percent. Scores are not divided by a temperature.
     """
 
-    dense = True
-
     def __init__(self, columns: Int64[Tensor, "rows positives"], margin: float, rows: int) -> None:
+        super().__init__()
         self._columns, self._margin, self._rows = columns, margin, rows
-        self._values: list[Tensor] = []
-        self.sparse: list[Sparse] = []
-        self.statistics: dict[str, Tensor] = {}
-
-    def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Do nothing: no row is needed before its panel."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
         """Add the panel's rows to the value, and write the derivatives of its scores."""
@@ -297,12 +270,8 @@ class TripletReduction:
             block = slice(start, start + height)
             derivatives = panel.derivatives[block]
             self._walk(panel.scores[block], derivatives, bars[block], sums[block], exceeded[block], weight[block])
-        self._values.append((sums.sum(1, dtype=torch.float64) * weight).sum())
+        self.values.append((sums.sum(1, dtype=torch.float64) * weight).sum())
         write_positives(panel.derivatives, columns, -(exceeded * weight[:, None]))
-
-    def finish(self) -> Float[Tensor, ""]:
-        """Return this worker's share of the mean over all rows."""
-        return torch.stack(self._values).sum()
 
     def _walk(
         self,

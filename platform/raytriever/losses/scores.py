@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -172,26 +172,31 @@ def score_panels(
 Sparse = tuple[Tensor, Tensor, Tensor]
 
 
-@runtime_checkable
-class Reduction(Protocol):
+class Reduction:
     """Loss of one batch, which reads the score matrix in panels.
 
     `dense`: the reduction writes a derivative of every score of the panel. `sparse`: further derivatives, as (rows,
-    columns, derivatives). `statistics`: values to log, by name. The last two are complete after `finish`.
+    columns, derivatives). `statistics`: values to log, by name. The last two are complete after `finish`. `values` are
+    the panels' parts of this worker's share of the loss, in double precision.
     """
 
-    dense: bool
-    sparse: list[Sparse]
-    statistics: dict[str, Tensor]
+    dense = True
+
+    def __init__(self) -> None:
+        self.sparse: list[Sparse] = []
+        self.statistics: dict[str, Tensor] = {}
+        self.values: list[Tensor] = []
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
         """Prepare for the first panel, with its operands."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
         """Add a panel to the statistic, and write the derivatives of this worker's share."""
+        raise NotImplementedError
 
     def finish(self) -> Float[Tensor, ""]:
         """Return this worker's share of the loss, in double precision."""
+        return torch.stack(self.values).sum()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from raytriever.losses.batch import BatchIds, Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.scores import LossShare, Panel, PanelLoss, Reduction, ScoreLoss, Sparse, reduce_scores
+from raytriever.losses.scores import LossShare, Panel, PanelLoss, Reduction, ScoreLoss, reduce_scores
 
 
 def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: Sequence[str]) -> ScoreLoss:
@@ -50,17 +50,16 @@ def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: 
     return reduce
 
 
-class SumReduction:
+class SumReduction(Reduction):
     """Reduction of the panels of one batch by a weighted sum; `terms` are the weight and reduction of each loss."""
 
     def __init__(self, terms: Sequence[tuple[float, Reduction]]) -> None:
+        super().__init__()
         self._terms = terms
         # The last one may overwrite the scores, and its derivatives are the sum's if any are dense.
         self._ordered = sorted(terms, key=lambda term: term[1].dense)
         self._copies: list[Tensor] = []
         self.dense = self._ordered[-1][1].dense
-        self.sparse: list[Sparse] = []
-        self.statistics: dict[str, Tensor] = {}
         self.shares: list[Tensor] = []
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:

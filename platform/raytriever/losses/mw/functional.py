@@ -58,6 +58,13 @@ def mann_whitney(
         >>> f"{loss.item():.4f}", tuple(scores.grad.shape)
         ('0.0048', (2, 3))
 
+        The same value from a list of all pairs, as the paper has it:
+
+        >>> is_positive = torch.tensor([[True, False, False], [False, True, False]])
+        >>> pairs = scores[~is_positive][None, :] - scores[is_positive][:, None]
+        >>> f"{torch.nn.functional.softplus(pairs / 0.1).mean().item():.4f}"
+        '0.0048'
+
     Source:
         The AUC paper, Eq. 2 and 3 and Lemma 2; [the derivation](../explanation/losses.md) is in the documentation.
     """

@@ -1,10 +1,13 @@
 """Mann-Whitney loss (AUC paper, Eq. 2 and Lemma 2 as means; Eq. 3 as `sum`).
 
-    L = mean over all positives p and all negatives n of the batch, across queries, of softplus((n - p) / tau)
+    scores = queries @ passages.T / tau                                         # [B, C], of the batch of all workers
+    pairs = scores[is_negative][None, :] - scores[is_positive][:, None]         # [P, N], across queries
+    L = softplus(pairs).mean()                                                  # or .sum() / B
 
-The pairs are never listed. Positives' scores are few and known before the pass. The pass writes every negative's
-derivative from a table of G', and sums the negatives over the table's subcells. These sums are the whole statistic of
-the loss: they add up over panels and workers. The loss, the positives' derivatives and the AUC follow from them.
+This module computes L, its derivatives and the AUC without a list of the pairs. Positives' scores are few and known
+before the pass. The pass writes every negative's derivative from a table of G', and sums the negatives over the table's
+subcells. These sums are the whole statistic of the loss: they add up over panels and workers. The loss, the positives'
+derivatives and the AUC follow from them.
 
 The AUC (AUC paper, section 3.1) comes from the same sums. Pairs in different subcells (a sixteenth of tau wide) are
 counted exactly. Within one, a pair counts as a half plus the difference of the means, which is exact for equal scores
@@ -41,7 +44,7 @@ from raytriever.losses.mw.grid import (
     lagrange,
     refinement,
 )
-from raytriever.losses.scores import Panel, Sparse, add_rows
+from raytriever.losses.scores import Panel, Reduction, add_rows
 
 if TYPE_CHECKING:
     from raytriever.losses.mw.cuda import CudaKernels, CudaPositives
@@ -229,15 +232,12 @@ def mw(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGrou
     return MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
 
 
-class MWReduction:
+class MWReduction(Reduction):
     """Reduction of the panels of one batch by the Mann-Whitney loss."""
 
-    dense = True
-
     def __init__(self, candidates: Candidates, workers: WorkerGroup, reduction: PairReduction) -> None:
+        super().__init__()
         self._candidates, self._workers, self._reduction = candidates, workers, reduction
-        self.sparse: list[Sparse] = []
-        self.statistics: dict[str, Tensor] = {}
         self._sums: PairwiseSums
         self._walk: Walk
 

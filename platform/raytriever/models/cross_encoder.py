@@ -21,7 +21,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.encoder import check_precision
-from raytriever.models.files import REMEDY, check_loaded, check_tokens, load_weights, model_errors
+from raytriever.models.files import REMEDY, check_loaded, check_tokens, load_weights
 from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
@@ -30,6 +30,7 @@ from raytriever.store.commit import sha256_of
 
 # Tokens per batch, including padding.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
+POSITIONS = 512  # of a model that names no limit
 # The special tokens, and a few tokens of each text.
 _SMALLEST = 8
 ACTIVATIONS = ("Identity", "Sigmoid")
@@ -73,8 +74,8 @@ class CrossEncoder:
             )
         self._tokenizer = load_tokenizer(transformer)
         check_tokens(self._tokenizer, model, directory)
-        with model_errors(directory):
-            limit = int(min(self._tokenizer.model_max_length, _position_limit(model.config)))
+        limits = transformer.tokenizer_limit, POSITIONS if transformer.positions is None else transformer.positions
+        limit = min(each for each in limits if each is not None)
         if limit < _SMALLEST:
             raise ModelError(f"reads {limit} tokens of a pair, fewer than {_SMALLEST}", str(directory), REMEDY)
         if length is not None and not _SMALLEST <= length <= limit:
@@ -128,14 +129,6 @@ def _check_plain(files: ModelFiles) -> None:
         raise ModelError(f"consists of {kinds} and is not a plain cross-encoder", str(files.directory), "name another")
     if prompt := files.library.get("default_prompt_name"):
         raise ModelError(f"needs the prompt {prompt!r}", str(files.directory), "name a cross-encoder without a prompt")
-
-
-def _position_limit(config: Any) -> int:
-    """Return the number of positions of the model; RoBERTa counts positions from its padding index on."""
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is None:
-        return 512
-    return int(positions) - (config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0)
 
 
 def _activation(config: Any, settings: dict[str, Any]) -> str:

@@ -14,12 +14,13 @@ from typing import Any
 
 from raytriever.errors import ConfigError, ModelError, flag_of, setting
 from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
-from raytriever.models.files import REMEDY, model_errors
+from raytriever.models.files import REMEDY
 from raytriever.models.pipeline.modules import (
     LIBRARY_FILE,
     MODULES,
     NORMALIZE,
     OWN_FILE,
+    Library,
     ModelFiles,
     Module,
     read_pooling,
@@ -118,8 +119,7 @@ def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
     if files.own is not None:
         settings, where = files.own, files.directory / OWN_FILE
     else:
-        with model_errors(where, "cannot be read"):
-            settings = _sentence_transformers(files, config) if files.has_modules else _plain(files)
+        settings = _sentence_transformers(files, config) if files.has_modules else _plain(files)
     described = conform(settings, str(where), Description, REMEDY, error=ModelError)
     try:
         check_options(replace(ModelConfig(), **described.flags()))
@@ -218,7 +218,7 @@ def _sentence_transformers(files: ModelFiles, config: ModelConfig) -> dict[str, 
     }
 
 
-def _similarity(library: dict[str, Any], directory: Path, config: ModelConfig) -> str:
+def _similarity(library: Library, directory: Path, config: ModelConfig) -> str:
     """Return the similarity that a model is for, which sentence-transformers leaves out for cosine."""
     similarity = library.get("similarity_fn_name") or "cosine"
     if similarity in SIMILARITIES:
@@ -232,7 +232,7 @@ def _similarity(library: dict[str, Any], directory: Path, config: ModelConfig) -
     return config.similarity
 
 
-def _log_prompts(library: dict[str, Any], prompts: dict[str, str], directory: Path, config: ModelConfig) -> None:
+def _log_prompts(library: Library, prompts: dict[str, str], directory: Path, config: ModelConfig) -> None:
     """Log prompts that `encode_query` and `encode_document` of sentence-transformers do not use."""
     other = next((name for name in ("passage", "corpus") if prompts.get(name) and "document" not in prompts), None)
     if other and config.passage_prompt is None:

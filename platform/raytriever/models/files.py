@@ -1,7 +1,7 @@
 """Files of a model directory: how JSON is read, whose errors become one line, and where every weight comes from.
 
 No file of a model can run code: weights are safetensors, and `auto_map`, which names Python files, is never used.
-transformers and tokenizers raise any exception for damaged files; `model_errors` converts them.
+transformers and tokenizers raise any exception for damaged files; `model_errors` converts those of their calls.
 
 All weights must come from the files: `from_pretrained` initializes a missing tensor with random numbers and continues
 with a warning, and a search with such a model returns nonsense without an error.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from raytriever.errors import ModelError, UserError
 from raytriever.models.source import ADAPTER
@@ -57,7 +57,7 @@ def read_model_file(file: Path, kind: type[T]) -> T:
 
 @contextmanager
 def model_errors(where: Path, what: str = "cannot be loaded") -> Iterator[None]:
-    """Convert the errors that damaged files of a model cause, in a library or in its reader, into a `ModelError`.
+    """Convert the errors of a library's calls, which damaged files of a model cause, into a `ModelError`.
 
     Args:
         where: file or directory that is read.
@@ -111,14 +111,17 @@ def first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
+class _Index(TypedDict):
+    weight_map: dict[str, str]
+
+
 def _weight_files(directory: Path, remedy: str) -> list[Path]:
     """Return the safetensors files that transformers reads, in order."""
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if (directory / INDEX).is_file():
-        with model_errors(directory / INDEX, "cannot be read"):
-            names = sorted(set(read_model_file(directory / INDEX, dict[str, Any])["weight_map"].values()))
-            outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+        names = sorted(set(read_model_file(directory / INDEX, _Index)["weight_map"].values()))
+        outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
         if outside or not names:
             reason = f"names {outside[0]!r}, which is not a safetensors file next to it" if outside else "names no file"
             raise ModelError(reason, str(directory / INDEX), REMEDY)
@@ -168,11 +171,11 @@ def load_weights(
     import torch
 
     stored = stored_tensors(directory)
+    with model_errors(directory), quiet_transformers(warnings=False), torch.device("meta"):
+        empty = kind.from_config(config, trust_remote_code=False)
+    check(empty, directory)
+    check_sizes(empty, stored, directory)
     with model_errors(directory), quiet_transformers(warnings=False):
-        with torch.device("meta"):
-            empty = kind.from_config(config, trust_remote_code=False)
-        check(empty, directory)
-        check_sizes(empty, stored, directory)
         model, report = kind.from_pretrained(
             directory,
             config=config,

@@ -98,17 +98,17 @@ def load_head(
     """
     head = nn.ModuleList()
     for module in modules:
-        with model_errors(module.file):
-            if module.kind == DENSE:
-                known = loaded.get(module.folder)
-                dense = known if isinstance(known, Dense) else _load_dense(module, weights)
-                _check_width(dense, width, module.file)
-                width = dense.linear.out_features
-                head.append(dense)
-            elif module.kind == NORMALIZE:
-                _check_names(module)
-                head.append(Normalize())
-            elif module.kind == DROPOUT:
+        if module.kind == DENSE:
+            known = loaded.get(module.folder)
+            dense = known if isinstance(known, Dense) else _load_dense(module, weights)
+            _check_width(dense, width, module.file)
+            width = dense.linear.out_features
+            head.append(dense)
+        elif module.kind == NORMALIZE:
+            _check_names(module)
+            head.append(Normalize())
+        elif module.kind == DROPOUT:
+            with model_errors(module.file):
                 head.append(nn.Dropout(module.settings.get("dropout", 0.2)))
     return head.eval()
 
@@ -149,7 +149,7 @@ def _load_dense(module: Module, weights: bool) -> Dense:
         reason = f"activation function {path!r} is not supported"
         raise ModelError(reason, str(module.file), f"use one of {', '.join(ACTIVATIONS)}")
     bias, residual = settings.get("bias", True) is not False, settings.get("use_residual") is True
-    with torch.device("meta"):
+    with model_errors(module.file), torch.device("meta"):
         dense = Dense(settings["in_features"], settings["out_features"], bias, activation, residual)
     if weights:
         dense.load_state_dict(_weights(dense, module.folder), assign=True)

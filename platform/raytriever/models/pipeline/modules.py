@@ -10,10 +10,10 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ModelError
-from raytriever.models.files import CONFIG, REMEDY, model_errors, read_model_file
+from raytriever.models.files import CONFIG, REMEDY, read_model_file
 from raytriever.models.pipeline.transformer import Transformer
 from raytriever.prompts import SIDES, Side
 
@@ -43,6 +43,53 @@ _NAMES = {
     "weightedmean": "weightedmean",
     "lasttoken": "last",
 }
+
+
+class _Entry(TypedDict):
+    type: str
+    path: str
+
+
+class _Parameters(TypedDict, total=False):
+    route_mappings: dict[str, str] | None
+
+
+class _Router(TypedDict):
+    structure: dict[str, list[str]]
+    types: dict[str, str]
+    parameters: NotRequired[_Parameters | None]
+
+
+class _Pooling(TypedDict, total=False):
+    pooling_mode: str | list[str] | None
+
+
+class _Named(TypedDict, total=False):
+    module_input_name: str | None
+    module_output_name: str | None
+
+
+class _Dense(_Named):
+    in_features: int
+    out_features: int
+    activation_function: NotRequired[str | None]
+
+
+class _Dropout(TypedDict, total=False):
+    dropout: float
+
+
+class Library(TypedDict, total=False):
+    """Settings of `config_sentence_transformers.json` that count here."""
+
+    model_type: str | None
+    similarity_fn_name: str | None
+    truncate_dim: int | None
+    prompts: dict[str, str | None] | None
+    default_prompt_name: str | None
+
+
+_SETTINGS: dict[str, Any] = {POOLING: _Pooling, DENSE: _Dense, NORMALIZE: _Named, DROPOUT: _Dropout}
 
 
 @dataclass(frozen=True)
@@ -80,7 +127,7 @@ class ModelFiles:
 
     directory: Path
     own: dict[str, Any] | None
-    library: dict[str, Any]
+    library: Library
     has_modules: bool
     sides: dict[Side, Pipeline]
 
@@ -96,7 +143,7 @@ class ModelFiles:
         return cls(
             directory,
             read_model_file(own, dict[str, Any]) if own.is_file() else None,
-            read_model_file(library, dict[str, Any]) if library.is_file() else {},
+            read_model_file(library, Library) if library.is_file() else {},
             modules.is_file(),
             _read_sides(modules) if modules.is_file() else dict.fromkeys(SIDES, Pipeline(Transformer.read(directory))),
         )
@@ -104,11 +151,9 @@ class ModelFiles:
 
 def _read_sides(file: Path) -> dict[Side, Pipeline]:
     """Read the modules of each side, given the path of `modules.json`."""
-    with model_errors(file, "cannot be read"):
-        entries = [
-            _read_entry(file.parent, entry["type"], entry["path"], file)
-            for entry in read_model_file(file, list[dict[str, Any]])
-        ]
+    entries = [
+        _read_entry(file.parent, entry["type"], entry["path"], file) for entry in read_model_file(file, list[_Entry])
+    ]
     sides = {side: [module for entry in entries for module in entry[side]] for side in SIDES}
     for modules in sides.values():
         _check_order([module.kind for module in modules], file)
@@ -141,17 +186,18 @@ def _read_entry(directory: Path, kind: str, path: str, file: Path) -> dict[Side,
         file = module.file
     if not file.is_file():
         raise ModelError(f"has no {ROUTER}", str(module.folder), REMEDY)
-    with model_errors(file, "cannot be read"):
-        settings = read_model_file(file, dict[str, Any])
-        routes: dict[Side, list[str]] = {}
-        for side, task in ROUTES.items():
-            route = _route(settings, task)
-            if route not in settings["structure"]:
-                reason = f"has the routes {', '.join(settings['structure'])}, and none for {task}"
-                raise ModelError(reason, str(file), "use a model with the routes query and document")
-            routes[side] = settings["structure"][route]
-        names = dict.fromkeys(name for names in routes.values() for name in names)
-        modules = {name: _read_module(module.folder, settings["types"][name], name, file) for name in names}
+    settings = read_model_file(file, _Router)
+    routes: dict[Side, list[str]] = {}
+    for side, task in ROUTES.items():
+        route = _route(settings, task)
+        if route not in settings["structure"]:
+            reason = f"has the routes {', '.join(settings['structure'])}, and none for {task}"
+            raise ModelError(reason, str(file), "use a model with the routes query and document")
+        routes[side] = settings["structure"][route]
+    names = dict.fromkeys(name for names in routes.values() for name in names)
+    if untyped := [name for name in names if name not in settings["types"]]:
+        raise ModelError(f"does not name the class of its module {untyped[0]!r}", str(file), REMEDY)
+    modules = {name: _read_module(module.folder, settings["types"][name], name, file) for name in names}
     if any(each.kind in _ROUTERS for each in modules.values()):
         raise ModelError("has a router in a router", str(file), "use a model with one router")
     return {side: [modules[name] for name in names] for side, names in routes.items()}
@@ -175,16 +221,17 @@ def _read_module(directory: Path, kind: str, path: str, file: Path) -> Module:
     if name in (POOLING, *_HEAD):
         config = folder / CONFIG
         if config.is_file():
-            return Module(name, folder, read_model_file(config, dict[str, Any]))
+            return Module(name, folder, read_model_file(config, _SETTINGS[name]))
         if name in (POOLING, DENSE):
             raise ModelError("is missing", str(config), REMEDY)
     return Module(name, folder, {})
 
 
-def _route(settings: dict[str, Any], task: str) -> str:
+def _route(settings: _Router, task: str) -> str:
     """Return the name of the route of a task for texts, by the order of sentence-transformers' `Router`."""
     mappings: dict[Any, str] = {}
-    for key, route in ((settings.get("parameters") or {}).get("route_mappings") or {}).items():
+    parameters = settings.get("parameters") or _Parameters()
+    for key, route in (parameters.get("route_mappings") or {}).items():
         try:
             mappings[ast.literal_eval(key)] = route
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -201,18 +248,16 @@ def read_pooling(module: Module) -> tuple[str, bool]:
     Raises:
         ModelError: a mode is unknown.
     """
-    with model_errors(module.file, "cannot be read"):
-        named = module.settings.get("pooling_mode")
-        if named is None:
-            modes = [mode for switch, mode in _SWITCHES.items() if module.settings.get(switch)] or ["mean"]
-        else:
-            names = [named] if isinstance(named, str) else list(named)
-            unknown = [name for name in names if name not in _NAMES]
-            if unknown or not names:
-                wrong = repr(unknown[0]) if unknown else "of no name"
-                reason = f"pooling mode {wrong} is not supported"
-                raise ModelError(reason, str(module.file), f"use {', '.join(_NAMES)}")
-            modes = [_NAMES[name] for name in names]
+    named = module.settings.get("pooling_mode")
+    if named is None:
+        modes = [mode for switch, mode in _SWITCHES.items() if module.settings.get(switch)] or ["mean"]
+    else:
+        names = [named] if isinstance(named, str) else named
+        unknown = [name for name in names if name not in _NAMES]
+        if unknown or not names:
+            reason = f"pooling mode {repr(unknown[0]) if unknown else 'of no name'} is not supported"
+            raise ModelError(reason, str(module.file), f"use {', '.join(_NAMES)}")
+        modes = [_NAMES[name] for name in names]
     return "+".join(modes), module.settings.get("include_prompt") is not False
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from raytriever.errors import ModelError
 from raytriever.models.files import CONFIG, REMEDY, model_errors, quiet_transformers, read_model_file
@@ -48,6 +48,22 @@ _WITHOUT_EFFECT = frozenset(
 )
 
 
+class _Settings(TypedDict, total=False):
+    max_seq_length: int | None
+    query_length: int | None
+    document_length: int | None
+    transformer_task: str | None
+    module_output_name: str | None
+    modality_config: dict[str, dict[str, Any]] | None
+    tokenizer_args: dict[str, Any] | None
+    processor_kwargs: dict[str, Any] | None
+    processing_kwargs: dict[str, Any] | None
+    config_args: dict[str, Any] | None
+    config_kwargs: dict[str, Any] | None
+    model_args: dict[str, Any] | None
+    model_kwargs: dict[str, Any] | None
+
+
 @dataclass(frozen=True)
 class Transformer:
     """Transformer of a model, with its tokenizer.
@@ -66,8 +82,8 @@ class Transformer:
     def read(cls, folder: Path) -> Transformer:
         """Read the settings in a folder; raises `ModelError`."""
         for file in (folder / name for name in FILES):
-            if file.is_file() and (settings := read_model_file(file, dict[str, Any])):
-                return cls(folder, settings, file)
+            if file.is_file() and (settings := read_model_file(file, _Settings)):
+                return cls(folder, dict(settings), file)
         return cls(folder, {}, folder / FILES[0])
 
     @cached_property
@@ -84,9 +100,9 @@ class Transformer:
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False, **added)
-            layers = getattr(config, "num_hidden_layers", None) or 0
-            if layers > _MOST_LAYERS:
-                raise ModelError(f"has {layers:,} layers, more than {_MOST_LAYERS:,}", str(self.folder), REMEDY)
+        layers = getattr(config, "num_hidden_layers", None) or 0
+        if layers > _MOST_LAYERS:
+            raise ModelError(f"has {layers:,} layers, more than {_MOST_LAYERS:,}", str(self.folder), REMEDY)
         return config
 
     @cached_property
@@ -107,37 +123,46 @@ class Transformer:
             ModelError: a file is missing or damaged, or a setting is not supported.
         """
         _check_supported(self.settings, self.file)
-        config = self.config
-        positions = getattr(config, "max_position_embeddings", None)
-        positions = None if positions == -1 else positions
-        usable: Any = positions
-        if positions is not None and config.model_type in ROBERTA_LIKE:
-            usable = positions - (config.pad_token_id or 0) - 1
+        named, usable = self._named_positions(), self.positions
         length = self.tokenizer_settings.get("model_max_length") or self.settings.get("max_seq_length")
         if length is None:
-            limits = (self._tokenizer_limit(), usable)
+            limits = (self.tokenizer_limit, usable)
             length = min((limit for limit in limits if limit is not None), default=UNLIMITED)
         sides: dict[Side, int] = {}
         for side, name in _LENGTHS.items():
             side_length = length if self.settings.get(name) is None else self.settings[name]
             # Earlier releases stored `max_position_embeddings` of RoBERTa-like models.
-            sides[side] = usable if positions is not None and usable < side_length <= positions else side_length
+            is_named = named is not None and usable is not None and usable < side_length <= named
+            sides[side] = usable if is_named else side_length  # type: ignore[assignment]
         return sides
 
-    def _tokenizer_limit(self) -> int | None:
-        """Return `model_max_length` of the tokenizer; None if it has no limit, which transformers stores as 1e30."""
+    def _named_positions(self) -> int | None:
+        positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        return None if positions == -1 else positions
+
+    @property
+    def positions(self) -> int | None:
+        """Largest number of tokens for which the model has positions; None if it has no limit."""
+        named = self._named_positions()
+        if named is None or self.config.model_type not in ROBERTA_LIKE:
+            return named
+        return named - int(self.config.pad_token_id or 0) - 1
+
+    @property
+    def tokenizer_limit(self) -> int | None:
+        """`model_max_length` of the tokenizer; None if it has no limit, which transformers stores as 1e30."""
         file = self.folder / "tokenizer_config.json"
         length = read_model_file(file, dict[str, Any]).get("model_max_length") if file.is_file() else None
+        if not isinstance(length, int | float | None):
+            raise ModelError(f"model_max_length is {length!r}, expected a whole number", str(file), REMEDY)
         return None if length is None or length > 2**62 else int(length)
 
     def _group(self, names: tuple[str, str], honored: frozenset[str]) -> dict[str, Any]:
-        group: dict[str, Any] = {}
-        with model_errors(self.file):
-            for name in names:
-                group |= self.settings.get(name) or {}
+        first, second = names
+        group = {**(self.settings.get(first) or {}), **(self.settings.get(second) or {})}
         for name in group:
             if name not in honored | _WITHOUT_EFFECT:
-                reason = f"{names[0]} {name!r} is not supported"
+                reason = f"{first} {name!r} is not supported"
                 raise ModelError(reason, str(self.file), f"use {', '.join(sorted(honored))}")
         return {name: value for name, value in group.items() if name in honored}
 

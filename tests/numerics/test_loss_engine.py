@@ -70,27 +70,3 @@ def test_autocast_does_not_reach_the_scores(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         for ours, other in zip(run(name), expected, strict=True):
             torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
-
-
-class Products(TorchDispatchMode):
-    """Number of matrix products of the size of the score matrix."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
-            # Those of MW's grid and of the sampled AUC are smaller.
-            self.count += min(args[-2].numel(), args[-1].numel()) >= QUERIES * WIDTH
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("panel", [64 << 20, 10 * 4 * QUERIES * (1 + HARD)], ids=["one panel", "panels"])
-def test_losses_of_a_sum_share_the_pass(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "PANEL_BYTES", panel)
-    counts = []
-    for name in ("mw", "mw+infonce", "mw+lsepair-maxn+joint"):
-        with Products() as products:
-            run(name)
-        counts.append(products.count)
-    assert counts[0] > 2
-    assert counts[1:] == counts[:1] * 2

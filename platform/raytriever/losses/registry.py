@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,8 +31,7 @@ from raytriever.losses.rows import (
     symmetric,
     triplet,
 )
-from raytriever.losses.scores import LossShare, PanelLoss, ScoreLoss
-from raytriever.losses.sums import weighted_sum
+from raytriever.losses.scores import LossShare, ScoreLoss
 from raytriever.losses.teacher import OwnGroup, kl, margin_mse
 from raytriever.options import check_options
 
@@ -61,10 +60,24 @@ LOSSES: dict[str, ScoreLoss] = {
     "lsepair-minp": by_row(RowLoss("logsumexp", lsepair_minp)),
     "lsepair-minp-maxn": by_row(RowLoss("maximum", lsepair_minp)),
     "triplet": triplet,
-    "mw": PanelLoss(mw),
+    "mw": mw,
     "kl": by_teacher(kl),
     "margin-mse": by_teacher(margin_mse),
 }
+
+
+def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: Sequence[str]) -> ScoreLoss:
+    """Return the weighted sum of losses over the same candidates; it logs each without its weight as `loss_TITLE`."""
+
+    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+        terms = [loss(config, batch, ids, workers) for loss in losses]
+        statistics = {name: value for term in terms for name, value in term.statistics.items()}
+        values = workers.all_reduce(torch.stack([term.share for term in terms]))
+        statistics |= {f"loss_{title}": value for title, value in zip(titles, values, strict=True)}
+        total = torch.stack([weight * term.share for weight, term in zip(weights, terms, strict=True)]).sum()
+        return LossShare(total, statistics)
+
+    return reduce
 
 
 def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:

@@ -23,7 +23,7 @@ from torch import Tensor
 from raytriever.losses.batch import PAD, BatchIds, Candidates, first_positive
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.scores import LossShare, Panel, PanelLoss, Reduction, reduce_scores
+from raytriever.losses.scores import LossShare, Panel, Reduction, ScoreLoss, reduce_scores
 
 RowValue = Callable[
     [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],
@@ -146,15 +146,15 @@ INFONCE = RowLoss("logsumexp", infonce, first_positive)
 # ------------------------------------------------------------------------------------------- over the score matrix
 
 
-def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> PanelLoss:
+def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
     """Return a loss that is a mean over queries, of a row loss or of the function that makes it from the settings."""
 
-    def build(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> RowReduction:
+    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
         columns = row_loss.positives(batch.relevance.positives, ids)
-        return RowReduction(row_loss, columns, batch.relevance.rows)
+        return reduce_scores(RowReduction(row_loss, columns, batch.relevance.rows), batch, config.loss_precision)
 
-    return PanelLoss(build)
+    return reduce
 
 
 def symmetric(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
@@ -236,7 +236,7 @@ def triplet(config: LossConfig, batch: Candidates, ids: BatchIds, workers: Worke
     """Compute the hinge over all pairs of a query."""
     reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
     batch = replace(batch, log_temperature=torch.zeros_like(batch.log_temperature))
-    return LossShare(reduce_scores(reduction, batch, config.loss_precision), {})
+    return reduce_scores(reduction, batch, config.loss_precision)
 
 
 class TripletReduction(Reduction):

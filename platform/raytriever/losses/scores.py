@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -86,7 +85,6 @@ class Products:
     def __init__(self, precision: str, like: Tensor) -> None:
         self._precision, self._on_gpu = precision, like.device.type == "cuda"
         self._rounds = precision == "bf16" and like.dtype == torch.float32
-        self._dtype = like.dtype
         self.operand_dtype = torch.bfloat16 if self._rounds and self._on_gpu else like.dtype
         if self.operand_dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise LossInputError("this GPU does not multiply bf16", setting("loss_precision"), "give fp32")
@@ -105,8 +103,6 @@ class Products:
         """Add the product of two operands to `total`, and return it."""
         if left.dtype == total.dtype:
             return total.addmm_(left, right)
-        if _adds_to_float32(total.device):
-            return torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
         return total.add_(torch.mm(left, right, out_dtype=total.dtype))
 
     @contextmanager
@@ -120,21 +116,6 @@ class Products:
         finally:
             if self._on_gpu:
                 torch.set_float32_matmul_precision(before)
-
-
-@cache
-def _adds_to_float32(device: torch.device) -> bool:
-    """Return whether torch adds a product of bf16 to a float32 matrix in place: it refused to in its first releases.
-
-    The other way moves a float32 matrix of the size of all candidates for each panel.
-    """
-    total = torch.zeros(16, 16, device=device)
-    half = total.bfloat16()
-    try:
-        torch.addmm(total, half, half, out_dtype=total.dtype, out=total)
-    except RuntimeError:
-        return False
-    return True
 
 
 def panel_height(rows: int, row_bytes: int, device: str) -> int:
@@ -210,25 +191,9 @@ class LossShare:
 ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, WorkerGroup], LossShare]
 
 
-@dataclass(frozen=True)
-class PanelLoss:
-    """Loss that reads the score matrix in panels, in units of the temperature; the losses of a sum share a pass.
-
-    Args:
-        build: function of the settings, the batch, its ids and the workers that returns the reduction of the batch.
-    """
-
-    build: Callable[[LossConfig, Candidates, BatchIds, WorkerGroup], Reduction]
-
-    def __call__(self, config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
-        """Compute this worker's share."""
-        reduction = self.build(config, batch, ids, workers)
-        return LossShare(reduce_scores(reduction, batch, config.loss_precision), reduction.statistics)
-
-
-def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> Float[Tensor, ""]:
+def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> LossShare:
     """Compute this worker's share of a loss, differentiable in queries, candidates and temperature."""
-    share: Tensor = _ReduceScores.apply(
+    share = _ReduceScores.apply(
         candidates.scaled_queries,
         candidates.embeddings,
         candidates,
@@ -236,7 +201,7 @@ def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str |
         Products(precision or "fp32", candidates.queries),
         torch.is_grad_enabled(),
     )
-    return share
+    return LossShare(share, reduction.statistics)
 
 
 class _ReduceScores(torch.autograd.Function):

@@ -44,7 +44,7 @@ from raytriever.losses.mw.grid import (
     lagrange,
     refinement,
 )
-from raytriever.losses.scores import Panel, Reduction, add_rows
+from raytriever.losses.scores import LossShare, Panel, Reduction, add_rows, reduce_scores
 
 if TYPE_CHECKING:
     from raytriever.losses.mw.cuda import CudaKernels, CudaPositives
@@ -227,9 +227,10 @@ def pair_weight(reduction: PairReduction, positives: int, negatives: int, querie
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 
-def mw(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> MWReduction:
-    """Return the reduction that compares every positive with every negative of the batch."""
-    return MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
+def mw(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+    """Compute the loss that compares every positive with every negative of the batch."""
+    reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
+    return reduce_scores(reduction, batch, config.loss_precision)
 
 
 class MWReduction(Reduction):

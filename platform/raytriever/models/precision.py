@@ -6,7 +6,6 @@ are held once, in the precision of the arithmetic."""
 from __future__ import annotations
 
 import os
-import re
 import warnings
 
 import torch
@@ -29,22 +28,11 @@ def default_device() -> torch.device:
     reasons = [one_line(str(one.message)) for one in caught if "CUDA" in str(one.message)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if reasons:
-        _report(_driver_problem(reasons[0]))
+        _report(f"No GPU is used: {reasons[0].removeprefix('CUDA initialization: ')[:300]}")
     elif visible not in ("", "-1"):
         reason = "CUDA finds no such GPU" if torch.version.cuda else "this PyTorch is built without CUDA"
         _report(f"CUDA_VISIBLE_DEVICES={visible} has no effect, because {reason}; the CPU is used.")
     return torch.device("cpu")
-
-
-def _driver_problem(reason: str) -> str:
-    """Return a line about a warning of torch."""
-    if match := re.search(r"driver on your system is too old \(found version (\d+)\)", reason):
-        version = f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}"
-        return (
-            f"No GPU is used: the NVIDIA driver is too old (it supports CUDA {version}, this PyTorch needs "
-            f"{torch.version.cuda}). Update the driver, or install a PyTorch for CUDA {version}."
-        )
-    return f"No GPU is used: {reason.removeprefix('CUDA initialization: ')[:200]}"
 
 
 def _report(line: str) -> None:

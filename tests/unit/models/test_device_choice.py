@@ -23,7 +23,7 @@ NOT_BUILT = "CUDA_VISIBLE_DEVICES=3 has no effect, because this PyTorch is built
 
 @pytest.fixture(autouse=True)
 def _nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_reported", set())
+    precision._report.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

@@ -294,11 +294,12 @@ class MannWhitneyLoss(RetrievalLoss):
 
     Args:
         model: a `SentenceTransformer`.
-        arguments: those of `RetrievalLoss`.
+        temperature: tau, by which scores are divided.
+        arguments: further ones of `RetrievalLoss`.
     """
 
-    def __init__(self, model: Any, **arguments: Any) -> None:
-        super().__init__(model, "mw", **arguments)
+    def __init__(self, model: Any, temperature: float = 0.01, **arguments: Any) -> None:
+        super().__init__(model, "mw", temperature=temperature, **arguments)
 
 
 class InfoNCELoss(RetrievalLoss):
@@ -306,11 +307,12 @@ class InfoNCELoss(RetrievalLoss):
 
     Args:
         model: a `SentenceTransformer`.
-        arguments: those of `RetrievalLoss`.
+        temperature: tau, by which scores are divided.
+        arguments: further ones of `RetrievalLoss`.
     """
 
-    def __init__(self, model: Any, **arguments: Any) -> None:
-        super().__init__(model, "infonce", **arguments)
+    def __init__(self, model: Any, temperature: float = 0.01, **arguments: Any) -> None:
+        super().__init__(model, "infonce", temperature=temperature, **arguments)
 
 
 class MarginMSELoss(RetrievalLoss):
@@ -318,8 +320,9 @@ class MarginMSELoss(RetrievalLoss):
 
     Args:
         model: a `SentenceTransformer`.
-        arguments: those of `RetrievalLoss`; `temperature=1` with dot products is the loss of the paper.
+        temperature: tau, by which scores are divided; 1 with dot products is the loss of the paper.
+        arguments: further ones of `RetrievalLoss`.
     """
 
-    def __init__(self, model: Any, **arguments: Any) -> None:
-        super().__init__(model, "margin-mse", **arguments)
+    def __init__(self, model: Any, temperature: float = 0.01, **arguments: Any) -> None:
+        super().__init__(model, "margin-mse", temperature=temperature, **arguments)

@@ -67,7 +67,7 @@ def model(folder: Path) -> SentenceTransformer:
 def test_the_names_that_people_search_for_are_losses(model: SentenceTransformer) -> None:
     names = {"mw": library.MannWhitneyLoss, "infonce": library.InfoNCELoss, "margin-mse": library.MarginMSELoss}
     for loss, kind in names.items():
-        named = kind(model, temperature=0.05, mini_batch_size=8)
+        named = kind(model, 0.05, mini_batch_size=8)
         plain = library.RetrievalLoss(model, loss, temperature=0.05, mini_batch_size=8)
         assert named.get_config_dict() == plain.get_config_dict()
         assert named.citation == plain.citation

@@ -290,18 +290,24 @@ def test_ignored_columns_count_for_nothing() -> None:
         ({"positives": torch.tensor([[0], [-1]])}, "row 1 has no positive"),
         ({"positives": torch.tensor([[0], [4]])}, "column 4 of 4"),
         ({"positives": torch.tensor([[0], [-2]])}, "column -2 of 4; columns are 0 to 3, and -1 where none is"),
-        ({"positives": torch.tensor([[0]])}, r"positives: is torch.int64 of shape \(1, 1\), and a row"),
+        (
+            {"positives": torch.tensor([[0]])},
+            r"positives: is torch.int64 of shape \(1, 1\) on cpu, and a row .* each of 2 rows",
+        ),
         ({"positives": torch.arange(4).repeat(2, 1)}, "no negatives among 8"),
-        ({"positives": torch.tensor([0, 1])}, r"positives: is torch.int64 of shape \(2,\).*positives\[:, None\]"),
-        ({"positives": torch.tensor([[0.0], [1.0]])}, r"positives: is torch.float32 .*positives=positives.long\(\)"),
+        ({"positives": torch.tensor([0, 1])}, r"positives: is torch.int64 of shape \(2,\).*\[:, None\]"),
+        (
+            {"positives": torch.tensor([[0.0], [1.0]])},
+            r"positives: is torch.float32 .*give a torch.int64 tensor \[2, n\] on cpu",
+        ),
         ({"positives": torch.eye(2, 4).bool()}, r"positives: is a mask \(torch.bool of shape \(2, 4\)\).*torch.where"),
         ({"positives": torch.eye(2, 4).long()}, r"positives: is a mask \(torch.int64"),
-        ({"positives": [[0], [1]]}, r"positives: is list; .*positives=torch.tensor\(...\)"),
+        ({"positives": [[0], [1]]}, "positives: is list, .*give a torch.int64 tensor"),
         (
             {"positives": torch.empty(2, 1, device="meta").long()},
-            r"is on meta, the scores are on cpu.*to\(scores.device",
+            r"is torch.int64 of shape \(2, 1\) on meta.*on cpu",
         ),
-        ({"ignored": torch.tensor([0, 1])}, r"ignored: is torch.int64 of shape \(2,\).*ignored\[:, None\]"),
+        ({"ignored": torch.tensor([0, 1])}, r"ignored: is torch.int64 of shape \(2,\).*\[:, None\]"),
     ],
 )
 def test_bad_input_is_named(change: dict, message: str) -> None:

@@ -264,31 +264,16 @@ class TripletReduction(Reduction):
         pairs = is_positive.sum(1) * (panel.scores.shape[1] - excluded)
         weight = (pairs.clamp(min=1) * self._rows).to(panel.scores.dtype).reciprocal()
         sums, exceeded = torch.zeros_like(bars), torch.zeros_like(bars)
-        width = panel.scores.shape[1]
-        height = max(1, BLOCK_SCORES.get(panel.scores.device.type, BLOCK_SCORES["cpu"]) // width)
+        height = max(1, BLOCK_SCORES.get(panel.scores.device.type, BLOCK_SCORES["cpu"]) // panel.scores.shape[1])
         for start in range(0, len(columns), height):
             block = slice(start, start + height)
-            derivatives = panel.derivatives[block]
-            self._walk(panel.scores[block], derivatives, bars[block], sums[block], exceeded[block], weight[block])
+            scores = panel.scores[block]
+            over, counts = torch.empty_like(scores), torch.zeros_like(scores)
+            for slot in range(bars.shape[1]):
+                torch.sub(scores, bars[block, slot, None], out=over).clamp_(min=0)
+                torch.sum(over, 1, out=sums[block, slot])
+                torch.sum(over.sign_(), 1, out=exceeded[block, slot])
+                counts += over
+            torch.mul(counts, weight[block, None], out=panel.derivatives[block])  # which may be the scores
         self.values.append((sums.sum(1, dtype=torch.float64) * weight).sum())
         write_positives(panel.derivatives, columns, -(exceeded * weight[:, None]))
-
-    def _walk(
-        self,
-        scores: Float[Tensor, "rows candidates"],
-        derivatives: Float[Tensor, "rows candidates"],
-        bars: Float[Tensor, "rows positives"],
-        sums: Float[Tensor, "rows positives"],
-        exceeded: Float[Tensor, "rows positives"],
-        weight: Float[Tensor, " rows"],
-    ) -> None:
-        """Write the sum and number of the excesses over each bar, and the derivatives, which may replace the scores."""
-        over = torch.empty_like(scores)
-        counts = torch.zeros_like(scores)
-        for slot in range(bars.shape[1]):
-            torch.sub(scores, bars[:, slot, None], out=over).clamp_(min=0)
-            torch.sum(over, 1, out=sums[:, slot])
-            over.sign_()
-            torch.sum(over, 1, out=exceeded[:, slot])
-            counts += over
-        torch.mul(counts, weight[:, None], out=derivatives)

@@ -161,15 +161,9 @@ def _dataset(
     if not ids:
         raise DataError("no query has a relevant document", "PooledAUCEvaluator(relevant_docs)", "check the query ids")
     position = {document: row for row, document in enumerate(corpus)}
-    pairs = sorted(
-        (row, position[document])
-        for row, query in enumerate(ids)
-        for document in relevant[query]
-        if document in position
-    )
-    absent = [
-        (row, document) for row, query in enumerate(ids) for document in relevant[query] if document not in position
-    ]
+    positives = [(row, document) for row, query in enumerate(ids) for document in relevant[query]]
+    pairs = sorted((row, position[document]) for row, document in positives if document in position)
+    absent = [(row, document) for row, document in positives if document not in position]
     rows = np.array(pairs, np.int64).reshape(-1, 2)
     lost = np.array([row for row, _ in absent], np.int64)
     return RetrievalDataset(

@@ -97,33 +97,22 @@ def _pairs(columns: ndarray, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
-    """Refuse anything but a table of column numbers of `scores`; each message shows the correct call."""
-    if not isinstance(columns, Tensor):
-        raise LossInputError(f"is {_kind(columns)}", name, f"call mann_whitney with {name}=torch.tensor(...)")
-    if columns.device != scores.device:
-        raise LossInputError(
-            f"is on {columns.device}, the scores are on {scores.device}",
-            name,
-            f"call mann_whitney with {name}={name}.to(scores.device)",
-        )
-    if columns.dtype == torch.bool or _is_mask_of_integers(columns, scores):
+    """Refuse anything but a table of column numbers of `scores`; for a mask the message shows the correct call."""
+    if isinstance(columns, Tensor) and (columns.dtype == torch.bool or _is_mask_of_integers(columns, scores)):
         columns_of_mask = "torch.where(mask > 0, torch.arange(mask.shape[1], device=mask.device), -1)"
         raise LossInputError(
             f"is a mask ({_kind(columns)}), and column numbers are needed",
             name,
             f"for a mask call mann_whitney with {name}={columns_of_mask}.topk(int((mask > 0).sum(1).max())).values",
         )
-    if columns.dtype != torch.int64:
+    is_table = isinstance(columns, Tensor) and columns.dtype == torch.int64 and columns.ndim == 2
+    if not is_table or len(columns) != len(scores) or columns.device != scores.device:
+        where = f" on {columns.device}" if isinstance(columns, Tensor) else ""
         raise LossInputError(
-            f"is {_kind(columns)}, and column numbers are torch.int64",
+            f"is {_kind(columns)}{where}, and a row of column numbers is needed for each of {len(scores)} rows of "
+            "scores",
             name,
-            f"call mann_whitney with {name}={name}.long()",
-        )
-    if columns.ndim != 2 or len(columns) != len(scores):
-        raise LossInputError(
-            f"is {_kind(columns)}, and a row of column numbers is needed for each of {len(scores)} rows of scores",
-            name,
-            f"with one column a query call mann_whitney with {name}={name}[:, None]",
+            f"give a torch.int64 tensor [{len(scores)}, n] on {scores.device}; [:, None] makes a table of one column",
         )
     if columns.numel() and not PAD <= int(columns.min()) <= int(columns.max()) < scores.shape[1]:
         wrong = int(columns.max()) if int(columns.max()) >= scores.shape[1] else int(columns.min())

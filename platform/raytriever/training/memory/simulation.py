@@ -175,6 +175,7 @@ def simulate(
     config = files.sides[side].transformer.config
     with model_errors(files.directory), quiet_transformers(warnings=False), torch.device("meta"):
         backbone = text_encoder_of(config, base_type(model.lora_rank, precision))
+    with torch.device("meta"):
         encoder = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
         encoder.head = load_head(head_modules(files, description, model)[side], encoder.pooled_width, {}, False)
     prepare_encoder(encoder, model)

@@ -12,7 +12,7 @@ help:
 	@echo "make test-gpu    the tests of a CUDA device, with the packages that \$$(PYTHON) has"
 	@echo "make check       format, lint, types, import contracts;  make format  correct format and lint"
 	@echo "make docs        build the site of docs/ in build/site; a broken link is an error"
-	@echo "make house       sizes of the package, the tests and the documents; what breaks the rules of the layout"
+	@echo "make house       sizes of each room and what is expected; what breaks the rules of the layout"
 	@echo "make bench       run all benchmarks; on a machine with a GPU also python benchmarks/gpu.py"
 	@echo "make dashboards  Prometheus and Grafana for the Ray on this machine; see docs/how-to/watch-a-run.md"
 

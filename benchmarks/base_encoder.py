@@ -41,7 +41,7 @@ from raytriever.models.precision import autocast, choose_precision, default_devi
 from raytriever.models.source import embedded_minilm
 from raytriever.store.commit import committed_directory, one_writer
 from raytriever.store.disk import disk_errors
-from raytriever.training.loop import build_optimizer
+from raytriever.training.optimizer import build_optimizer
 from text_sources import is_held_out, pack, read_source
 
 ENCODER, FIGURES, CHECKPOINT = "encoder", "figures.json", "checkpoint.pt"

@@ -134,8 +134,6 @@ def main() -> None:
         "ndcg_at_10",
         "--eval-corpus",
         str(arguments.corpus),
-        "--eval-behind",
-        "9",
     ]
     results: dict[str, End] = {}
     with TemporaryDirectory() as name:

@@ -16,24 +16,25 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from ends import End, parser, report
 
-STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 QUERIES, HARD, QUERY_LENGTH, PASSAGE_LENGTH = 8, 1, 32, 64
 VOCABULARY, CHUNK = 30522, 3
 
 
-def objective(chunk: int | None, precision: str, device: torch.device) -> object:
+def objective(precision: str, device: torch.device) -> object:
     """Return an objective of MiniLM's shape: random weights, shared towers, `mw`."""
     from transformers import BertConfig, BertModel
 
     from raytriever.losses.config import LossConfig
     from raytriever.losses.registry import build_loss
     from raytriever.models.encoder import Encoder
-    from raytriever.training.batch import ChunkSizes
+    from raytriever.models.retriever import Retriever
     from raytriever.training.parallel.objective import Objective
 
     class Shared(torch.nn.Module):
@@ -42,6 +43,8 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
         def __init__(self, encoder: torch.nn.Module) -> None:
             super().__init__()
             self.query = self.passage = encoder
+
+        passes = Retriever.passes
 
         def encode(self, tokens: dict, side: str) -> torch.Tensor:
             """Return the embeddings of one side."""
@@ -54,29 +57,37 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
         backbone.set_attn_implementation("eager")
     retriever = Shared(Encoder(backbone, "mean", True)).to(device).train()
     loss = build_loss(LossConfig(temperature=0.05)).to(device)
-    return Objective(retriever, loss, precision, ChunkSizes(sequences=chunk) if chunk else None)
+    return Objective(retriever, loss, precision)
 
 
-def batch(rank: int, device: torch.device) -> object:
+def take_step(strategy: Any, share: Any, number: int) -> None:
+    """Do a step."""
+    value = strategy.forward_backward(share).value
+    strategy.clip_gradients()
+    strategy.step(value, number)
+
+
+def batch(rank: int, device: torch.device, chunk: int | None) -> object:
     """Return the batch of a worker; every text has full length, so that only the caching differs."""
-    from types import SimpleNamespace
-
     from raytriever.losses.batch import BatchIds
     from raytriever.models.packing import Buckets
+    from raytriever.training.batch import Batch
 
     generator = torch.Generator().manual_seed(rank)
 
     def side(texts: int, length: int) -> Buckets:
         ids = torch.randint(4, VOCABULARY, (texts, length), generator=generator)
-        part = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        return Buckets([part], torch.arange(texts)).to(device)
+        rows = ids.split(chunk or texts)
+        chunks = [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in rows]
+        return Buckets(chunks, torch.arange(texts)).to(device)
 
     passages = QUERIES * (1 + HARD)
     documents = torch.arange(passages) + rank * passages
     ids = BatchIds(
         torch.arange(QUERIES).to(device) + rank * QUERIES, documents[:QUERIES, None].to(device), documents.to(device)
     )
-    return SimpleNamespace(queries=side(QUERIES, QUERY_LENGTH), passages=side(passages, PASSAGE_LENGTH), ids=ids)
+    tokens = chunk and chunk * PASSAGE_LENGTH
+    return Batch(side(QUERIES, QUERY_LENGTH), side(passages, PASSAGE_LENGTH), ids, tokens)
 
 
 def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precision: str, device_type: str) -> None:
@@ -84,24 +95,24 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
     from torch import distributed
 
     from raytriever.losses.distributed import current_workers
-    from raytriever.training.parallel.choice import build_strategy
+    from raytriever.training.config import TrainingConfig
+    from raytriever.training.loop import build_strategy
 
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     torch.set_num_threads(1 if size > 1 else 2)
     if size > 1:
         backend = "nccl" if device_type == "cuda" else "gloo"
         distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    share = batch(rank, device)
-    built = {}
+    built, shares = {}, {}
     for name, chunk in (("whole", None), ("cached", CHUNK)):
-        model = objective(chunk, precision, device)
+        model, shares[name] = objective(precision, device), batch(rank, device, chunk)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        built[name] = build_strategy(strategy, model, optimizer, current_workers(), device, 1.0)
+        built[name] = build_strategy(TrainingConfig(strategy=strategy), model, optimizer, current_workers(), device)
     durations: dict[str, list[float]] = {name: [] for name in built}
     for step in range(steps + 1):
         for name, one in built.items():
             start = perf_counter()
-            one.step(share, 1e-5, step)
+            take_step(one, shares[name], step)
             if device_type == "cuda":
                 torch.cuda.synchronize()
             if step:

@@ -18,10 +18,10 @@ from transformers import PretrainedConfig, Qwen3Config, XLMRobertaConfig
 from ends import End, parser, report
 from raytriever.models.config import ModelConfig
 from raytriever.training.config import TrainingConfig
-from raytriever.training.loop import build_optimizer
 from raytriever.training.memory.arithmetic import WorkerTexts
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, use_float32_norms
+from raytriever.training.optimizer import build_optimizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from allocations import chunk_peak, encoder_of

@@ -27,6 +27,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ends import End, parser, report
+from grad_cache import take_step
 
 if TYPE_CHECKING:
     from raytriever.models.retriever import Retriever
@@ -74,10 +75,10 @@ def training(
     from raytriever.losses.registry import build_loss
     from raytriever.models.config import ModelConfig
     from raytriever.models.retriever import load_retriever
-    from raytriever.training.batch import ChunkSizes
+    from raytriever.training.config import TrainingConfig
     from raytriever.training.loader import Prefetcher
-    from raytriever.training.loop import build_optimizer
-    from raytriever.training.parallel.choice import build_strategy
+    from raytriever.training.loop import build_strategy
+    from raytriever.training.optimizer import build_optimizer
     from raytriever.training.parallel.objective import Objective
     from raytriever.training.training_data import TrainingData
 
@@ -85,11 +86,12 @@ def training(
     config = DataConfig(dataset=str(dataset), dev_split="dev")
     source = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0).train(None)
     loss = build_loss(LossConfig(loss="infonce", temperature=0.05))
-    objective = Objective(retriever, loss, precision, ChunkSizes(tokens=TOKENS) if caches else None)
+    objective = Objective(retriever, loss, precision)
     device = torch.device("cpu")
-    strategy = build_strategy("ddp", objective, build_optimizer(objective, 2e-5, 0.01), ALONE, device, 1.0)
+    strategy = build_strategy(TrainingConfig(), objective, build_optimizer(objective, 2e-5, 0.01), ALONE, device)
     retriever.train()
-    with Prefetcher(lambda step: source.batch(step, retriever, ALONE), range(steps)) as batches:
+    chunk = TOKENS if caches else None
+    with Prefetcher(lambda step: source.batch(step, retriever, ALONE, chunk=chunk), range(steps)) as batches:
         yield strategy, iter(batches), retriever
 
 
@@ -99,7 +101,7 @@ def ours(precision: str, dataset: Path, way: str) -> list[float]:
     with training(precision, dataset, STEPS + 1, caches="cached" in way) as (strategy, batches, _):
         began = time.process_time()
         for step, batch in enumerate(batches):
-            strategy.step(batch, 2e-5, step)
+            take_step(strategy, batch, step)
             times.append(time.process_time() - began)
             began = time.process_time()
     return times

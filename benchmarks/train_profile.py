@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ends import End, parser, report
+from grad_cache import take_step
 from train import SQUAD, training
 
 # Parts of a step by the names of torch's operations; the first part that an operation or its callers belong to counts.
@@ -64,13 +65,13 @@ def recorded(precision: str, dataset: Path, steps: int) -> list[Any]:
         for backbone in {retriever.query.backbone, retriever.passage.backbone}:
             backbone.register_forward_pre_hook(enter)
             backbone.register_forward_hook(leave)
-        strategy.step(next(batches), 2e-5, 0)
+        take_step(strategy, next(batches), 0)
         with profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiled:
             for step in range(steps):
                 with record_function(WAITING):
                     batch = next(batches)
                 with record_function(STEP):
-                    strategy.step(batch, 2e-5, step + 1)
+                    take_step(strategy, batch, step + 1)
     events = profiled.events()
     thread = next(event.thread for event in events if event.name == STEP)
     return [event for event in events if event.thread == thread]

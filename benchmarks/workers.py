@@ -33,21 +33,22 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
     from torch import distributed
 
     from raytriever.losses.distributed import current_workers
-    from raytriever.training.loop import build_optimizer
-    from raytriever.training.parallel.choice import build_strategy
+    from raytriever.training.config import TrainingConfig
+    from raytriever.training.loop import build_strategy
+    from raytriever.training.optimizer import build_optimizer
 
     torch.set_num_threads(THREADS // size)
     if size > 1:
         distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     device = torch.device("cpu")
-    model = grad_cache.objective(None, "fp32", device)
-    strategy = build_strategy("ddp", model, build_optimizer(model, 1e-5, 0.01), current_workers(), device, 1.0)
+    model = grad_cache.objective("fp32", device)
+    strategy = build_strategy(TrainingConfig(), model, build_optimizer(model, 1e-5, 0.01), current_workers(), device)
     grad_cache.QUERIES = queries // size
-    share = grad_cache.batch(rank, device)
+    share = grad_cache.batch(rank, device, None)
     print(json.dumps({}), flush=True)
     for number, _ in enumerate(sys.stdin):
         began, worked = time.perf_counter(), time.process_time()
-        strategy.step(share, 1e-5, number)
+        grad_cache.take_step(strategy, share, number)
         answer = {"seconds": time.perf_counter() - began, "worked": time.process_time() - worked}
         print(json.dumps(answer), flush=True)
 

@@ -4,9 +4,7 @@ Run: `python benchmarks/zoo.py [--json PATH] [--only PART]`. `tests/support/case
 models with random weights, so that a property that is read wrongly changes the embeddings. Each is encoded on 8 texts
 of 3 to 3,000 tokens as queries and as passages, in float32, by `SentenceTransformer.encode_query` and
 `encode_document` and by raytriever. Two figures are compared: the smallest cosine of a text, and the largest difference
-of a score over the largest score. The teeth are the smallest cosine of the library with itself after it reads one
-property wrongly (for a similarity or a scale, which change no direction: 1 minus the difference of the scores). They
-must be under 0.999, or the comparison would not notice the mistake.
+of a score over the largest score.
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ from raytriever.models.retriever import Retriever, load_retriever
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from cases import CASES, TEXTS, Case
-from misreadings import Change
 
-AGREES, NOTICED = 0.9999, 0.999
-SCALES = ("similarity", "scale")  # properties that change no direction
+AGREES = 0.9999
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,9 @@ class Examined:
     scores: float = 1.0
 
 
-def by_library(folder: Path, change: Change | None = None, texts: Sequence[str] = TEXTS) -> Encoded:
-    """Return what sentence-transformers computes, optionally with one property read wrongly."""
+def by_library(folder: Path, texts: Sequence[str] = TEXTS) -> Encoded:
+    """Return what sentence-transformers computes."""
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    if change is not None:
-        change(model)
     queries, passages = (encode(texts, batch_size=4) for encode in (model.encode_query, model.encode_document))
     return Encoded(queries, passages, model.similarity(queries, passages).numpy())
 
@@ -101,16 +95,6 @@ def examine(folder: Path) -> Examined:
     return Examined("", smallest_cosine(library, own), difference_of_scores(library, own))
 
 
-def measure_teeth(case: Case, folder: Path, texts: Sequence[str] = TEXTS) -> dict[str, float]:
-    """Return the agreement of the library with itself after each misreading of a directory."""
-    right = by_library(folder, texts=texts)
-    wrong = {name: by_library(folder, change, texts) for name, change in case.teeth.items()}
-    return {
-        name: 1 - difference_of_scores(right, one) if name in SCALES else smallest_cosine(right, one)
-        for name, one in wrong.items()
-    }
-
-
 def holds(case: Case, examined: Examined) -> bool:
     """Return True if the directory agrees, or is refused in one line with the expected reason."""
     if case.refused:
@@ -125,29 +109,24 @@ def main() -> None:
     arguments = command.parse_args()
     logging.disable(logging.WARNING)
     cases = [case for case in CASES if arguments.only in case.name]
-    results, teeth = {}, {}
+    results = {}
     with TemporaryDirectory() as work:
         for case in cases:
             folder = Path(work) / case.name
             case.write(folder)
             examined = results[case.name] = examine(folder)
-            case_teeth = {} if case.refused else measure_teeth(case, folder)
-            teeth |= {f"{case.name} {name}": value for name, value in case_teeth.items()}
-            listed = ", ".join(f"{name} {value:.3f}" for name, value in case_teeth.items())
             outcome = examined.refusal or f"cosine {examined.cosine:.6f}, scores {examined.scores:.1e}"
-            print(f"{case.name:<28} {'holds' if holds(case, examined) else 'FAILS'} {outcome}; {listed}", flush=True)
+            print(f"{case.name:<28} {'holds' if holds(case, examined) else 'FAILS'} {outcome}", flush=True)
     read = [examined for examined in results.values() if not examined.refusal]
     refused = sum(bool(case.refused) for case in cases)
     failed = sum(not holds(case, results[case.name]) for case in cases)
-    distance, scores, tooth = 1 - min(e.cosine for e in read), max(e.scores for e in read), max(teeth.values())
+    distance, scores = 1 - min(e.cosine for e in read), max(e.scores for e in read)
     ends = {
         "directories": End(len(cases), ">= 30", len(cases) >= 30),
         "of these to refuse in one line": End(refused, "reported", True),
         "directories that are read or refused wrongly": End(failed, "0", not failed),
         "largest 1 - cosine of an embedding": End(distance, "<= 1e-4", distance <= 1 - AGREES),
         "largest difference of scores, over the largest score": End(scores, "<= 1e-4", scores <= 1e-4),
-        "properties read wrongly on purpose": End(len(teeth), "reported", True),
-        "largest cosine of a wrong reading": End(tooth, f"< {NOTICED}", tooth < NOTICED),
     }
     report("zoo", ends, arguments.json)
 

@@ -26,8 +26,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, NoReturn
-from unittest.mock import patch
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "docs"
@@ -41,36 +40,23 @@ TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 TO_TOP = re.compile(r"\]\(((?:\.\./)*)\.\./(CONTRIBUTING\.md|CHANGELOG\.md)")
 
 
-class _ParserFound(BaseException):
-    """Carries the parser of a command out of its `main`."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-
-
 def parser_of(command: str) -> argparse.ArgumentParser:
     """Return the argparse parser of a command such as `train` or `runs list`."""
-    from raytriever.cli.main import run
+    from raytriever.cli.commands import COMMANDS
 
-    def stop(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
-        raise _ParserFound(parser)
-
-    with patch.object(argparse.ArgumentParser, "parse_known_args", stop):
-        try:
-            run(command.split()[0], command.split()[1:])
-        except _ParserFound as found:
-            return found.parser
-    raise SystemExit(f"docs/build.py: raytriever {command} parses no flags")
+    name = command.split()[0]
+    return COMMANDS[name].parser(name)
 
 
 def commands() -> Iterator[str]:
     """Yield the reference of every command in Markdown."""
-    from raytriever.cli.main import TASKS
+    from raytriever.cli.commands import COMMANDS
 
-    for task, names in TASKS.items():
+    for task in dict.fromkeys(command.task for command in COMMANDS.values()):
         yield f"## {task}\n"
-        for name in names:
-            yield from _command(name)
+        for name, command in COMMANDS.items():
+            if command.task == task:
+                yield from _command(name)
 
 
 def _command(name: str) -> Iterator[str]:

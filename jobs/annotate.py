@@ -1,4 +1,4 @@
-"""The stage `annotate` of raytriever; see `--help`."""
+"""The command `annotate` of raytriever; see `--help`."""
 
 import sys
 

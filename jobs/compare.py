@@ -1,4 +1,4 @@
-"""The stage `compare` of raytriever; see `--help`."""
+"""The command `compare` of raytriever; see `--help`."""
 
 import sys
 

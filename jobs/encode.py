@@ -1,4 +1,4 @@
-"""The stage `encode` of raytriever; see `--help`."""
+"""The command `encode` of raytriever; see `--help`."""
 
 import sys
 

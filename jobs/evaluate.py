@@ -1,4 +1,4 @@
-"""The stage `evaluate` of raytriever; see `--help`."""
+"""The command `evaluate` of raytriever; see `--help`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The stage `export` of raytriever; see `--help`."""
+"""The command `export` of raytriever; see `--help`."""
 
 import sys
 

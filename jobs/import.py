@@ -1,4 +1,4 @@
-"""The stage `import` of raytriever; see `--help`."""
+"""The command `import` of raytriever; see `--help`."""
 
 import sys
 

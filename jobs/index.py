@@ -1,4 +1,4 @@
-"""The stage `index` of raytriever; see `--help`."""
+"""The command `index` of raytriever; see `--help`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The stage `mine` of raytriever; see `--help`."""
+"""The command `mine` of raytriever; see `--help`."""
 
 import sys
 

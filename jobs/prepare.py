@@ -1,4 +1,4 @@
-"""The stage `prepare` of raytriever; see `--help`."""
+"""The command `prepare` of raytriever; see `--help`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The stage `score` of raytriever; see `--help`."""
+"""The command `score` of raytriever; see `--help`."""
 
 import sys
 

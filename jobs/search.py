@@ -1,4 +1,4 @@
-"""The stage `search` of raytriever; see `--help`."""
+"""The command `search` of raytriever; see `--help`."""
 
 import sys
 

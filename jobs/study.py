@@ -1,4 +1,4 @@
-"""The stage `study` of raytriever; see `--help`."""
+"""The command `study` of raytriever; see `--help`."""
 
 import sys
 

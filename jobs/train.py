@@ -1,4 +1,4 @@
-"""The stage `train` of raytriever; see `--help`."""
+"""The command `train` of raytriever; see `--help`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The stage `tune` of raytriever; see `--help`."""
+"""The command `tune` of raytriever; see `--help`."""
 
 import sys
 

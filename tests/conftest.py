@@ -1,5 +1,5 @@
 """What tests share: the data packs, wherever this machine keeps them, an encoder and a data set of their own, and a
-CUDA device, sham or real."""
+CUDA device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -190,19 +189,10 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["sham", pytest.param("real", marks=pytest.mark.gpu)])
-def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """A CUDA device: the sham one, and a real one for `make test-gpu`."""
-    sys.path.append(str(REPOSITORY / "tests" / "support"))
-    from sham_device import CUDA, sham_device
-
-    if request.param == "sham":
-        with sham_device():
-            yield CUDA
-    elif torch.cuda.is_available():
-        yield CUDA
-    else:
-        pytest.skip("torch finds no CUDA device")
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> torch.device:
+    """The CUDA device of `make test-gpu`."""
+    return torch.device(request.param, 0)
 
 
 @pytest.fixture

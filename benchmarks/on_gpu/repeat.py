@@ -38,14 +38,16 @@ class _Source:
     positives_per_query: int = 1
     negatives_per_query: int = 2
 
-    def batch(self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False) -> Batch:
+    def batch(
+        self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False, chunk: int | None = None
+    ) -> Batch:
         """Return the batch of a step."""
         group = self.positives_per_query + self.negatives_per_query
         rows = torch.arange(self.queries)
         passages = contents(self.queries * group, 64, step + 1_000)
         ids = BatchIds(rows, rows[:, None] * group, torch.arange(len(passages)), seed=0, step=step)
-        queries = retriever.batch_of(contents(self.queries, 32, step), "query")
-        return Batch(queries, retriever.batch_of(passages, "passage"), ids)
+        queries = retriever.batch_of(contents(self.queries, 32, step), "query", tokens=chunk)
+        return Batch(queries, retriever.batch_of(passages, "passage", tokens=chunk), ids, chunk)
 
 
 def cases(device: torch.device, size: str, scratch: Path) -> Cases:

@@ -32,13 +32,13 @@ from raytriever.losses.registry import build_loss
 from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import Batch
+from raytriever.training.batch import Batch, copy_to, wait_for_copy
 from raytriever.training.config import TrainingConfig
-from raytriever.training.loop import build_optimizer
+from raytriever.training.loop import build_strategy
 from raytriever.training.monitoring import Throughput, peak_flops
-from raytriever.training.parallel.choice import build_strategy
+from raytriever.training.optimizer import build_optimizer
 from raytriever.training.parallel.chunk_size import ChunkChoice
-from raytriever.training.parallel.objective import Objective, Stager
+from raytriever.training.parallel.objective import Objective
 
 NEGATIVES, TAU, RATE = 5, 0.01, 1e-5
 RATIO = 1.3
@@ -132,18 +132,20 @@ def prepare(case: Case, directory: Path, device: torch.device) -> tuple[Callable
     texts = case.queries * (2 + NEGATIVES)
     chunk = ChunkChoice(TrainingConfig(batch_size=case.queries), retriever, "bf16", device, ALONE).first(texts)
     loss = build_loss(LossConfig("mw", temperature=TAU, loss_precision="bf16"), unit_length=True).to(device)
-    objective = Objective(retriever, loss, "bf16", chunk)
-    strategy = build_strategy("ddp", objective, build_optimizer(objective, RATE, 0.01), ALONE, device, 1.0)
+    objective = Objective(retriever, loss, "bf16")
+    strategy = build_strategy(TrainingConfig(), objective, build_optimizer(objective, RATE, 0.01), ALONE, device)
     throughput = Throughput(retriever.query.backbone, retriever.passage.backbone, "bf16", device, ALONE)
-    batches = [_batch(case, retriever, seed) for seed in range(2)]
-    stager, loader = Stager(objective, throughput.count, device), ThreadPoolExecutor(1)
-    staged = deque([loader.submit(stager.stage, batches[0])])
+    batches = [_batch(case, retriever, seed, chunk) for seed in range(2)]
+    stream, loader = torch.cuda.Stream(device) if device.type == "cuda" else None, ThreadPoolExecutor(1)
+    copies = deque([loader.submit(copy_to, batches[0], device, stream)])
 
     def step(number: int) -> None:
-        staged.append(loader.submit(stager.stage, batches[(number + 1) % 2]))
-        strategy.step(stager.receive(staged.popleft().result()), RATE, number)
+        copies.append(loader.submit(copy_to, batches[(number + 1) % 2], device, stream))
+        value = strategy.forward_backward(wait_for_copy(copies.popleft().result())).value
+        strategy.clip_gradients()
+        strategy.step(value, number)
 
-    return step, throughput, batches[0], chunk.tokens or 0 if chunk else 0
+    return step, throughput, batches[0], chunk or 0
 
 
 def ours(case: Case, directory: Path, device: torch.device) -> dict[str, float]:
@@ -156,13 +158,14 @@ def ours(case: Case, directory: Path, device: torch.device) -> dict[str, float]:
     return rates | {"chunk": chunk, "peak": peak or 0.0}
 
 
-def _batch(case: Case, retriever: Retriever, seed: int) -> Batch:
+def _batch(case: Case, retriever: Retriever, seed: int, chunk: int | None) -> Batch:
     queries = contents(case.queries, case.query_length, seed)
     passages = contents(case.queries * (1 + NEGATIVES), case.passage_length, seed + 100)
     rows = torch.arange(case.queries)
     ids = BatchIds(rows, rows[:, None] * (1 + NEGATIVES), torch.arange(len(passages)))
     ids = replace(ids, relevance=gather_relevance(ids, ALONE, torch.device("cpu")))
-    return Batch(retriever.batch_of(queries, "query"), retriever.batch_of(passages, "passage"), ids)
+    sides = retriever.batch_of(queries, "query", tokens=chunk), retriever.batch_of(passages, "passage", tokens=chunk)
+    return Batch(*sides, ids, chunk)
 
 
 def theirs(case: Case, directory: Path, device: torch.device) -> Iterator[tuple[str, float, float]]:

@@ -4,8 +4,7 @@ Everything that a person can get wrong (a flag, a file, a row, a model name, a f
 `UserError` where it is first detected. The command line prints it as one line and exits with code 2. Any other
 exception is a defect of raytriever and keeps its traceback.
 
-The text of an error names settings by `setting`. The command line shows them as flags (`--max-steps`), the API as
-arguments (`max_steps`).
+The text of an error names a setting as Python and a configuration file do, `max_steps`; its flag is `--max-steps`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Self
-
-# A setting in the text of an error: `name`, `name=text` or `name?True`, between two characters that no terminal shows.
-_SETTING = re.compile("\x0e(\\w+)(?:([=?])([^\x0e\x0f]*))?\x0f")
 
 # What CUDA says of a GPU that failed. Other errors of CUDA, such as an illegal address, are defects of a program.
 _LOST_GPU = re.compile(
@@ -39,38 +35,15 @@ def translated(text: str) -> str:
 
 
 def setting(name: str, value: object = None) -> str:
-    """Return the name of a setting for the text of a `UserError`; other text names it by `flag_of`.
-
-    Args:
-        name: Name of the flag or argument, such as `max_steps`.
-        value: True or False for a switch (`--no-duplicates` is False); a value that is shown with the name
-            (`--dataset a/b`, `data='a/b'`).
-    """
+    """Return a setting for the text of an error: `max_steps`, `fresh=True`, or with a value `dataset a/b`."""
     if value is None:
-        return f"\x0e{name}\x0f"
-    text = str(value).replace("\x0e", r"\x0e").replace("\x0f", r"\x0f")
-    return f"\x0e{name}{'?' if isinstance(value, bool) else '='}{text}\x0f"
+        return name
+    return f"{name}={value}" if isinstance(value, bool) else f"{name} {value}"
 
 
-def render(text: str, spell: Callable[[str, str | bool | None], str]) -> str:
-    """Return a text in which every setting is spelled by a function of its name and value."""
-
-    def spelled(match: re.Match[str]) -> str:
-        name, sign, value = match.groups()
-        return spell(name, value == "True" if sign == "?" else value)
-
-    return _SETTING.sub(spelled, text)
-
-
-def as_flags(text: str) -> str:
-    """Return a text whose settings are spelled as flags of a command."""
-    return render(text, flag_of)
-
-
-def flag_of(name: str, value: str | bool | None = None) -> str:
-    """Return a setting as a flag: `batch_size` is `--batch-size`."""
-    flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
-    return flag if value is None or isinstance(value, bool) else f"{flag} {value}"
+def flag_of(name: str, value: bool | None = None) -> str:
+    """Return the flag of a setting for help and advice: `batch_size` is `--batch-size`."""
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
 
 
 def lost_gpu(error: BaseException) -> str:
@@ -96,22 +69,22 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, where: str | None = None, remedy: str | None = None) -> None:
-        super().__init__(what, where, remedy)  # they keep the settings as `setting` marks them
+        super().__init__(what, where, remedy)
 
     @property
     def what(self) -> str:
         """Description of the error, with a quotation of the value."""
-        return translated(as_flags(self.args[0]))
+        return translated(self.args[0])
 
     @property
     def where(self) -> str | None:
         """File, row, flag, argument or field that is wrong."""
-        return self.args[1] and translated(as_flags(self.args[1]))
+        return self.args[1] and translated(self.args[1])
 
     @property
     def remedy(self) -> str | None:
         """Instruction that corrects it."""
-        return self.args[2] and translated(as_flags(self.args[2]))
+        return self.args[2] and translated(self.args[2])
 
     def at(self, where: str | None) -> Self:
         """Return the same error about another place.

@@ -157,14 +157,6 @@ def shorten_temporary_folder() -> None:
                 tempfile.tempdir = str(link)
 
 
-def empty_folder() -> Path:
-    """Return an empty folder that only this user can write."""
-    import tempfile
-
-    folder = _private(Path(tempfile.gettempdir()) / f"raytriever-empty-{os.getuid()}")
-    return folder or Path(tempfile.mkdtemp(prefix="raytriever-empty-"))
-
-
 def _own_folder() -> Path | None:
     """Return a folder that only this user can write; None if there is none."""
     import tempfile

@@ -10,11 +10,37 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any
 
 from raytriever.errors import ConfigError, setting
 from raytriever.masking import refuse_secrets
+
+
+class Need:
+    """Setting without which another one has no effect.
+
+    Args:
+        name: Name of the setting that is needed.
+        values: Values of which it must have one; a list or a sum must contain one of them. Without, it must be set.
+        negated: True if it must not be set, or must have, or contain, another value.
+    """
+
+    def __init__(self, name: str, *values: str, negated: bool = False) -> None:
+        self.name, self.values, self.negated = name, values, negated
+
+    def unmet(self, settings: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return the reason why the need is not met, and a remedy; None if it is met."""
+        value = settings.get(self.name)
+        flag = setting(self.name, True if isinstance(value, bool) else None)
+        is_set = value not in (None, "", False, 0, [])
+        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        present = f"without {flag}" if not is_set else f"with {flag}" if value is True else f"with {flag} {text}"
+        if not self.values:
+            return None if is_set != self.negated else (present, "" if self.negated else flag)
+        parts = {part.strip() for part in re.split("[,+]", text)}
+        if (not parts <= {*self.values}) if self.negated else not parts.isdisjoint(self.values):
+            return None
+        return present, f"another {flag}" if self.negated else f"{flag} {' or '.join(self.values)}"
 
 
 def option(
@@ -28,7 +54,8 @@ def option(
     maximum: float | None = None,
     reads: Callable[[Any], Any] | None = None,
     form: str | None = None,
-    needs: str | tuple[str, ...] = (),
+    needs: str | Need | tuple[str | Need, ...] = (),
+    flag: bool = True,
 ) -> Any:
     """Return a dataclass field that declares a setting.
 
@@ -42,7 +69,8 @@ def option(
         maximum: largest allowed number.
         reads: function that makes the value from a flag or a file; its ValueError says what to give.
         form: form of the value for `--help`, for a setting with `reads`; that of `pattern` otherwise.
-        needs: settings without which this one has no effect; see `NEEDS`. One of several is enough.
+        needs: settings without which this one has no effect, as `Need` or by name. One of several is enough.
+        flag: False for a setting that is rarely given: `train` has no flag of it, but its configuration file has it.
     """
     allowed = tuple(choices) if choices is not None else None
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
@@ -51,7 +79,10 @@ def option(
         "maximum": maximum,
         "reads": reads,
         "form": form,
-        "needs": (needs,) if isinstance(needs, str) else needs,
+        "needs": tuple(
+            Need(need) if isinstance(need, str) else need for need in (needs if isinstance(needs, tuple) else (needs,))
+        ),
+        "flag": flag,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -77,7 +108,11 @@ def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Compare every field of a dataclass instance with its declaration; raises `ConfigError` with the flag."""
+    """Compare every field of a dataclass instance with its declaration, then the fields with each other by its `check`.
+
+    Raises:
+        ConfigError: a value is not allowed, or contradicts another.
+    """
     for field in dataclasses.fields(config):
         value, rule = getattr(config, field.name), field.metadata
         if value is None or not rule:
@@ -108,14 +143,11 @@ def check_options(config: Any) -> None:
             if bound is not None and fails(bound):
                 words = {"minimum": "at least", "above": "above", "maximum": "at most"}[name]
                 raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.15g}")
+    if hasattr(config, "check"):
+        config.check()
 
 
-# Forms of a need: `lora_rank` is set; `!max_steps` is not set; `loss=kl|mw` has one of these values (a list or a sum
-# contains one of them, and `*` is any text); `loss!=triplet` has another value (or contains one).
-NEEDS = re.compile(r"(!?)(\w+)(?:(!?=)([\w|.*:-]+))?")
-
-
-def needs_of(*kinds: type) -> dict[str, tuple[str, ...]]:
+def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
     """Return the needs of each setting of some dataclasses that has any."""
     return {
         field.name: field.metadata["needs"]
@@ -126,26 +158,24 @@ def needs_of(*kinds: type) -> dict[str, tuple[str, ...]]:
 
 
 def without_effect(
-    settings: Mapping[str, Any], names: Iterable[str], needs: Mapping[str, Sequence[str]]
+    settings: Mapping[str, Any], names: Iterable[str], needs: Mapping[str, Sequence[Need]]
 ) -> dict[str, ConfigError]:
     """Return an error for each explicit setting that has no effect with the others.
 
     Args:
         settings: value of every setting, by name.
         names: names of the explicit settings; empty values pass.
-        needs: needs of each setting, by name; see `NEEDS`.
+        needs: needs of each setting, by name.
     """
     errors = {}
     for name in names:
-        unmet = [each for need in needs.get(name, ()) if (each := _unmet(settings, need)) is not None]
+        unmet = [each for need in needs.get(name, ()) if (each := need.unmet(settings)) is not None]
         if not unmet or len(unmet) < len(needs[name]) or settings.get(name) in (None, "", False, []):
             continue
         reasons = dict.fromkeys(reason for reason, _ in unmet)
         remedies = [remedy for _, remedy in unmet if remedy]
         remedy = "leave it out" + (f", or give {' or '.join(remedies)}" if remedies else "")
-        errors[name] = ConfigError(
-            f"has no effect {' and '.join(reasons)}", setting(name, settings[name] is True or None), remedy
-        )
+        errors[name] = ConfigError(f"has no effect {' and '.join(reasons)}", setting(name), remedy)
     return errors
 
 
@@ -162,22 +192,3 @@ def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) 
     changed = [name for name in changed if only is None or name in only]
     for error in without_effect(settings, changed, needs_of(type(config))).values():
         raise error
-
-
-def _unmet(settings: Mapping[str, Any], need: str) -> tuple[str, str] | None:
-    """Return the reason why a need is not met, and a remedy; None if it is met."""
-    match = NEEDS.fullmatch(need)
-    assert match is not None, need
-    negated, name, sign, values = match.groups()
-    value = settings.get(name)
-    flag = setting(name, True if isinstance(value, bool) else None)
-    is_set = value not in (None, "", False, 0, [])
-    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    present = f"with {flag} {text}" if is_set and value is not True else f"with {flag}" if is_set else f"without {flag}"
-    if not sign:
-        return None if is_set != bool(negated) else (present, "" if negated else flag)
-    parts = {part.strip() for part in re.split("[,+]", text)}
-    is_one = [any(fnmatchcase(part, each) for each in values.split("|")) for part in parts]
-    if any(is_one) if sign == "=" else not all(is_one):
-        return None
-    return present, f"{flag} {' or '.join(values.split('|'))}" if sign == "=" else f"another {flag}"

@@ -1,7 +1,7 @@
 """Paths from a user: `~` is expanded, an empty path is refused, and a missing one is reported before any heavy work.
 
 A setting declares the kind of path that it takes: `option(default, help, reads=DATASET, form="PATH")`. The command line
-and the configuration files read it by that kind, and `check_paths` looks for it before torch, Ray or transformers are
+and the configuration files read it by that kind, and `fetch_paths` looks for it before torch, Ray or transformers are
 imported. Imports nothing heavy.
 """
 
@@ -21,7 +21,7 @@ from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
 from raytriever.store.commit import complete
 from raytriever.store.disk import disk_errors
-from raytriever.store.objects import copy_of, has_object, is_uri
+from raytriever.store.objects import address_of, copy_of, has_object, is_uri
 
 _LOCAL = "file://"
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -36,13 +36,10 @@ class PathKind:
         missing: what is wrong where nothing is there; empty for a path that is written and may be missing.
         remedy: what to give instead.
         error: the error that is raised.
-        names: words that name something else than a path.
-        only: a pattern of the words that are paths; other words are names.
-        folder: whether only a folder will do.
+        names: patterns of words that name something else than a path.
         hub: whether `NAME` and `OWNER/NAME` may be a model of the hub.
         separator: between several paths in one value; empty where the value is one path.
-        label: what may precede a path, up to this sign, such as the `=` of `NAME=PATH`.
-        suffix: what may follow a path, from this sign on, such as the `#` of `PATH#SPLIT`.
+        form: pattern of a value whose group is the path, such as that of `NAME=PATH`.
         optional: whether an empty value in a file means that nothing is given.
         streams: whether the path may be any URI, which is read where it is. Otherwise a URI of an object store is read
             as the path of its copy on this machine.
@@ -52,12 +49,9 @@ class PathKind:
     remedy: str = "give the path of an existing file or folder"
     error: type[UserError] = ConfigError
     names: tuple[str, ...] = ()
-    only: str = ""
-    folder: bool = False
     hub: bool = False
     separator: str = ""
-    label: str = ""
-    suffix: str = ""
+    form: str = "(.*)"
     optional: bool = True
     streams: bool = False
 
@@ -81,25 +75,27 @@ class PathKind:
             )
         return self(value)
 
-    def check(self, value: str, name: str) -> None:
+    def check(self, value: str, name: str, fetch: bool = False) -> None:
         """Raise the error of this kind if a path or an address of a store does not exist; names and other URIs pass.
 
-        The copy of a folder in a store is made complete.
+        Args:
+            value: What `__call__` returned.
+            name: Setting that has it.
+            fetch: True to make the copies of paths in an object store complete.
         """
-        if not self.missing:
-            return
-        for part in self._parts(value):
+        for part in self._parts(value) if self.missing else ():
             bare = self._bare(part)
             path = self.local(bare)
-            if path is not None:
+            if path is not None and fetch:
                 complete(path)
-            if not (_is_there(path, self.folder) if path is not None else has_object(bare)):
+            uri = bare if path is None else address_of(path)
+            if not ((path is not None and _is_there(path)) or (uri is not None and has_object(uri))):
                 raise self.error_of_missing(bare, name)
 
     def error_of_missing(self, path: str, name: str | None = None) -> UserError:
         """Return the error for a path that does not exist, with the most similar existing name."""
         parent = Path(path).parent
-        near = [*self.names]
+        near = [known for known in self.names if known.isalnum()]
         if parent.is_dir() and os.access(parent, os.R_OK | os.X_OK):
             near += [str(parent / name) for name in os.listdir(parent) if not name.startswith(".")]
         hint = did_you_mean(path, near)
@@ -108,7 +104,7 @@ class PathKind:
 
     def local(self, word: str) -> Path | None:
         """Return the local path of a word; None for a name, a URI, or a model of the hub."""
-        if not word or word in self.names or (self.only and not re.fullmatch(self.only, word)):
+        if not word or any(re.fullmatch(name, word) for name in self.names):
             return None
         if word.startswith(_LOCAL):
             return Path(unquote(word.removeprefix(_LOCAL)))
@@ -128,7 +124,7 @@ class PathKind:
 
     def _is_part_moved(self, before: str, now: str) -> bool:
         old, new = self._bare(before), self._bare(now)
-        # A label and a suffix, such as the split of `PATH#SPLIT`, say what is meant at any place.
+        # What stands around a path, such as the split of `PATH#SPLIT`, says what is meant at any place.
         if before.replace(old, "", 1) != now.replace(new, "", 1):
             return False
         return old == new or (Path(old).name == Path(new).name and self._is_gone(old) and not self._is_gone(new))
@@ -141,12 +137,10 @@ class PathKind:
         return value.split(self.separator) if self.separator else [value]
 
     def _bare(self, part: str) -> str:
-        """Return a path without its label and its suffix."""
+        """Return the path of a part alone."""
         part = part.strip() if self.separator else part
-        label, sign, rest = part.partition(self.label) if self.label else ("", "", "")
-        if sign and label and rest and not os.path.exists(part):
-            part = rest
-        return part.partition(self.suffix)[0] if self.suffix and not os.path.exists(part) else part
+        match = re.fullmatch(self.form, part, re.DOTALL)
+        return part if match is None or os.path.exists(part) else match[1]
 
     def _expanded(self, part: str) -> str:
         bare = self._bare(part)
@@ -155,13 +149,13 @@ class PathKind:
         return part.replace(bare, os.path.expanduser(bare), 1) if bare.startswith("~") else part
 
 
-def check_paths(*settings: Any) -> None:
-    """Call `PathKind.check` for the paths in settings, by the kinds that their fields declare."""
+def fetch_paths(*settings: Any) -> None:
+    """Raise an error for a path in settings that does not exist, and copy the files of paths in an object store."""
     for config in settings:
         for field in dataclasses.fields(config):
             kind, value = field.metadata.get("reads"), getattr(config, field.name)
             if isinstance(kind, PathKind) and value:
-                kind.check(value, field.name)
+                kind.check(value, field.name, fetch=True)
 
 
 def expanded(path: Path | str) -> Path:
@@ -174,7 +168,7 @@ def runs_folder() -> Path:
     return expanded(copy_of(os.environ.get("RAYTRIEVER_RUNS") or "runs"))
 
 
-def _is_there(path: Path, folder: bool) -> bool:
+def _is_there(path: Path) -> bool:
     """Return True if a file or folder exists at a path; raises `StorageError` if that cannot be checked."""
     with disk_errors(path, reading=True):
         try:
@@ -183,14 +177,14 @@ def _is_there(path: Path, folder: bool) -> bool:
             return False
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         raise irregular(path)
-    return stat.S_ISDIR(mode) or not folder
+    return True
 
 
-OUTPUT = PathKind()
+PATH = PathKind()  # of a file or folder that is written, or checked where it is read
 FILE = PathKind("no such file", "give the path of a file", DataError)
+QUESTIONS = replace(FILE, remedy="give the path of a CSV, TSV or JSONL file of questions")
+FOLDER = PathKind("no such folder", "give the path of a folder")
 DOCUMENTS = PathKind("no such folder", "give the path or URI of a folder of documents", DataError, streams=True)
-QUESTIONS = PathKind("no such file", "give the path of a CSV, TSV or JSONL file of questions", DataError)
-FOLDER = PathKind("no such folder", "give the path of a folder", folder=True)
 DATASET = PathKind(
     "no data set of this name and no such folder",
     "give 'pydocs', or the path or URI of a data set; see docs/reference/formats.md",
@@ -199,9 +193,9 @@ DATASET = PathKind(
     optional=False,
     streams=True,
 )
-UNANSWERABLE = replace(DATASET, names=("removed", *DATASET.names), only=r"(?!removed=).*")
+UNANSWERABLE = replace(DATASET, names=("removed", "removed=.*", *DATASET.names))
 DATASETS = replace(DATASET, separator=",", optional=True)
-DEV_DATASETS = replace(DATASETS, names=("own", *DATASET.names), suffix="#")
+DEV_DATASETS = replace(DATASETS, names=("own", *DATASET.names), form="([^#]*)(?:#.*)?")
 MODEL = PathKind(
     "no such directory",
     "give a model directory, a hub name, or 'minilm'",
@@ -211,7 +205,7 @@ MODEL = PathKind(
     optional=False,
 )
 TEACHER = replace(MODEL, remedy="give the directory of a cross-encoder, or a hub name", names=(), optional=True)
-MODELS = replace(MODEL, names=("minilm", "bm25"), label="=")
+MODELS = replace(MODEL, names=("minilm", "bm25"), form="(?:[^=]+=)?(.+)")
 NEGATIVES = PathKind("there is no negatives table", "give the directory or Parquet file of one", DataError)
 SCORES = PathKind(
     "there are no scores",
@@ -219,11 +213,9 @@ SCORES = PathKind(
     DataError,
     separator=",",
 )
-RANKING = PathKind("no such file", "give the path of a TREC run", DataError)
+RANKING = replace(FILE, remedy="give the path of a TREC run")
 CANDIDATES = replace(RANKING, names=("bm25", "dense"), separator=",")
 EMBEDDINGS = PathKind("no such embeddings", f"name the {setting('output')} of `raytriever encode`", DataError)
 EVALUATION = PathKind("no such evaluation", f"name the {setting('output')} of `raytriever evaluate`", DataError)
-PROMPTS = PathKind("no such folder", "give a folder with files such as relevance.txt", folder=True)
-SETTINGS = PathKind("cannot be read (No such file or directory)", "give a YAML file")
-SEARCH_SPACE = replace(SETTINGS, only=r".*/.*|.*\.ya?ml", optional=False)
-RUN = PathKind()  # checked where it is read: `compare` also takes ids and filters of MLflow, `runs` a folder of runs
+PROMPTS = replace(FOLDER, remedy="give a folder with files such as relevance.txt")
+SEARCH_SPACE = PathKind("no such file", "give a YAML file", names=(r"(?!.*/|.*\.ya?ml$).*",), optional=False)

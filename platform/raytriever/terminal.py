@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from raytriever.errors import StorageError, as_flags, translated
+from raytriever.errors import StorageError, translated
 from raytriever.masking import masked
 
 # C0 but tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates,
@@ -137,7 +137,7 @@ def write_line(text: str, stream: TextIO | None) -> None:
 def presentable(text: str, stream: TextIO) -> str:
     """Return a text as it may be written to a stream: masked, printable and in the stream's encoding."""
     encoding = stream.encoding or "utf-8"
-    return printable(masked(translated(as_flags(text)))).encode(encoding, "backslashreplace").decode(encoding)
+    return printable(masked(translated(text))).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def open_missing_streams() -> None:

@@ -16,7 +16,7 @@ from hostile.cases import CASES
 from hostile.checking import faults
 from hostile.running import Ended
 
-from raytriever.cli.main import STAGES
+from raytriever.cli.commands import COMMANDS
 
 
 @pytest.mark.slow
@@ -30,4 +30,4 @@ def test_a_hostile_command(case: Case, ended: Callable[[Case], Ended]) -> None:
 def test_there_are_enough_of_them_and_no_two_have_one_name() -> None:
     assert len(CASES) >= 300
     assert not [name for name, count in Counter(case.id for case in CASES).items() if count > 1]
-    assert {case.stage for case in CASES} >= set(STAGES) - {"cache", "doctor", "quickstart", "runs"}
+    assert {case.stage for case in CASES} >= set(COMMANDS) - {"cache", "doctor", "quickstart", "runs"}

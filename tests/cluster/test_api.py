@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-# The example of the README, on a tiny data set and encoder. It has no `if __name__ == "__main__"`.
-STORY = """
-import json
-import sys
-
-import raytriever as rt
+LOSSES = """
 from torch.nn import functional
 
 MARGIN = 5.0
@@ -24,6 +19,14 @@ MARGIN = 5.0
 def hinge(scores, positives, negatives):
     worst = scores.masked_fill(~positives, 1e4).amin(1)
     return functional.relu(MARGIN + scores.masked_fill(~negatives, -1e4).amax(1) - worst).mean()
+"""
+# The example of the README, on a tiny data set and encoder. It has no `if __name__ == "__main__"`.
+STORY = """
+import json
+import sys
+
+import raytriever as rt
+from own_losses import hinge
 
 data = rt.load_dataset(sys.argv[1])
 model = rt.load_model(sys.argv[2], precision="fp32")
@@ -54,6 +57,7 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_example_of_the_readme(tmp_path: Path, tiny_dataset: Path, tiny_encoder: Path) -> None:
+    (tmp_path / "own_losses.py").write_text(LOSSES)
     (tmp_path / "story.py").write_text(STORY)
     environment = os.environ | {
         "RAYTRIEVER_CACHE": str(tmp_path / "cache"),
@@ -78,6 +82,6 @@ def test_the_example_of_the_readme(tmp_path: Path, tiny_dataset: Path, tiny_enco
         assert outcome["metrics"][name]["letters"] == pytest.approx(outcome["run"][system], abs=1e-6)
     assert len(outcome["hits"]) == 5
     assert (outcome["negatives"], outcome["page"], outcome["rows"]) == (288, True, 3)
-    assert outcome["refused"].startswith("output='runs/mine': holds a run with other settings ")
+    assert outcome["refused"].startswith("output runs/mine: holds a run with other settings ")
     assert (tmp_path / "runs" / "mine" / "report.html").is_file()
     assert (tmp_path / "results" / "results.json").is_file()

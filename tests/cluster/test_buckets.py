@@ -12,7 +12,7 @@ import pytest
 from object_store import ObjectStore, object_store
 
 from raytriever.store import objects
-from raytriever.store.commit import complete
+from raytriever.store.commit import MANIFEST, complete, is_committed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CommandLine = Any
@@ -47,6 +47,8 @@ def outputs(
         monkeypatch.setenv(objects.COPIES, str(tmp_path / "another machine"))
         copy = Path(objects.copy_of(uri))
         complete(copy)
+        for manifest in copy.rglob(MANIFEST):
+            assert is_committed(manifest.parent)  # which fetches the shards of checkpoints too
         return tmp_path / "local", copy
 
     return run

@@ -109,46 +109,6 @@ def nodes() -> Iterator[Nodes]:
     cluster_nodes.end()
 
 
-def training_under() -> set[int]:
-    """Raylets, of any cluster on this machine, that have a training process."""
-    results = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and b"RayTrainWorker" in (entry / "cmdline").read_bytes():
-                results.add(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]))
-        except OSError:
-            continue
-    return results
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_run_over_two_nodes_ends_on_the_one_that_is_left(command_line: Callable, nodes: Nodes) -> None:
-    cli = command_line()
-    cluster = nodes.cluster(num_cpus=0)
-    taken = cluster.add_node(num_cpus=1)
-    left = cluster.add_node(num_cpus=1)
-    process, said = nodes.run(cli, cluster, "peace", "--num-workers", "2")
-    assert process.wait(300) == 0, said()
-
-    process, said = nodes.run(cli, cluster, "run", "--num-workers", "1:2")
-    wait_for(lambda: newest(cli.folder / "run") >= 60, process, said)
-    assert "2 workers of 1:2" in said()
-    raylets = {node.all_processes["raylet"][0].process.pid for node in (taken, left)}
-    assert raylets <= training_under(), "both nodes train"
-    cluster.remove_node(taken, allow_graceful=False)
-    assert process.wait(300) == 0, said()
-    assert "1 worker of 1:2" in said()
-    assert "Resumed from checkpoint" in said()
-    one, other = losses(cli.folder / "peace"), losses(cli.folder / "run")
-    assert one.keys() == other.keys() == set(range(1, STEPS + 1))
-    # As many as share it, a step is the step of one; sums are rounded in another order.
-    assert [other[step] for step in one] == pytest.approx(list(one.values()), rel=1e-3, abs=1e-6)
-    figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("peace", "run")]
-    assert figures[1]["after"] == pytest.approx(figures[0]["after"], abs=0.02)
-    assert figures[1]["before"] == figures[0]["before"]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_command_goes_on_after_the_head_was_killed_and_started_again(

@@ -65,7 +65,7 @@ def test_the_best_on_dev_data_becomes_the_model(command_line: Callable, tiny_dat
     cli = command_line()
     # Learning that ruins the encoder: what comes first is best, and training stops early.
     words = ["--best-metric", "ndcg_at_10", "--eval-corpus", "40", "--patience", "2", "--learning-rate", "0.1"]
-    done = cli.train(*words, "--max-steps", "40", "--eval-steps", "2", "--eval-behind", "1", "--output", "run")
+    done = cli.train(*words, "--max-steps", "40", "--eval-steps", "2", "--output", "run")
     assert done.returncode == 0, done.stderr
     run = cli.folder / "run"
     logged, records, stop = curves(run), read_records(run / "evaluations"), read_stop(run / "evaluations")

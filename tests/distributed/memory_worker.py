@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from transformers import BertConfig
@@ -21,15 +19,16 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
 from raytriever.models.packing import Buckets
-from raytriever.models.retriever import Retriever
-from raytriever.training.batch import ChunkSizes
-from raytriever.training.loop import build_optimizer
+from raytriever.training.batch import Batch
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import build_strategy
+from raytriever.training.optimizer import build_optimizer
 from raytriever.training.parallel import zero
-from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from allocations import allocated, encoder_of, live_bytes
+from steps import take_step
 
 CONFIG = BertConfig(
     vocab_size=8_000, hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4
@@ -41,8 +40,6 @@ BUCKET = 1_000_000  # values in a message, so that the model needs several
 class Towers(torch.nn.Module):
     """The part of a retriever of one tower that an objective needs."""
 
-    passes = Retriever.passes
-
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.query = self.passage = encoder
@@ -52,27 +49,27 @@ class Towers(torch.nn.Module):
         return embeddings
 
 
-def batch_of(rank: int) -> Any:
+def batch_of(rank: int) -> Batch:
     def side() -> Buckets:
         ids = torch.randint(5, 8_000, (TEXTS, TOKENS))
-        return Buckets([{"input_ids": ids, "attention_mask": torch.ones_like(ids)}], torch.arange(TEXTS))
+        chunks = [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids.split(CHUNK)]
+        return Buckets(chunks, torch.arange(TEXTS))
 
     numbers = torch.arange(TEXTS) + rank * TEXTS
-    return SimpleNamespace(queries=side(), passages=side(), ids=BatchIds(numbers, numbers[:, None], numbers))
+    return Batch(side(), side(), BatchIds(numbers, numbers[:, None], numbers), CHUNK * TOKENS)
 
 
 def main(name: str) -> dict[str, int]:
     workers = current_workers()
     zero.ZERO_BUCKET = BUCKET
     before = live_bytes()
-    objective = Objective(
-        Towers(encoder_of(CONFIG, ModelConfig())), build_loss(LossConfig(), True), "fp32", ChunkSizes(sequences=CHUNK)
-    )
+    objective = Objective(Towers(encoder_of(CONFIG, ModelConfig())), build_loss(LossConfig(), True), "fp32")
     optimizer = build_optimizer(objective, 1e-4, 0.01)
-    strategy = build_strategy(name, objective, optimizer, workers, torch.device("cpu"), 1.0)
+    settings = TrainingConfig(strategy=name)
+    strategy = build_strategy(settings, objective, optimizer, workers, torch.device("cpu"))
     for number in range(2):
-        strategy.step(batch_of(workers.rank), 1e-4, number)
+        take_step(strategy, batch_of(workers.rank), 1e-4, number)
     between = live_bytes() - before
     batch = batch_of(workers.rank)
-    within = allocated(lambda: strategy.step(batch, 1e-4, 2))[0]
+    within = allocated(lambda: take_step(strategy, batch, 1e-4, 2))[0]
     return {"between": between, "within": between + within}

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distributed import WorkerGroup, current_workers
+from raytriever.losses.distributed import current_workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import Batch
@@ -44,13 +45,13 @@ class Watched(BatchSource):
     late: Event = field(default_factory=Event)
     taken: Event = field(default_factory=Event)
 
-    def batch(self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False) -> Batch:
+    def batch(self, step: int, *rest: Any, **settings: Any) -> Batch:
         assert self.drawn.setdefault(step, self.version) == self.version
         if step >= LATE:
             self.late.set()
         if step > LATE:
             self.taken.wait(3)  # else the run may be over before a busy machine has read the table
-        return super().batch(step, retriever, workers, both_ways)
+        return super().batch(step, *rest, **settings)
 
 
 @dataclass

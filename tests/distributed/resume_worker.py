@@ -21,11 +21,11 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distributed import ALONE, WorkerGroup, current_workers
+from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
-from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.retriever import load_retriever
 from raytriever.store.objects import COPIES, copy_of
 from raytriever.store.remote import pull
 from raytriever.training.batch import Batch
@@ -49,10 +49,10 @@ class Stopping(BatchSource):
 
     stop: int = -1
 
-    def batch(self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False) -> Batch:
+    def batch(self, step: int, *rest: Any, **settings: Any) -> Batch:
         if step == self.stop:
             raise Stopped
-        return super().batch(step, retriever, workers, both_ways)
+        return super().batch(step, *rest, **settings)
 
 
 def main(

@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import strategy_worker
+from strategy_worker import take_step
 
 from raytriever.losses.distributed import current_workers
-from raytriever.training.loop import build_optimizer
+from raytriever.training.optimizer import build_optimizer
 from raytriever.training.parallel.model_state import Slice
 
 
@@ -23,7 +24,7 @@ def main(encoder: Path, name: str, count: int, saved: list[Slice]) -> list[Slice
     if saved:
         strategy.load_state(sorted(saved, key=lambda one: one.name))
     workers = current_workers()
-    batch = strategy_worker.share(objective.retriever, workers.rank, workers.size)
+    batch = strategy_worker.share(objective.retriever, workers.rank, workers.size, strategy_worker.CHUNK)
     for step in range(count):
-        strategy.step(batch, 1e-2, step)
+        take_step(strategy, batch, 1e-2, step)
     return [Slice(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]

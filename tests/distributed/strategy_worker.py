@@ -6,12 +6,16 @@ of the parameters after the step, the loss, its norm, and the collectives that w
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from steps import take_step
 
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
@@ -19,53 +23,42 @@ from raytriever.losses.distributed import current_workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
-from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import ChunkSizes, Passes, cut
+from raytriever.training.batch import Batch
+from raytriever.training.config import TrainingConfig
 from raytriever.training.guide import Guide
-from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.fsdp2 import FullyShard
+from raytriever.training.loop import build_strategy
 from raytriever.training.parallel.grad_cache import Agreement
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs, TrainingError, finite_or_refused
+from raytriever.training.parallel.strategy import Strategy, TrainingError, finite_or_refused
 
 RATE = 1000.0
 KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw")  # one loss of each kind
 QUERIES, PASSAGES = 8, 24
-BY_SEQUENCES, BY_TOKENS = ChunkSizes(sequences=4), ChunkSizes(tokens=60)
+CHUNK = 60  # tokens
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A step; `chunk` cuts the batch, `cached` says whether its activations are kept part by part."""
+    """A step in chunks; `cached` says whether their activations are dropped and computed again."""
 
     loss: str
     cached: bool
     dropout: float = 0.1
     towers: str = "shared"
-    chunk: ChunkSizes = BY_SEQUENCES
     precision: str = "fp32"
     guided: bool = False
 
     @property
     def name(self) -> str:
-        unit = "sequences" if self.chunk.sequences else "tokens"
         guide = " guided" if self.guided else ""
         kind = "cached" if self.cached else "whole"
-        return f"{self.loss} {self.towers} {unit} {self.precision} {self.dropout}{guide} {kind}"
+        return f"{self.loss} {self.towers} {self.precision} {self.dropout}{guide} {kind}"
 
 
-@dataclass(frozen=True)
-class Share:
-    queries: Buckets
-    passages: Buckets
-    ids: BatchIds
-    guide: Passes
-
-
-def share(retriever: Retriever, rank: int, size: int) -> Share:
-    """This worker's part of one global batch; the first worker's texts are longer, so that it has more parts."""
+def share(retriever: Retriever, rank: int, size: int, chunk: int | None) -> Batch:
+    """This worker's part of one global batch; the first worker's texts are longer, so that it has more chunks."""
     generator = torch.Generator().manual_seed(3)
 
     def texts(count: int) -> list[str]:
@@ -80,8 +73,8 @@ def share(retriever: Retriever, rank: int, size: int) -> Share:
     mine, own = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
     positives = torch.arange(QUERIES)[:, None] * 2
     ids = BatchIds(torch.arange(QUERIES)[mine], positives[mine], documents[own], seed=1, step=2)
-    sides = retriever.tokenize(queries[mine], "query"), retriever.tokenize(passages[own], "passage")
-    return Share(*sides, ids, retriever.passes(*sides))
+    sides = retriever.tokenize(queries[mine], "query", CHUNK), retriever.tokenize(passages[own], "passage", CHUNK)
+    return Batch(*sides, ids, chunk, guide=retriever.passes(*sides))
 
 
 def objective_of(encoder: str, case: Case) -> Objective:
@@ -98,9 +91,8 @@ def objective_of(encoder: str, case: Case) -> Objective:
             guide=encoder if case.guided else None,
         )
     )
-    chunk = case.chunk if case.cached else None
     guide = Guide.load(encoder, "fp32", CPU).encode if case.guided else None
-    return Objective(retriever, loss, case.precision, chunk, Agreement(current_workers()), guide)
+    return Objective(retriever, loss, case.precision, Agreement(current_workers()), guide)
 
 
 def on_the_wire(run: Callable[[], object]) -> dict[str, int]:
@@ -111,20 +103,16 @@ def on_the_wire(run: Callable[[], object]) -> dict[str, int]:
 
 
 def strategy_of(choice: str, objective: Objective, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Strategy:
-    """Build `ddp`, `zero2-offload` or, where FSDP2 gathers one block at a time, `fsdp2-blocks`."""
+    """Build `ddp`, or `zero2-offload`."""
     name, _, variant = choice.partition("-")
-    if variant == "blocks":
-        inputs = StrategyInputs(objective, optimizer, current_workers(), CPU, max_grad_norm)
-        return FullyShard(inputs, by_block=True)
-    return build_strategy(name, objective, optimizer, current_workers(), CPU, max_grad_norm, variant == "offload")
+    settings = TrainingConfig(strategy=name, max_grad_norm=max_grad_norm, offload_optimizer=variant == "offload")
+    return build_strategy(settings, objective, optimizer, current_workers(), CPU)
 
 
 def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
     workers = current_workers()
     objective = objective_of(encoder, case)
-    batch = share(objective.retriever, workers.rank, workers.size)
-    if not case.cached:
-        batch = replace(batch, queries=cut(batch.queries, case.chunk), passages=cut(batch.passages, case.chunk))
+    batch = share(objective.retriever, workers.rank, workers.size, CHUNK if case.cached else None)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1.0, fused=strategy_name == "ddp")
     before = {name: value.detach().clone() for name, value in objective.named_parameters()}
@@ -133,8 +121,8 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
 
     def step() -> None:
         torch.manual_seed(11 + workers.rank)
-        update = strategy.step(batch, RATE, 0)
-        results.update(value=update.output.value.item(), norm=update.norm.item())
+        output, norm = take_step(strategy, batch, RATE, 0)
+        results.update(value=output.value.item(), norm=norm.item())
 
     if case.loss == "mw" and case.dropout and case.towers == "shared":
         results["wire"] = on_the_wire(step)
@@ -142,7 +130,7 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
         step()
     results["slices"] = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
     results["before"] = before
-    results["parts"] = sum(len(cut(side, case.chunk).buckets) for side in (batch.queries, batch.passages))
+    results["chunks"] = len(batch.queries.buckets) + len(batch.passages.buckets)
     return results
 
 
@@ -150,7 +138,7 @@ def refusal(strategy_name: str, encoder: str) -> str:
     """What a step says whose gradient is not finite; the parameters must be as before."""
     workers = current_workers()
     objective = objective_of(encoder, Case("infonce", True))
-    batch = share(objective.retriever, workers.rank, workers.size)
+    batch = share(objective.retriever, workers.rank, workers.size, CHUNK)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     strategy = strategy_of(
         strategy_name, objective, torch.optim.SGD(trained, lr=1.0, fused=strategy_name == "ddp"), 1.0
@@ -163,12 +151,12 @@ def refusal(strategy_name: str, encoder: str) -> str:
 
     hook = objective.retriever.passage.backbone.get_submodule("embeddings.LayerNorm").register_forward_hook(spoil)
     try:
-        update = strategy.step(batch, RATE, 7)
-        finite_or_refused(update.output.value.item(), update.norm.item(), 7)
+        output, norm = take_step(strategy, batch, RATE, 7)
+        finite_or_refused(output.value.item(), norm.item(), 7)
     except TrainingError as error:
         if strategy_name == "ddp":  # the device has skipped this update, and will skip every later one
             hook.remove()
-            strategy.step(batch, RATE, 8)
+            take_step(strategy, batch, RATE, 8)
         after = [(one.name, one.values) for one in strategy.state()]
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before, after, strict=True)), "parameters changed"
         return str(error)
@@ -184,7 +172,6 @@ def cases_of(strategy_name: str) -> list[Case]:
         cases.append(Case("mw", cached, dropout=0.0))
         cases.append(Case("mw", cached, dropout=0.0, guided=True))
         cases.append(Case("mw", cached, towers="separate"))
-        cases.append(Case("infonce", cached, chunk=BY_TOKENS))
         cases.append(Case("infonce", cached, precision="bf16"))
     return cases
 

@@ -36,9 +36,9 @@ def test_all_workers_do_the_step_again(run: Callable[..., list[list[dict[str, An
         assert one["error"] == other["error"] == ""
         assert one["losses"] == pytest.approx(whole["losses"], rel=1e-5)
         assert len(one["losses"]) == 4
-        [line] = one["lines"]  # the chunk of nine texts is halved once
+        [line] = one["lines"]  # the chunk is halved once
         assert line.startswith("Step 2 ran out of memory (")
-        assert line.endswith("); encoding at most 4 texts at a time from now on.")
+        assert line.endswith("); encoding at most 80 tokens at a time from now on.")
         for here, there, expected in zip(one["parameters"], other["parameters"], whole["parameters"], strict=True):
             assert torch.equal(here, there)
             torch.testing.assert_close(here, expected, rtol=1e-4, atol=1e-6)
@@ -46,7 +46,7 @@ def test_all_workers_do_the_step_again(run: Callable[..., list[list[dict[str, An
 
 @pytest.mark.slow
 def test_by_block_the_group_restarts_with_a_smaller_chunk(run: Callable[..., list[list[dict[str, Any]]]]) -> None:
-    (whole, one), (_, other) = run("fsdp2-blocks", "none", "encoding")
+    (whole, one), (_, other) = run("fsdp2", "none", "encoding")
     assert len(whole["losses"]) == 4
     assert one["losses"] == whole["losses"][:2]
     assert one["error"].startswith("RuntimeError: ")  # it lost the other worker, for which it waited
@@ -55,7 +55,7 @@ def test_by_block_the_group_restarts_with_a_smaller_chunk(run: Callable[..., lis
     assert other["error"] == f"OutOfMemory: {failure}", one["error"]
     [line] = other["lines"]
     assert line.startswith(f"{failure}; restarting all workers, to encode at most ")
-    (again,), (other,) = run("fsdp2-blocks", "encoding")
+    (again,), (other,) = run("fsdp2", "encoding")
     assert again["error"] == other["error"] == ""
     assert other["lines"] == []
     assert again["lines"] == ["Resumed from checkpoint step-2."]

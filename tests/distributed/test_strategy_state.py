@@ -14,8 +14,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 STEPS = 2  # of each strategy
-FSDP2 = [("fsdp2", 4), ("zero3", 2), ("fsdp2-blocks", 2), ("ddp", 1), ("fsdp2", 1), ("fsdp2-blocks", 4), ("zero1", 2)]
-CHAIN = [("ddp", 1), ("zero1", 2), ("zero3", 2), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("zero0", 2), ("ddp", 2)]
+FSDP2 = [("fsdp2", 4), ("zero3", 2), ("fsdp2", 2), ("ddp", 1), ("fsdp2", 1), ("zero1", 2)]
+CHAIN = [("ddp", 1), ("zero1", 2), ("zero3", 2), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("ddp", 2)]
 
 
 def train(chain: list[tuple[str, int]], steps: int, encoder: Path) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Put the batches of this folder, and what all tests share, on the path of its tests; the kernel of MW for a sham."""
+"""Put the batches of this folder on the path of its tests; a simulated GPU that runs the kernels of MW."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_kernels import HostKernels
-from sham_device import Counts, sham_device
+from simulated_gpu import Counts, simulated_gpu
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +20,9 @@ def host_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sham(host_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
-    """A sham CUDA device on which MW runs the kernels that a real one would."""
+def simulated(host_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    """A simulated GPU on which MW runs the kernels that a real one would."""
     kernels = HostKernels(host_library)
     monkeypatch.setattr("raytriever.losses.mw.cuda.kernels_of", lambda device: kernels)
-    with sham_device() as counts:
+    with simulated_gpu() as counts:
         yield counts

@@ -24,13 +24,7 @@ class Example:
 
 
 def example(
-    seed: int,
-    batch: int = 5,
-    hard: int = 2,
-    positives: int = 3,
-    width: int = 6,
-    levels: int = 0,
-    repeats: bool = True,
+    seed: int, batch: int = 5, hard: int = 2, positives: int = 3, width: int = 6, levels: int = 0, repeats: bool = True
 ) -> Example:
     """A batch with mixed numbers of positives, repeated documents, known positives and, if asked, tied scores; a
     teacher's scores of each query's positives and its own hard negatives, some of which are missing."""

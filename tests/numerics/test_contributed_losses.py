@@ -14,7 +14,7 @@ from reference_losses import query_scores
 from raytriever.losses.config import LossConfig
 from raytriever.losses.loss import Loss
 from raytriever.losses.rows import RowLoss, by_row
-from raytriever.options import option
+from raytriever.options import Need, option
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LOSS, LOSS_WITH_A_CONSTANT, CONSTANT, *_ = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
@@ -29,7 +29,7 @@ def test_the_loss_in_fifteen_lines_is_its_formula() -> None:
 
 def test_the_loss_with_a_constant_reads_its_setting() -> None:
     loss = _run(LOSS_WITH_A_CONSTANT)["additive_margin"]
-    fields = {"dataclass": dataclass, "LossConfig": LossConfig, "option": option, "__name__": __name__}
+    fields = {"dataclass": dataclass, "LossConfig": LossConfig, "Need": Need, "option": option, "__name__": __name__}
     exec(f"@dataclass(frozen=True)\nclass Settings(LossConfig):\n{indent(CONSTANT, '    ')}", fields)
     for margin in (0.0, 2.5):
         config = fields["Settings"](temperature=0.7, additive_margin=margin)

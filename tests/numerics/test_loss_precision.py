@@ -16,18 +16,11 @@ from raytriever.losses.config import SCORE_LOSSES, LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.losses.scores import Products
 
-DEVICES = ("cpu", "sham", pytest.param("cuda", marks=pytest.mark.gpu))
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 every_loss = pytest.mark.parametrize("name", SCORE_LOSSES)
-on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
+on_devices = pytest.mark.parametrize("device", DEVICES)
 # A power of two, so that embeddings divided by it are rounded as they are.
 TAU = 0.125
-
-
-@pytest.fixture
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "sham":
-        request.getfixturevalue("sham")
-    return "cpu" if request.param == "cpu" else "cuda:0"
 
 
 def moved(ids: BatchIds, device: str) -> BatchIds:

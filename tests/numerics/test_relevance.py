@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sham_device import CUDA, sham_device, values
+from simulated_gpu import CUDA, simulated_gpu, values
 from thread_workers import Threads, on_workers
 
 from raytriever.errors import LossInputError
@@ -111,11 +111,11 @@ def test_relevance_is_that_of_loops_over_the_ids(size: int, seed: int) -> None:
 def test_ids_and_relevance_reach_a_device_in_one_read_and_one_copy() -> None:
     (ids,) = shares(1, 0)
     expected = gather_relevance(ids, ALONE, CPU)
-    with sham_device() as counts:
+    with simulated_gpu() as counts:
         here = {key: value.to(CUDA) for key, value in vars(ids).items() if isinstance(value, torch.Tensor)}
         counts.reset()
         actual = gather_relevance(replace(ids, **here, teacher=None), ALONE, CUDA)
-        assert counts.totals() == {**counts.totals(), "syncs": 1, "pinned": 1, "pageable": 1}
+        assert [each.total() for each in (counts.syncs, counts.pinned, counts.pageable)] == [1, 1, 1]
         assert values(actual.excluded_columns).tolist() == expected.excluded_columns.tolist()
         assert actual.positives.device == CUDA
 

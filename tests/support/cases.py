@@ -1,13 +1,12 @@
 """A zoo of model directories, and what each must show.
 
-Every case is one directory. `Case.write` writes it, and `Case.teeth` names the properties that a reader may misread,
-each with the change that applies the misreading to a model of the library.
+Every case is one directory, which `Case.write` writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from directories import (
@@ -27,25 +26,6 @@ from directories import (
     two_towers_with_dense,
     written,
 )  # fmt: skip
-from misreadings import (
-    Change,
-    activation_as,
-    config_as,
-    end_token,
-    flip_padding,
-    flip_truncation,
-    include_prompt,
-    keep_case,
-    last_column,
-    length_as,
-    module_as,
-    no_end_token,
-    no_residual,
-    pooling_as,
-    prompts_as,
-    similarity_as,
-    swap_towers,
-)  # fmt: skip
 from sentence_transformers.sentence_transformer.modules import Normalize
 from tiny_models import text_of
 from torch import nn
@@ -63,188 +43,96 @@ class Case:
     Args:
         name: name of the directory.
         write: writes it.
-        teeth: the misreading of each property, applied to the library's model.
         refused: word of the one-line refusal, or empty where the directory must be read.
     """
 
     name: str
     write: Callable[[Path], None]
-    teeth: dict[str, Change] = field(default_factory=dict)
     refused: str = ""
 
 
 CASES = [
-    Case("bert-mean-normalize", written("bert", "mean", Normalize, max_length=512), {"pooling": pooling_as("cls")}),
-    Case("bert-similarity-absent", written("bert", max_length=512), {"similarity": similarity_as("dot")}),
-    Case("bert-dot", written("bert", similarity="dot", max_length=512), {"similarity": similarity_as("cosine")}),
+    Case("bert-mean-normalize", written("bert", "mean", Normalize, max_length=512)),
+    Case("bert-similarity-absent", written("bert", max_length=512)),
+    Case("bert-dot", written("bert", similarity="dot", max_length=512)),
     Case("bert-euclidean", written("bert", similarity="euclidean"), refused="euclidean"),
-    Case("bert-cls", written("bert", "cls", Normalize), {"pooling": pooling_as("mean")}),
-    Case("bert-max", written("bert", "max"), {"pooling": pooling_as("mean")}),
-    Case(
-        "bert-mean-sqrt-len",
-        written("bert", "mean_sqrt_len_tokens", similarity="dot"),
-        {"scale": pooling_as("mean")},
-    ),
-    Case("bert-weightedmean", written("bert", "weightedmean"), {"pooling": pooling_as("mean")}),
-    Case("bert-lasttoken", written("bert", "lasttoken", Normalize), {"pooling": pooling_as("cls")}),
-    Case("bert-mean-then-cls", written("bert", ("mean", "cls")), {"pooling": pooling_as("cls", "mean")}),
-    Case(
-        "bert-every-mode-dense",
-        written("bert", EVERY_MODE, lambda: dense(6 * WIDTH, 24)),
-        {"pooling": pooling_as(*reversed(EVERY_MODE)), "dense": activation_as(nn.Tanh())},
-    ),
-    Case("bert-length-128", written("bert", max_length=128), {"length": length_as(512)}),
-    Case("bert-positions-300", written("bert", positions=300), {"length": length_as(128)}),
-    Case("bert-positions-2048", written("bert", positions=2_048, max_length=2_048), {"length": length_as(512)}),
-    Case(
-        "bert-length-by-side",
-        written("bert", max_length=512, lengths={"query_length": 32, "document_length": 200}),
-        {"length": length_as(200)},
-    ),
-    Case("bert-left-end-kept", written("bert", max_length=64, edit=truncates_left), {"truncation": flip_truncation}),
-    Case("bert-padding", written("bert", "cls"), {"padding": flip_padding}),
-    Case(
-        "bert-labse",
-        written("bert", "cls", lambda: dense(WIDTH, WIDTH, nn.Tanh()), Normalize),
-        {"dense": activation_as(nn.Identity())},
-    ),
-    Case(
-        "bert-dense-residual",
-        written("bert", "mean", lambda: dense(WIDTH, WIDTH, nn.Tanh(), use_residual=True)),
-        {"residual": no_residual},
-    ),
-    Case(
-        "bert-dense-residual-wider",
-        written("bert", "mean", lambda: dense(WIDTH, 48, nn.GELU(), use_residual=True)),
-        {"residual": no_residual, "dense": activation_as(nn.Identity())},
-    ),
+    Case("bert-cls", written("bert", "cls", Normalize)),
+    Case("bert-max", written("bert", "max")),
+    Case("bert-mean-sqrt-len", written("bert", "mean_sqrt_len_tokens", similarity="dot")),
+    Case("bert-weightedmean", written("bert", "weightedmean")),
+    Case("bert-lasttoken", written("bert", "lasttoken", Normalize)),
+    Case("bert-mean-then-cls", written("bert", ("mean", "cls"))),
+    Case("bert-every-mode-dense", written("bert", EVERY_MODE, lambda: dense(6 * WIDTH, 24))),
+    Case("bert-length-128", written("bert", max_length=128)),
+    Case("bert-positions-300", written("bert", positions=300)),
+    Case("bert-positions-2048", written("bert", positions=2048, max_length=2048)),
+    Case("bert-length-by-side", written("bert", max_length=512, lengths={"query_length": 32, "document_length": 200})),
+    Case("bert-left-end-kept", written("bert", max_length=64, edit=truncates_left)),
+    Case("bert-padding", written("bert", "cls")),
+    Case("bert-labse", written("bert", "cls", lambda: dense(WIDTH, WIDTH, nn.Tanh()), Normalize)),
+    Case("bert-dense-residual", written("bert", "mean", lambda: dense(WIDTH, WIDTH, nn.Tanh(), use_residual=True))),
+    Case("bert-dense-residual-wider", written("bert", "mean", lambda: dense(WIDTH, 48, nn.GELU(), use_residual=True))),
     Case(
         "bert-normalize-dense",
         written("bert", "mean", Normalize, lambda: dense(WIDTH, 24, nn.Tanh()), similarity="dot"),
-        {"normalize": module_as(Normalize, lambda _: nn.Identity())},
     ),
-    Case(
-        "bert-truncate-dim",
-        written("bert", "mean", Normalize, truncate_dim=12),
-        {"truncate_dim": lambda model: setattr(model, "truncate_dim", None)},
-    ),
-    Case(
-        "bert-truncate-dim-dot",
-        written("bert", "mean", truncate_dim=20, similarity="dot"),
-        {"truncate_dim": lambda model: setattr(model, "truncate_dim", None)},
-    ),
-    Case(
-        "bert-default-prompt",
-        written("bert", prompts={"web": "task: "}, default_prompt_name="web"),
-        {"prompt": prompts_as(query="task: ", document="task: ")},
-    ),
+    Case("bert-truncate-dim", written("bert", "mean", Normalize, truncate_dim=12)),
+    Case("bert-truncate-dim-dot", written("bert", "mean", truncate_dim=20, similarity="dot")),
+    Case("bert-default-prompt", written("bert", prompts={"web": "task: "}, default_prompt_name="web")),
     Case("bert-static", static_embedding, refused="StaticEmbedding"),
     Case("bert-custom-module", custom_module, refused="custom_code"),
-    Case(
-        "minilm-release-2",
-        written("bert", "mean", Normalize, max_length=512, edit=as_release_2()),
-        {"length": length_as(512), "pooling": pooling_as("cls")},
-    ),
+    Case("minilm-release-2", written("bert", "mean", Normalize, max_length=512, edit=as_release_2())),
     Case(
         "release-2-switches",
         written("bert", ("cls", "max"), lambda: dense(2 * WIDTH, 24, nn.Tanh()), edit=as_release_2()),
-        {"pooling": pooling_as("max", "cls"), "length": length_as(512)},
     ),
-    Case(
-        "release-2-tokenizer-args",
-        written("bert", edit=as_release_2(128, tokenizer_args={"model_max_length": 64})),
-        {"length": length_as(128)},
-    ),
-    Case(
-        "release-1-roberta",
-        written("xlm-roberta", "mean", max_length=512, edit=as_release_1),
-        {"length": length_as(512)},
-    ),
-    Case("release-2-lower-case", written("bert", edit=cased), {"lower case": keep_case}),
-    Case(
-        "xlm-roberta-e5",
-        written("xlm-roberta", "mean", Normalize, prompts=E5, max_length=512),
-        {"prompt": prompts_as()},
-    ),
+    Case("release-2-tokenizer-args", written("bert", edit=as_release_2(128, tokenizer_args={"model_max_length": 64}))),
+    Case("release-1-roberta", written("xlm-roberta", "mean", max_length=512, edit=as_release_1)),
+    Case("release-2-lower-case", written("bert", edit=cased)),
+    Case("xlm-roberta-e5", written("xlm-roberta", "mean", Normalize, prompts=E5, max_length=512)),
     Case(
         "xlm-roberta-passage-prompt",
         written("xlm-roberta", prompts={"query": "query: ", "passage": "passage: "}, max_length=512),
-        {"prompt": prompts_as(query="query: ", document="passage: ")},
     ),
-    Case("mpnet-length-384", written("mpnet", "mean", Normalize, max_length=384), {"length": length_as(128)}),
-    Case(
-        "mpnet-release-2", written("mpnet", "cls", max_length=512, edit=as_release_2(256)), {"length": length_as(512)}
-    ),
-    Case("distilbert-tas-b", written("distilbert", "cls", similarity="dot"), {"similarity": similarity_as("cosine")}),
-    Case(
-        "modernbert-gte",
-        written("modernbert", "cls", positions=LONG, max_length=LONG, layers=3),
-        {"length": length_as(512), "local attention": config_as(sliding_window=512)},
-    ),
+    Case("mpnet-length-384", written("mpnet", "mean", Normalize, max_length=384)),
+    Case("mpnet-release-2", written("mpnet", "cls", max_length=512, edit=as_release_2(256))),
+    Case("distilbert-tas-b", written("distilbert", "cls", similarity="dot")),
+    Case("modernbert-gte", written("modernbert", "cls", positions=LONG, max_length=LONG, layers=3)),
     Case(
         "modernbert-nomic",
         written(
-            "modernbert",
-            positions=LONG,
-            layers=3,
-            prompts={"query": "search_query: ", "document": "search_document: "},
+            "modernbert", positions=LONG, layers=3, prompts={"query": "search_query: ", "document": "search_document: "}
         ),
-        {"prompt": prompts_as(query="search_query: "), "length": length_as(512)},
     ),
-    Case(
-        "modernbert-lasttoken-left", written("modernbert", "lasttoken", padding_side="left"), {"padding": last_column}
-    ),
-    Case(
-        "t5-sentence",
-        written("t5", "mean", lambda: dense(WIDTH, 24, bias=False), Normalize, max_length=256),
-        {"dense": activation_as(nn.Tanh()), "length": length_as(512)},
-    ),
+    Case("modernbert-lasttoken-left", written("modernbert", "lasttoken", padding_side="left")),
+    Case("t5-sentence", written("t5", "mean", lambda: dense(WIDTH, 24, bias=False), Normalize, max_length=256)),
     Case(
         "t5-instructor",
         written(
             "t5", "mean", lambda: dense(WIDTH, WIDTH, bias=False), Normalize, prompts=E5, include=False, max_length=512
         ),
-        {"include_prompt": include_prompt, "prompt": prompts_as()},
     ),
-    Case(
-        "bert-prompt-not-pooled",
-        written("bert", "cls", prompts=E5, include=False, max_length=512),
-        {"include_prompt": include_prompt},
-    ),
+    Case("bert-prompt-not-pooled", written("bert", "cls", prompts=E5, include=False, max_length=512)),
     Case(
         "qwen3-prompt-not-pooled",
         written("qwen3", "weightedmean", prompts={"query": INSTRUCTION}, include=False, max_length=512),
-        {"include_prompt": include_prompt},
     ),
     Case(
         "qwen2-gte",
         written("qwen2", "lasttoken", Normalize, prompts={"query": INSTRUCTION}, positions=LONG, max_length=LONG),
-        {"end token": no_end_token, "prompt": prompts_as(), "length": length_as(512)},
     ),
     Case(
         "qwen3-embedding",
         written("qwen3", "lasttoken", Normalize, prompts={"query": INSTRUCTION}, positions=LONG, max_length=LONG),
-        {"end token": no_end_token, "prompt": prompts_as(document=INSTRUCTION), "pooling": pooling_as("mean")},
     ),
-    Case(
-        "qwen3-no-end-token", written("qwen3", "lasttoken", end_token=False, max_length=512), {"end token": end_token}
-    ),
-    Case(
-        "qwen3-right-padding",
-        written("qwen3", "lasttoken", Normalize, padding_side="right", max_length=512),
-        {"padding": last_column},
-    ),
+    Case("qwen3-no-end-token", written("qwen3", "lasttoken", end_token=False, max_length=512)),
+    Case("qwen3-right-padding", written("qwen3", "lasttoken", Normalize, padding_side="right", max_length=512)),
     Case(
         "mistral-e5",
         written("mistral", "lasttoken", Normalize, prompts={"query": INSTRUCTION}, positions=LONG, max_length=LONG),
-        {"window": config_as(sliding_window=512), "length": length_as(512), "pooling": pooling_as("mean")},
     ),
-    Case("llama-last", written("llama", "lasttoken", positions=LONG, max_length=1_024), {"length": length_as(512)}),
-    Case(
-        "llama-bidirectional",
-        written("llama", "mean", Normalize, max_length=512, is_causal=False),
-        {"bidirectional": config_as(is_causal=True)},
-    ),
+    Case("llama-last", written("llama", "lasttoken", positions=LONG, max_length=1024)),
+    Case("llama-bidirectional", written("llama", "mean", Normalize, max_length=512, is_causal=False)),
     Case(
         "gemma3-embedding",
         written(
@@ -255,20 +143,15 @@ CASES = [
             Normalize,
             prompts={"query": "task: search result | query: ", "document": "title: none | text: "},
             use_bidirectional_attention=True,
-            positions=2_048,
-            max_length=2_048,
+            positions=2048,
+            max_length=2048,
         ),
-        {
-            "dense": activation_as(nn.Tanh()),
-            "prompt": prompts_as(),
-            "length": length_as(512),
-        },
     ),
-    Case("gemma3-mean-causal", written("gemma3_text", max_length=512), {"pooling": pooling_as("cls")}),
-    Case("plain-bert", plain("bert", max_length=256), {"length": length_as(512), "pooling": pooling_as("cls")}),
-    Case("plain-qwen3-base", plain("qwen3", max_length=512), {"pooling": pooling_as("lasttoken")}),
-    Case("plain-qwen3-causal-lm", plain("qwen3", causal_lm=True, max_length=512), {"pooling": pooling_as("mean")}),
-    Case("router-two-towers", two_towers(), {"towers": swap_towers, "prompt": prompts_as(), "length": length_as(128)}),
+    Case("gemma3-mean-causal", written("gemma3_text", max_length=512)),
+    Case("plain-bert", plain("bert", max_length=256)),
+    Case("plain-qwen3-base", plain("qwen3", max_length=512)),
+    Case("plain-qwen3-causal-lm", plain("qwen3", causal_lm=True, max_length=512)),
+    Case("router-two-towers", two_towers()),
     Case("router-two-poolings", two_towers("mean"), refused="mean and cls"),
-    Case("router-dense-dot", two_towers_with_dense, {"towers": swap_towers, "dense": activation_as(nn.Tanh())}),
+    Case("router-dense-dot", two_towers_with_dense),
 ]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from sham_tensor import ShamTensor
 
 from raytriever.losses.mw.cuda import PARAMETERS, SOURCE
 
@@ -16,7 +15,7 @@ HEADER = Path(__file__).with_name("cuda_on_host.h")
 
 
 class HostKernels:
-    """Kernels that run on tensors of the CPU or of the sham device.
+    """Kernels that run on tensors of the CPU or of a simulated GPU.
 
     A block has few threads, so that the additions of threads do mix.
     """
@@ -53,8 +52,6 @@ class HostKernels:
         self.launched.append(name)
         for argument in arguments:
             assert not isinstance(argument, torch.Tensor) or argument.is_contiguous()
-        if isinstance(arguments[0], ShamTensor):
-            arguments[0]._device.count_kernel(name)
         values = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
         typed = [kind(value) for kind, value in zip(PARAMETERS[name], values, strict=True)]
         self._library[f"{name}_on_host"](ctypes.c_uint(blocks), ctypes.c_uint(self.threads), *typed)

@@ -159,12 +159,7 @@ class Server:
         return await self.send(peer, 200, body, digest=digest)
 
     async def send(
-        self,
-        peer: Peer,
-        status: int,
-        body: Any,
-        more: dict[str, str] | None = None,
-        digest: str | None = None,
+        self, peer: Peer, status: int, body: Any, more: dict[str, str] | None = None, digest: str | None = None
     ) -> bool:
         raw = json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(raw)), **(more or {})}

@@ -34,13 +34,7 @@ class Control:
 
 
 def control(
-    documents: int,
-    queries: int,
-    seed: int = 0,
-    width: int = 128,
-    rank: int = 32,
-    common: int = 8,
-    own: int = 4,
+    documents: int, queries: int, seed: int = 0, width: int = 128, rank: int = 32, common: int = 8, own: int = 4
 ) -> Control:
     """Draw a control set.
 

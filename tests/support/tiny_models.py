@@ -88,12 +88,7 @@ def _modernbert(vocabulary: int, special: dict[str, int], positions: int, width:
 
 def _distilbert(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
     sizes = {"dim": width, "n_layers": layers, "n_heads": 2, "hidden_dim": 2 * width}
-    return {
-        **sizes,
-        "vocab_size": vocabulary,
-        "pad_token_id": special["pad"],
-        "max_position_embeddings": positions,
-    }
+    return {**sizes, "vocab_size": vocabulary, "pad_token_id": special["pad"], "max_position_embeddings": positions}
 
 
 def _t5(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:

@@ -4,11 +4,7 @@ import sys
 
 import torch
 from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from tiny_models import text_of
 
 from raytriever.sentence_transformers import MannWhitneyLoss

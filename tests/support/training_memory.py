@@ -3,8 +3,7 @@
 Weights are float32 under every strategy. Of weights, gradients and AdamW's two moments, ZeRO shards the moments (stage
 1), the gradients too (2) and the weights too (3) over W workers (Rajbhandari et al., 2020, arXiv:1910.02054, figure 1).
 DeepSpeed adds a float32 copy of the weights that a worker updates, although the weights are float32 already. FSDP2
-shards all of them, and gathers the weights, or those of one block, within a step. Buffers
-of collectives are not counted.
+shards all of them, and gathers the weights of one block, which are not counted, nor are buffers of collectives.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from raytriever.training.config import STRATEGIES
 
 FLOAT32, BFLOAT16 = 4, 2
 # Bytes that a block keeps for backward, per token and component of its width, under bf16 autocast and with attention
-# that keeps no scores (`sdpa` on a GPU). A test compares it with the blocks of XLM-R.
+# that keeps no scores (`sdpa` on a GPU).
 BLOCK = 40
 # Dropout adds one byte for each of its two masks.
 MASKS = 2
@@ -62,8 +61,7 @@ def state_memory(
     stage = int(strategy[-1]) if strategy.startswith("zero") else 0
     weights, gradients, moments = parameters, trained, 2 * trained
     if strategy == "fsdp2":
-        # Within a step a worker holds all weights and gradients, unless they are too large for its GPU.
-        weights += _share(trained, workers)
+        weights, gradients = _share(parameters, workers), _share(trained, workers)
         moments = 2 * _share(trained, workers)
     if stage:
         weights += _share(trained, workers)

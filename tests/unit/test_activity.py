@@ -33,10 +33,7 @@ def test_long_work_is_reported_again_and_again(capsys: pytest.CaptureFixture[str
         time.sleep(1.0)
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines() == [
-        "indexing 23,641 documents: 0 s",
-        "indexing 23,641 documents: 1 s",
-    ]
+    assert err.splitlines() == ["indexing 23,641 documents: 0 s", "indexing 23,641 documents: 1 s"]
 
 
 def test_short_blocks_in_a_row_share_a_thread_that_ends_soon() -> None:

@@ -1,20 +1,13 @@
-"""A setting in an error is spelled as a flag wherever it is read, and its marks reach nothing that a person reads."""
+"""An error names a setting as Python and a configuration file do, and keeps its parts on the way."""
 
 from __future__ import annotations
 
-import io
-import json
 import pickle
-import re
 
 import pytest
 
 from raytriever.cluster.ingest import deserialize_error, serialize_error
-from raytriever.errors import ConfigError, StorageError, UserError, as_flags, flag_of, setting
-from raytriever.progress import Progress, say
-from raytriever.terminal import show, warn
-
-MARKED = re.compile("[\x0e\x0f]|x0e|x0f")
+from raytriever.errors import ConfigError, StorageError, UserError, flag_of, setting
 
 
 def error() -> ConfigError:
@@ -22,27 +15,9 @@ def error() -> ConfigError:
     return ConfigError(f"is as {setting('max_steps')}", setting("dataset", "a b/c"), remedy)
 
 
-def test_settings_are_spelled_as_flags() -> None:
-    assert str(error()) == "--dataset a b/c: is as --max-steps; give --fresh, --no-duplicates or --num-negatives 5"
-    assert (flag_of("max_bad_rows"), as_flags("plain --text")) == ("--max-bad-rows", "plain --text")
-
-
-def test_no_mark_reaches_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
-    failure, stream = error(), io.StringIO()
-    text = " ".join(failure.args)
-    show(text)
-    warn(text)
-    say(text)
-    Progress(text, 1, "step", stream=stream).say(text)
-    shown = [*capsys.readouterr(), stream.getvalue()]
-    assert all("--dataset a b/c" in each for each in shown)
-    read = [str(failure), repr(failure), failure.what, failure.where, failure.remedy, f"{failure!s:>200}"]
-    assert not MARKED.search(json.dumps([*shown, *read, repr([failure])]))
-
-
-def test_a_value_with_the_marks_of_a_setting_stays_within_it() -> None:
-    failure = StorageError("exists", setting("output", "a\x0fb\x0ec\x0f"))
-    assert str(failure) == r"--output a\x0fb\x0ec\x0f: exists"
+def test_settings_in_errors_and_flags_in_advice() -> None:
+    assert str(error()) == "dataset a b/c: is as max_steps; give fresh=True, duplicates=False or num_negatives 5"
+    assert (flag_of("max_bad_rows"), flag_of("duplicates", False)) == ("--max-bad-rows", "--no-duplicates")
 
 
 @pytest.mark.parametrize("kind", [UserError, ConfigError, StorageError])
@@ -56,5 +31,5 @@ def test_an_error_keeps_its_settings_on_the_way(kind: type[UserError]) -> None:
 
 
 def test_an_error_within_another_place() -> None:
-    assert error().within("stage 'warm'").where == "stage 'warm': --dataset a b/c"
+    assert error().within("stage 'warm'").where == "stage 'warm': dataset a b/c"
     assert ConfigError("is wrong").within("arm mw").where == "arm mw"

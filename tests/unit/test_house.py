@@ -77,7 +77,7 @@ def test_commands_and_public_names_reach_every_definition() -> None:
 
 
 def test_without_a_command_its_code_is_unreached() -> None:
-    lines = reached.unreached(reached.roots() - {"raytriever.cli.annotate"})
+    lines = reached.unreached({name for name in reached.roots() if not name.startswith("raytriever.cli.")})
     assert any("annotation/job.py" in line for line in lines)
 
 

@@ -167,9 +167,7 @@ def test_processes_end_when_the_one_that_started_them_is_killed(name: str, tiny_
         "PYTHONPATH": os.pathsep.join(filter(None, [support, os.environ.get("PYTHONPATH")])),
     }
     driver = subprocess.Popen(
-        [sys.executable, "-c", f"import sys\n{DRIVERS[name]}", str(tiny_dataset)],
-        env=environment,
-        text=True,
+        [sys.executable, "-c", f"import sys\n{DRIVERS[name]}", str(tiny_dataset)], env=environment, text=True
     )
     started: set[int] = set()
     try:

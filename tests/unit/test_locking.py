@@ -369,21 +369,3 @@ def test_the_claims_of_a_forked_child_are_those_of_its_parent(tmp_path: Path) ->
         assert owner_of(tmp_path / "mine") is not None
     os.close(read)
     os.close(write)
-
-
-@pytest.mark.slow
-def test_many_processes_at_one_path_run_one_after_another(tmp_path: Path) -> None:
-    worker = (
-        "import sys, time; from pathlib import Path; from raytriever.store.commit import one_writer\n"
-        "for _ in range(5):\n"
-        "    with one_writer(sys.argv[1], wait=True):\n"
-        "        file = Path(sys.argv[1] + '.count'); count = int(file.read_text())\n"
-        "        time.sleep(0.002); file.write_text(str(count + 1))"
-    )
-    (tmp_path / "mine.count").write_text("0")
-    environment = os.environ | {"PYTHONPATH": str(Path(locking.__file__).parents[2])}
-    command = [sys.executable, "-c", worker, str(tmp_path / "mine")]
-    for process in [subprocess.Popen(command, env=environment) for _ in range(4)]:
-        assert process.wait() == 0
-    assert (tmp_path / "mine.count").read_text() == "20"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.count"]

@@ -101,7 +101,7 @@ def test_no_stage_takes_a_secret(
 
 
 def test_settings_of_programs_and_files_are_refused_too() -> None:
-    with pytest.raises(DataError, match=r"--dataset s3://\*\*\*@b: there is a password in its address"):
+    with pytest.raises(DataError, match=r"dataset s3://\*\*\*@b: there is a password in its address"):
         check_curriculum(Curriculum(Config(data=DataConfig(dataset=f"s3://a:{HUSH}@b"))))
 
 

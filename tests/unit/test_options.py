@@ -29,12 +29,12 @@ def test_what_is_allowed_passes(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 0}, "--batch-size: 0 is out of range; give a value at least 1"),
-        ({"batch_size": 2**32}, "--batch-size: 4294967296 is out of range; give a value at most 4294967295"),
-        ({"share": 0.0}, "--share: 0.0 is out of range; give a value above 0"),
-        ({"share": float("nan")}, "--share: nan is out of range; give a finite number"),
-        ({"free": float("-inf")}, "--free: -inf is out of range; give a finite number"),
-        ({"name": "men"}, "--name: unknown value 'men'; did you mean 'mean'?"),
+        ({"batch_size": 0}, "batch_size: 0 is out of range; give a value at least 1"),
+        ({"batch_size": 2**32}, "batch_size: 4294967296 is out of range; give a value at most 4294967295"),
+        ({"share": 0.0}, "share: 0.0 is out of range; give a value above 0"),
+        ({"share": float("nan")}, "share: nan is out of range; give a finite number"),
+        ({"free": float("-inf")}, "free: -inf is out of range; give a finite number"),
+        ({"name": "men"}, "name: unknown value 'men'; did you mean 'mean'?"),
     ],
 )
 def test_an_invalid_value_is_reported_by_its_flag(settings: dict[str, Any], message: str) -> None:

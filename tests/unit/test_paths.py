@@ -18,10 +18,10 @@ from raytriever.paths import (
     MODEL,
     MODELS,
     NEGATIVES,
-    OUTPUT,
+    PATH,
     SEARCH_SPACE,
     PathKind,
-    check_paths,
+    fetch_paths,
     runs_folder,
 )
 
@@ -38,10 +38,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("kind", "given", "wanted"),
     [
-        (OUTPUT, "~/runs/a", "HOME/runs/a"),
-        (OUTPUT, "~", "HOME"),
-        (OUTPUT, "a/~/b", "a/~/b"),
-        (OUTPUT, "~nobody-of-this-name/x", "~nobody-of-this-name/x"),
+        (PATH, "~/runs/a", "HOME/runs/a"),
+        (PATH, "~", "HOME"),
+        (PATH, "a/~/b", "a/~/b"),
+        (PATH, "~nobody-of-this-name/x", "~nobody-of-this-name/x"),
         (DATASETS, "pydocs,~/squad, ~/other", "pydocs,HOME/squad, HOME/other"),
         (DEV_DATASETS, "own,~/squad#test", "own,HOME/squad#test"),
         (MODELS, "mine=~/model", "mine=HOME/model"),
@@ -53,13 +53,13 @@ def test_the_home_folder_is_expanded(home: Path, kind: PathKind, given: str, wan
 
 
 def test_the_home_folder_of_a_user_is_expanded() -> None:
-    assert not OUTPUT(f"~{getpass.getuser()}/x").startswith("~")
+    assert not PATH(f"~{getpass.getuser()}/x").startswith("~")
 
 
 @pytest.mark.parametrize("given", ["", " "])
 def test_an_empty_flag_is_refused_and_an_empty_field_means_nothing(given: str) -> None:
-    for kind in (OUTPUT, NEGATIVES, DATASET):
-        with pytest.raises(ConfigError, match="--flag: the path is empty; give a path, or leave the flag out"):
+    for kind in (PATH, NEGATIVES, DATASET):
+        with pytest.raises(ConfigError, match="flag: the path is empty; give a path, or leave the flag out"):
             kind.read_flag(given, "flag")
     assert NEGATIVES("") == ""
     with pytest.raises(ValueError, match="the path is empty"):
@@ -84,7 +84,7 @@ def test_an_empty_flag_is_refused_and_an_empty_field_means_nothing(given: str) -
         (MODEL, "intfloat/e5-base-v2"),
         (MODELS, "bm25"),
         (MODELS, "own=./model"),
-        (OUTPUT, "not/there/yet"),
+        (PATH, "not/there/yet"),
         (SEARCH_SPACE, "loss,temperature"),
         (FOLDER, "squad"),
     ],
@@ -96,19 +96,19 @@ def test_names_and_what_is_there_pass(kind: PathKind, given: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "line"),
     [
-        (DATASET, "none", "--flag none: no data set of this name and no such folder; give 'pydocs', or"),
-        (DATASET, "squat", "--flag squat: no data set of this name and no such folder; did you mean 'squad'?"),
-        (DATASET, "file:///none", "--flag file:///none: no data set of this name"),
-        (DATASETS, "squad,none", "--flag none: no data set"),
-        (DEV_DATASETS, "own,none#dev", "--flag none: no data set"),
-        (MODEL, "./none", "--flag ./none: no such directory; give a model directory"),
-        (MODEL, "../none", "--flag ../none: no such directory"),
-        (MODEL, "/none", "--flag /none: no such directory"),
-        (MODEL, "~/none", "--flag HOME/none: no such directory"),
-        (MODEL, "a/b/c", "--flag a/b/c: no such directory"),
-        (MODELS, "own=./none", "--flag ./none: no such directory"),
-        (SEARCH_SPACE, "none.yaml", "--flag none.yaml: cannot be read"),
-        (FOLDER, "file", "--flag file: no such folder"),
+        (DATASET, "none", "flag none: no data set of this name and no such folder; give 'pydocs', or"),
+        (DATASET, "squat", "flag squat: no data set of this name and no such folder; did you mean 'squad'?"),
+        (DATASET, "file:///none", "flag file:///none: no data set of this name"),
+        (DATASETS, "squad,none", "flag none: no data set"),
+        (DEV_DATASETS, "own,none#dev", "flag none: no data set"),
+        (MODEL, "./none", "flag ./none: no such directory; give a model directory"),
+        (MODEL, "../none", "flag ../none: no such directory"),
+        (MODEL, "/none", "flag /none: no such directory"),
+        (MODEL, "~/none", "flag HOME/none: no such directory"),
+        (MODEL, "a/b/c", "flag a/b/c: no such directory"),
+        (MODELS, "own=./none", "flag ./none: no such directory"),
+        (SEARCH_SPACE, "none.yaml", "flag none.yaml: no such file"),
+        (FOLDER, "none", "flag none: no such folder"),
         (NEGATIVES, "x" * 300, "the name is too long"),
         (NEGATIVES, "nul\0", "there is no negatives table"),
     ],
@@ -126,9 +126,9 @@ def test_settings_are_checked_by_their_declarations() -> None:
         negatives_table: str = option("", "a table", reads=NEGATIVES, form="PATH")
         size: int = option(1, "a number")
 
-    check_paths(Settings(), Settings("squad"))
-    with pytest.raises(DataError, match="--negatives-table none: there is no negatives table"):
-        check_paths(Settings(), Settings("none"))
+    fetch_paths(Settings(), Settings("squad"))
+    with pytest.raises(DataError, match="negatives_table none: there is no negatives table"):
+        fetch_paths(Settings(), Settings("none"))
 
 
 def test_the_folder_of_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,7 @@ from raytriever.prompts import (
     read_prompts,
 )
 
-STORED = {
-    "SciFact-query": "1",
-    "SciFact": "2",
-    "Retrieval-query": "3",
-    "Retrieval": "4",
-    "Retrieval-document": "5",
-}
+STORED = {"SciFact-query": "1", "SciFact": "2", "Retrieval-query": "3", "Retrieval": "4", "Retrieval-document": "5"}
 
 
 def test_a_data_set_uses_the_most_specific_prompt() -> None:
@@ -113,7 +107,7 @@ def test_another_form_is_refused(value: object) -> None:
 def test_an_unknown_name_suggests_another() -> None:
     with pytest.raises(ConfigError, match=r"stores no prompt 's2p_qury'; did you mean 's2p_query'\?"):
         prompt_by_name("s2p_qury", {"s2p_query": "x"}, "query_prompt")
-    with pytest.raises(ConfigError, match="the model stores none; give --query-prompt"):
+    with pytest.raises(ConfigError, match="the model stores none; give query_prompt"):
         prompt_by_name("any", {}, "query_prompt")
 
 
@@ -132,5 +126,5 @@ def test_a_prompt_of_no_data_set_is_refused() -> None:
 
 def test_a_prompt_leaves_tokens_for_the_text() -> None:
     check_length("a b", 2, 3, "query")
-    with pytest.raises(ModelError, match=r"has 3 tokens, but only 3 fit.*--query-length"):
+    with pytest.raises(ModelError, match=r"has 3 tokens, but only 3 fit.*query_length"):
         check_length("a b c", 3, 3, "query")

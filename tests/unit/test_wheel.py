@@ -42,7 +42,8 @@ def test_every_command_shows_its_help_from_the_wheel(unpacked: Path, tmp_path: P
     [entry_points] = unpacked.glob("*.dist-info/entry_points.txt")
     assert "raytriever = raytriever.cli.main:run" in entry_points.read_text()
     program = (
-        "from raytriever.cli.main import STAGES, run\nfor stage in STAGES:\n    try:\n        run(stage, ['--help'])\n"
+        "from raytriever.cli.commands import COMMANDS\nfrom raytriever.cli.main import run\n"
+        "for stage in COMMANDS:\n    try:\n        run(stage, ['--help'])\n"
         "    except SystemExit as ended:\n        assert not ended.code, stage"
     )
     environment = {**os.environ, "PYTHONPATH": str(unpacked)}

@@ -67,6 +67,14 @@ class AnnotationConfig:
         """Retrievers of candidates, in the given order."""
         return tuple(name for part in self.candidates.split(",") if (name := part.strip()))
 
+    def check(self) -> None:
+        """Raise `ConfigError` for missing or repeated sources of candidates."""
+        if not self.retrievers:
+            raise ConfigError("is empty", setting("candidates"), f"give {BM25}, {DENSE} or the path of a run")
+        for name in self.retrievers:
+            if self.retrievers.count(name) > 1:
+                raise ConfigError(f"contains {name!r} twice", setting("candidates"), "give each source once")
+
 
 @dataclass(frozen=True)
 class ServiceConfig:
@@ -126,15 +134,6 @@ def check_service(config: ServiceConfig) -> None:
     if config.budget is not None and not (config.price_in or config.price_out):
         remedy = f"give {setting('price_in')} and {setting('price_out')}, or {setting('budget_tokens')}"
         raise ConfigError("needs the prices of tokens", setting("budget"), remedy)
-
-
-def check_candidates(config: AnnotationConfig) -> None:
-    """Raise `ConfigError` for missing or repeated sources of candidates."""
-    if not config.retrievers:
-        raise ConfigError("is empty", setting("candidates"), f"give {BM25}, {DENSE} or the path of a run")
-    for name in config.retrievers:
-        if config.retrievers.count(name) > 1:
-            raise ConfigError(f"contains {name!r} twice", setting("candidates"), "give each source once")
 
 
 def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> str | None:

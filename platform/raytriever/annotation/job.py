@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, Counts, check_failures
 from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, TokenEstimator, read_costs
+from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, read_costs
 from raytriever.annotation.candidates import choose_queries, find_candidates, open_checked
 from raytriever.annotation.config import (
     AnnotationConfig,
@@ -33,34 +33,18 @@ from raytriever.store.cache import cache_folder
 from raytriever.store.disk import check_writable
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnnotationJob:
-    """Data to annotate, the model, and the path of the answers.
-
-    Args:
-        split: split to annotate. A new name means the queries without a judgement.
-        model, precision: encoder of `dense`, and its precision.
-        embeddings: embedding store of the passages, written with `model`.
-        answers: folder of the answer log. None means a folder in the cache.
-    """
-
-    data: DataConfig
-    split: str
-    annotation: AnnotationConfig
-    service: ServiceConfig
-    model: ModelConfig
-    precision: str | None
-    embeddings: Path | None = None
-    answers: Path | None = None
-
-
 @dataclass(kw_only=True)
 class OpenedJob:
-    """Job with its data set, the positions of its queries in the order of annotation and of their candidates, and the
-    annotator, which `annotate` connects to a service. `annotations` are by index in `queries`.
+    """Job with its settings, its data set, the positions of its queries in the order of annotation and of their
+    candidates, and the annotator, which `annotate` connects to a service. `annotations` are by index in `queries`.
+
+    A split that does not exist means the queries without a judgement. `model` is the encoder of `dense`.
     """
 
-    job: AnnotationJob
+    settings: AnnotationConfig
+    service: ServiceConfig
+    model: ModelConfig
+    split: str
     dataset: RetrievalDataset
     queries: list[int]
     candidates: list[list[int]]
@@ -69,7 +53,7 @@ class OpenedJob:
 
     def questions(self) -> Iterator[tuple[int, AnnotationQuery]]:
         """Yield each query with its index, lazily."""
-        longest, passages = self.job.annotation.passage_characters, self.dataset.passages()
+        longest, passages = self.settings.passage_characters, self.dataset.passages()
         for number, (query, documents) in enumerate(zip(self.queries, self.candidates, strict=True)):
             excerpts = [passages[document][:longest] for document in documents]
             yield number, AnnotationQuery(self.dataset.queries.texts[query], documents, excerpts)
@@ -78,16 +62,15 @@ class OpenedJob:
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
     """Annotate all queries, store the results in `work.annotations`, and return the number of retries by failure. Raise
     `UserError` if the service fails, the budget is used up, the log cannot be written, or too many queries fail."""
-    job, settings, spending = work.job, work.job.annotation, work.annotator.spending
-    service = Service(job.service, settings.temperature, settings.max_tokens, key)
-    in_flight = job.service.in_flight
-    annotator = work.annotator = replace(work.annotator, service=service, in_flight=in_flight, counts=Counts())
+    config, settings, spending = work.service, work.settings, work.annotator.spending
+    service = Service(config, settings.temperature, settings.max_tokens, key)
+    annotator = work.annotator = replace(work.annotator, service=service, in_flight=config.in_flight, counts=Counts())
     counts = annotator.counts
     with Progress("annotation", len(work.queries), "question") as progress:
 
         def on_result(number: int, annotation: Annotation) -> None:
             work.annotations[number] = annotation
-            notes = {"cost": spending.cost} if job.service.price_in or job.service.price_out else {}
+            notes = {"cost": spending.cost} if config.price_in or config.price_out else {}
             progress.advance(1, **notes, malformed=counts.malformed, retries=sum(service.retried.values()))
             if failure := check_failures(counts, len(work.annotations), settings.max_failed):
                 raise failure
@@ -107,7 +90,7 @@ async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], Non
 
 def _out_of_budget(work: OpenedJob) -> UserError:
     first = next((number for number in range(len(work.queries)) if number not in work.annotations), len(work.queries))
-    config, spent = work.job.service, work.annotator.spending.spent
+    config, spent = work.service, work.annotator.spending.spent
     flag = setting("budget" if config.budget_tokens is None else "budget_tokens")
     allowed = config.budget if config.budget_tokens is None else config.budget_tokens
     used = f"{spent.cost(config):,.4g}" if config.budget_tokens is None else f"{spent.read + spent.written:,}"
@@ -124,7 +107,7 @@ def _out_of_budget(work: OpenedJob) -> UserError:
 
 def write(work: OpenedJob, output: Path) -> dict[str, Any]:
     """Write the data set, and return the meta of its manifest. Raise `DataError` if no query has a positive."""
-    job, annotator = work.job, work.annotator
+    settings, annotator = work.settings, work.annotator
     numbers = sorted(work.annotations, key=lambda number: work.queries[number])
     annotations = {work.queries[number]: work.annotations[number] for number in numbers}
     candidates: dict[int, Sequence[int]] = {work.queries[number]: work.candidates[number] for number in numbers}
@@ -136,12 +119,12 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
         "kind": "annotations",
         "dataset": work.dataset.name,
         "dataset_digest": work.dataset.digest,
-        "split": job.split,
-        "endpoint": job.service.base,
-        "llm": job.service.llm,
+        "split": work.split,
+        "endpoint": work.service.base,
+        "llm": work.service.llm,
         "prompts": annotator.prompts.digests,
-        "settings": asdict(job.annotation),
-        "encoder": job.model.model if "dense" in job.annotation.retrievers else None,
+        "settings": asdict(settings),
+        "encoder": work.model.model if "dense" in settings.retrievers else None,
         "queries": len(annotations),
         "candidates": sum(map(len, candidates.values())),
         "relevant": sum(len(annotation.relevant) for annotation in annotations.values()),
@@ -150,9 +133,9 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
         "failed": sum(bool(annotation.failed) for annotation in annotations.values()),
         "tokens_read": spent.read,
         "tokens_written": spent.written,
-        "cost": spent.cost(job.service),
+        "cost": spent.cost(work.service),
     }
-    write_annotated(output, work.dataset, job.split, annotations, candidates, job.annotation.agreed, meta)
+    write_annotated(output, work.dataset, work.split, annotations, candidates, settings.agreed, meta)
     return meta
 
 
@@ -169,92 +152,116 @@ class AnnotationResult:
 
 
 def run_annotation(
-    job: AnnotationJob, output: Path, dry_run: bool, report: Callable[[str], None], wait: bool = False
+    settings: AnnotationConfig,
+    service: ServiceConfig,
+    model: ModelConfig,
+    data: DataConfig,
+    output: Path,
+    report: Callable[[str], None],
+    *,
+    split: str,
+    precision: str | None = None,
+    embeddings: Path | None = None,
+    answers: Path | None = None,
+    dry_run: bool = False,
+    wait: bool = False,
 ) -> tuple[str, AnnotationResult | None]:
     """Annotate, write the data set to `output`, and return the estimate and the result; a dry run ends with the first.
 
-    With `wait` the job waits for another job that holds the answer log.
+    Args:
+        split: Split to annotate. A new name means the queries without a judgement.
+        model, precision: Encoder of `dense`, and its precision.
+        embeddings: Embedding store of the passages, written with `model`.
+        answers: Folder of the answer log. None means a folder in the cache.
+        wait: Wait for another job that holds the answer log.
 
     Raises:
         UserError: an input is invalid, or the service fails. Only answers are kept, and the same command continues
             from them.
     """
     if not dry_run:
-        check_service(job.service)
-    if not job.service.llm.strip():
+        check_service(service)
+    if not service.llm.strip():
         raise ConfigError("is missing", setting("llm"), "give the name of the model at the service")
     if output.exists():
         raise StorageError("exists already", str(output), f"give another {setting('output')}, or remove it")
     check_writable(output)
-    prompts = load_prompts(job.annotation.prompts)
-    key = None if dry_run else read_service_key(job.service, report)
-    log = AnswerLog(job.answers or cache_folder() / "answers", wait, report)
+    prompts = load_prompts(settings.prompts)
+    key = None if dry_run else read_service_key(service, report)
+    log = AnswerLog(answers or cache_folder() / "answers", wait, report)
     try:
         if log.damaged:
             report(f"{log.path}: {log.damaged:,} damaged answers are requested again")
-        paid, estimator = read_costs(log, job.service.llm)
+        paid, estimator = read_costs(log, service.llm)
         is_new = not len(log)
         if not dry_run and is_new:  # a wrong address or key shows before the slow steps
-            asyncio.run(_check(job, key))
-        dataset = open_checked(job.data, report)
-        work = _prepare(job, dataset, prompts, log, paid, estimator, report)
+            asyncio.run(_check(settings, service, key))
+        dataset = open_checked(data, report)
+        queries = choose_queries(dataset, split, settings.max_queries)
+        encoder = model, precision, embeddings
+        candidates = find_candidates(dataset, queries, settings.retrievers, settings.depth, *encoder, report)
+        if not any(candidates):
+            what = f"has no candidate passage for any of {len(queries):,} queries"
+            raise DataError(what, dataset.name, f"add sources to {setting('candidates')}")
+        name = job_name(settings, service.llm, model, data.bm25_language, split, dataset, prompts)
+        work = OpenedJob(
+            settings=settings,
+            service=service,
+            model=model,
+            split=split,
+            dataset=dataset,
+            queries=queries,
+            candidates=candidates,
+            annotator=Annotator(
+                prompts=prompts,
+                config=settings,
+                llm=service.llm,
+                job=name,
+                log=log,
+                service=None,
+                spending=Spending(service, paid.get(name, TokenCounts()), estimator),
+            ),
+        )
         expected = asyncio.run(estimate(work.annotator, (question for _, question in work.questions())))
-        table = expected.table(job.service, estimator)
+        table = expected.table(service, estimator)
         if dry_run:
             return table, None
         report(table)
         # If the log has all answers, the service need not exist.
         if not is_new and expected.most.requests:
-            asyncio.run(_check(job, key))
+            asyncio.run(_check(settings, service, key))
         retried = asyncio.run(annotate(work, key, report))
         meta = write(work, output)
     finally:
         log.close()
     bad = str(dataset.quarantine) if dataset.quarantine.total else None
-    human = job.split in dataset.judgements and bool((dataset.judgements[job.split].scores > 0).any())
+    human = split in dataset.judgements and bool((dataset.judgements[split].scores > 0).any())
     return table, AnnotationResult(meta, human, work.annotator.counts, retried, bad)
 
 
-def _prepare(
-    job: AnnotationJob,
+def job_name(
+    settings: AnnotationConfig,
+    llm: str,
+    model: ModelConfig,
+    bm25_language: str | None,
+    split: str,
     dataset: RetrievalDataset,
     prompts: AnnotationPrompts,
-    log: AnswerLog,
-    paid: Mapping[str, TokenCounts],
-    estimator: TokenEstimator,
-    report: Callable[[str], None],
-) -> OpenedJob:
-    """Find the candidates, and create an annotator without a service."""
-    settings = job.annotation
-    queries = choose_queries(dataset, job.split, settings.max_queries)
-    model = job.model, job.precision, job.embeddings
-    candidates = find_candidates(dataset, queries, settings.retrievers, settings.depth, *model, report)
-    if not any(candidates):
-        what = f"has no candidate passage for any of {len(queries):,} queries"
-        raise DataError(what, dataset.name, f"add sources to {setting('candidates')}")
-    name = job_name(job, dataset, prompts)
-    spending = Spending(job.service, paid.get(name, TokenCounts()), estimator)
-    unconnected = Annotator(
-        prompts=prompts, config=settings, llm=job.service.llm, job=name, log=log, service=None, spending=spending
-    )
-    return OpenedJob(job=job, dataset=dataset, queries=queries, candidates=candidates, annotator=unconnected)
-
-
-def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: AnnotationPrompts) -> str:
+) -> str:
     """Return a digest of all inputs of requests except the number of queries. Runs of one name share a budget."""
-    settings = asdict(replace(job.annotation, max_queries=None, prompts="", agreed="human", max_failed=0.0))
-    parts = [dataset.documents.digest, dataset.queries.digest, job.split, job.service.llm, settings]
+    deciding = asdict(replace(settings, max_queries=None, prompts="", agreed="human", max_failed=0.0))
+    parts = [dataset.documents.digest, dataset.queries.digest, split, llm, deciding]
     parts.append(prompts.digests)
-    if "dense" in job.annotation.retrievers:
-        parts.append(asdict(job.model))
-    if job.data.bm25_language:
-        parts.append(job.data.bm25_language)
+    if "dense" in settings.retrievers:
+        parts.append(asdict(model))
+    if bm25_language:
+        parts.append(bm25_language)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-async def _check(job: AnnotationJob, key: str | None) -> None:
+async def _check(settings: AnnotationConfig, config: ServiceConfig, key: str | None) -> None:
     """Check the address, the key and the model of the service with one request."""
-    async with Service(job.service, job.annotation.temperature, job.annotation.max_tokens, key) as service:
+    async with Service(config, settings.temperature, settings.max_tokens, key) as service:
         await service.check()
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from raytriever.api.calls import public, working
+from raytriever.api.calls import checked, public, working
 from raytriever.api.tables import (
     NAME,
     csv_table,
@@ -249,8 +249,7 @@ class Dataset:
         from raytriever.data.config import ImportConfig
         from raytriever.documents.job import import_folder
         from raytriever.documents.summary import summary_lines
-        from raytriever.options import check_options
-        from raytriever.paths import DOCUMENTS, check_paths
+        from raytriever.paths import DOCUMENTS
 
         config = ImportConfig(
             test_share=test_share,
@@ -262,8 +261,7 @@ class Dataset:
             overlap_tokens=overlap_tokens,
             seed=seed,
         )
-        check_options(config)
-        check_paths(config)
+        checked(config)
         DOCUMENTS.check(os.fspath(folder), "folder")
         path = path_of(output)
         with working("from_documents", path):
@@ -341,12 +339,8 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
     from raytriever.data.config import DataConfig
     from raytriever.data.prepare.open import open_all_splits
     from raytriever.data.prepare.pipeline import in_processes
-    from raytriever.options import check_options
-    from raytriever.paths import check_paths
 
-    config = DataConfig(dataset=source, max_bad_rows=max_bad_rows)
-    check_options(config)
-    check_paths(config)
+    checked(DataConfig(dataset=source, max_bad_rows=max_bad_rows))
     with working("load_dataset"):
         opened = open_all_splits(source, max_bad_rows=max_bad_rows, run=in_processes, report=warn)
     return kind(source, name or opened.name, max_bad_rows, opened)

@@ -11,16 +11,16 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from raytriever.api.calls import public, working
+from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import Model, ModelLike, Run, path_of, precision_of
 from raytriever.api.tables import require_package
-from raytriever.encoding.config import EncodeConfig, check_encode
+from raytriever.encoding.config import EncodeConfig
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import ModelConfig
-from raytriever.options import check_changed, check_options
-from raytriever.paths import MODELS, check_paths
+from raytriever.options import check_changed
+from raytriever.paths import MODELS
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
 
@@ -184,11 +184,7 @@ def evaluate(
         rescore_multiplier=rescore_multiplier,
     )
     encoding = EncodeConfig()
-    check_options(config)
-    check_changed(config, only=["rescore_multiplier"])
-    check_options(encoding)
-    check_encode(encoding)
-    check_paths(config)
+    check_changed(checked(config), only=["rescore_multiplier"])
     sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
     if isinstance(models, str | os.PathLike | Model | Run) or not models:
         raise ConfigError("is no list of models", "models", "give a list such as ['bm25', 'minilm']")

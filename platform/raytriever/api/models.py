@@ -9,12 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from raytriever.api.calls import public, working
+from raytriever.api.calls import checked, public, working
 from raytriever.errors import ConfigError, UserError
 from raytriever.models.config import ModelConfig
 from raytriever.mteb.encoder import MtebEncoder
-from raytriever.options import check_options
-from raytriever.paths import MODEL, expanded
+from raytriever.paths import expanded
 from raytriever.prompts import read_prompts
 from raytriever.store.objects import copy_of
 from raytriever.terminal import warn
@@ -205,10 +204,8 @@ def load_model(
         passage_length=passage_length,
         truncate_dim=truncate_dim,
     )
-    check_options(config)
     precision = precision_of(precision, ())
-    MODEL.check(config.model, "model")
-    model = Model(config, precision)
+    model = Model(checked(config), precision)
     with working("load_model"):
         _ = model.retriever
     return model
@@ -229,10 +226,7 @@ def settings_of(model: ModelLike) -> ModelConfig:
     if isinstance(model, Run):
         return model.model.config
     if isinstance(model, str | os.PathLike):
-        config = ModelConfig(model=os.fspath(model))
-        check_options(config)
-        MODEL.check(config.model, "model")
-        return config
+        return checked(ModelConfig(model=os.fspath(model)))
     raise ConfigError(
         f"is {type(model).__name__}", "model", "give a name, a path, the result of load_model, or the result of train"
     )

@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from raytriever.api.calls import public, working
+from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings
 from raytriever.api.models import ModelLike, check_texts, loaded, path_of
 from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.options import check_changed, check_options, did_you_mean
+from raytriever.options import check_changed, did_you_mean
 from raytriever.paths import DATASET
 from raytriever.terminal import warn
 
@@ -141,8 +141,7 @@ def _approximate(
             raise ConfigError(f"unknown setting {name!r}", "build_index", did_you_mean(name, names))
     if output is None:
         raise ConfigError("an approximate index is kept in a directory", "output", "give output='indexes/mine'")
-    config = IndexConfig(index=kind, **settings)
-    check_options(config)
+    config = checked(IndexConfig(index=kind, **settings))
     check_changed(config)
     folder = path_of(output)
 

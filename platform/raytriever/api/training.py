@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from raytriever.api.calls import public, working
+from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings, source_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_package
@@ -28,10 +28,10 @@ from raytriever.config import (
 )
 from raytriever.errors import ConfigError
 from raytriever.losses.files import loss_setting
-from raytriever.mining.config import MiningConfig, check_mining
+from raytriever.mining.config import MiningConfig
 from raytriever.models.config import READING
-from raytriever.options import check_options, did_you_mean
-from raytriever.paths import check_paths, runs_folder
+from raytriever.options import did_you_mean
+from raytriever.paths import runs_folder
 from raytriever.recipes import base_config
 from raytriever.store.cache import cache_folder, hold
 from raytriever.store.commit import read_manifest, sha256_of
@@ -162,9 +162,7 @@ def mine_hard_negatives(
         drop_answers=drop_answers,
         judge=judge,
     )
-    check_options(mining)
-    check_mining(mining)
-    check_paths(mining)
+    checked(mining)
     config = ModelConfig() if model is None else settings_of(model)
     by_encoder = any(each in ("dense", "cross-query") for each in mining.methods)
     if model is None and by_encoder:

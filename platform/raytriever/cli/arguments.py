@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,8 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 from raytriever.cli.suggestions import removed, suggest_for_flag
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
-from raytriever.options import check_options, needs_of, read_option, without_effect
-from raytriever.paths import EMBEDDINGS, OUTPUT, PathKind
+from raytriever.options import check_options, read_option
+from raytriever.paths import PATH, PathKind
 from raytriever.store.commit import lock_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import show, warn
@@ -41,13 +40,14 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigError` where argparse prints its usage and exits.
 
     Args:
-        prog: the stage, without `raytriever`.
+        prog: the command, without `raytriever`.
         common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
         free_text: the name of an argument that holds a question. It may look like a secret, but is never stored.
     """
 
     def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
         self._common, self._free_text = common, free_text
+        self.of_files: dict[str, str] = {}  # settings without a flag, and their line in a configuration file
         super().__init__(
             prog=f"raytriever {prog}", description=description, allow_abbrev=False, formatter_class=_Formatter
         )
@@ -116,6 +116,10 @@ class Parser(argparse.ArgumentParser):
             # Checked first: argparse would report a misspelt flag as a missing one.
             if flag not in flags and (instead := removed(flag)):
                 raise ConfigError("was removed", flag, instead)
+            if flag in self.of_files:
+                raise ConfigError(
+                    "has no flag", flag, f"write {self.of_files[flag]} into a file, and give --config FILE"
+                )
             if flag.startswith("--") and flag not in flags:
                 raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
             _check_utf8(word, _setting_before(words, index, flags))
@@ -134,20 +138,6 @@ class Parser(argparse.ArgumentParser):
             actions[flag] for word in words[:end] if (flag := word.partition("=")[0]) in actions
         }
         return arguments
-
-
-def check_effects(
-    arguments: argparse.Namespace, *configs: Any, needs: Mapping[str, Sequence[str]] | None = None
-) -> None:
-    """Raise `ConfigError` for an explicit flag that has no effect next to the other settings; see `options.NEEDS`.
-
-    Only flags are checked. A recipe, a configuration file or the `config.yaml` of a run also holds settings of other
-    losses and stages.
-    """
-    settings = vars(arguments) | {name: value for config in configs for name, value in vars(config).items()}
-    declared = needs_of(*map(type, configs)) | dict(needs or {})
-    for error in without_effect(settings, sorted(arguments.explicit_flags), declared).values():
-        raise error
 
 
 def _setting_before(words: Sequence[str], index: int, flags: Collection[str]) -> str | None:
@@ -196,12 +186,14 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=width or min(120, shutil.get_terminal_size().columns - 2))
 
 
-def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
+def add_settings(parser: Parser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
     """Add flags for the fields of a settings dataclass, or some of them, under a title."""
     group = parser.add_argument_group(title)
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if only is not None and field.name not in only:
+        if only is None and not field.metadata["flag"]:
+            parser.of_files[flag_of(field.name)] = f"`{title}: {{{field.name}: VALUE}}`"
+        if not field.metadata["flag"] if only is None else field.name not in only:
             continue
         help = field.metadata["help"]
         if field.default not in (None, ""):
@@ -214,7 +206,7 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
             continue
         reads = field.metadata.get("reads")
         if reads is not None:
-            read: Callable[[str], Any] = partial(read_option, field, where=flag_of(field.name))
+            read: Callable[[str], Any] = partial(read_option, field, where=field.name)
             if isinstance(reads, PathKind):
                 read = partial(reads.read_flag, name=field.name)
             group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
@@ -225,47 +217,58 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         )
         if choices and len(choices) > 4:
             common["help"] += f"{_CHOICES}{', '.join(choices)}"
-        common |= {"type": number_type(types[0], flag_of(field.name)), "metavar": metavar}
+        common |= {"type": number_type(types[0], field.name), "metavar": metavar}
         group.add_argument(flag_of(field.name), **common)
 
 
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
-def add_path(parser: Flags, flag: str, kind: PathKind, metavar: str, help: str, **settings: Any) -> None:
-    """Add the flag or argument of a path, which is expanded and checked as `kind` says; `settings` are argparse's."""
-    name = flag.removeprefix("--").replace("-", "_") if flag.startswith("-") else ""
+class Argument:
+    """Flag or argument of a command that is no setting.
 
-    def read(text: str) -> str:
-        path = kind.read_flag(text, name)
-        kind.check(path, name)
-        return path
+    Args:
+        name: Flag, such as `--split`, or name of an argument without dashes.
+        help: Its help.
+        reads: Kind of path, or function of a text that returns the value. A path must exist if its kind says so.
+        settings: Further arguments of argparse's `add_argument`.
+    """
 
-    parser.add_argument(flag, type=read, metavar=metavar, help=help, **settings)
+    def __init__(
+        self, name: str, help: str, reads: PathKind | Callable[[str], Any] | None = None, **settings: Any
+    ) -> None:
+        self._name, self._help, self._reads, self._settings = name, help, reads, settings
+        self._setting = name.removeprefix("--").replace("-", "_") if name.startswith("-") else ""
+
+    def add(self, parser: Flags) -> None:
+        """Add it to a parser or a group of flags."""
+        defaults: dict[str, Any] = {"default": []} if "nargs" in self._settings else {}
+        if "action" not in self._settings:
+            kind, metavar = self._reads, "NAME" if self._setting else None
+            if isinstance(kind, PathKind):
+                kind, metavar = partial(kind.read_flag, name=self._setting), "PATH"
+            defaults |= {"metavar": metavar, "type": kind}
+        parser.add_argument(self._name, help=self._help, **(defaults | self._settings))
+
+    def fetch(self, arguments: argparse.Namespace) -> None:
+        """Raise the error of its kind of path if a path does not exist; see `fetch_paths`."""
+        if isinstance(self._reads, PathKind):
+            values = getattr(arguments, self._settings.get("dest") or self._setting or self._name)
+            for value in values if isinstance(values, list) else [values] if values else []:
+                self._reads.check(value, self._setting, fetch=True)
 
 
-ABOVE_0 = math.ulp(0.0)  # the smallest number above 0
-
-
-def add_number(
-    parser: Flags,
-    flag: str,
-    kind: type,
-    metavar: str,
-    help: str,
-    limits: tuple[float, float, str] | None = None,
-    **settings: Any,
-) -> None:
-    """Add the flag of a number, with the lowest and the highest and the remedy; `settings` are argparse's."""
+def number(flag: str, kind: type, lowest: float, highest: float, remedy: str) -> Callable[[str], Any]:
+    """Return a function that reads a number in a range; it raises `ConfigError` with the remedy for another text."""
     convert = number_type(kind, flag)
 
     def read(text: str) -> Any:
         number = convert(text)
-        if limits is not None and not limits[0] <= number <= limits[1]:
-            raise ConfigError(f"{text} is out of range", flag, limits[2])
+        if not lowest <= number <= highest:
+            raise ConfigError(f"{text} is out of range", flag, remedy)
         return number
 
-    parser.add_argument(flag, type=read, metavar=metavar, help=help, **settings)
+    return read
 
 
 def quote_command(*words: object) -> str:
@@ -291,9 +294,10 @@ def show_views(folder: Path, trackers: Sequence[str]) -> None:
         show(f"  {program_path(program)} {words}" if words else f"  {view} (open it in a browser)")
 
 
-def build_config(arguments: argparse.Namespace, kind: type[T], **settings: Any) -> T:
-    """Return a settings dataclass of its defaults, the explicit flags, and `settings`, which override both."""
-    config = kind(**explicit_settings(arguments, kind) | settings)
+def build_config(arguments: argparse.Namespace, kind: type[T], only: Collection[str] | None = None) -> T:
+    """Return a settings dataclass of its defaults and the explicit flags, or some of these."""
+    explicit = explicit_settings(arguments, kind)
+    config = kind(**{name: value for name, value in explicit.items() if only is None or name in only})
     check_options(config)
     return config
 
@@ -307,25 +311,6 @@ def explicit_settings(arguments: argparse.Namespace, kind: type) -> dict[str, An
     }
 
 
-def add_trackers(parser: Flags) -> None:
-    """Add `--tracker`, whose value is a tuple of names, and `--experiment`."""
-    parser.add_argument(
-        "--tracker",
-        dest="trackers",
-        type=read_trackers,
-        default=DEFAULT_TRACKERS,
-        metavar="NAME,...",
-        help=f"where the run is logged: {', '.join(TITLES)}, several of them, or {NONE} (default: mlflow)",
-    )
-    parser.add_argument(
-        "--experiment",
-        type=_choose_experiment,
-        default=argparse.SUPPRESS,
-        metavar="NAME",
-        help="experiment of MLflow that the run belongs to (default: MLFLOW_EXPERIMENT_NAME, or raytriever)",
-    )
-
-
 def _choose_experiment(name: str) -> str:
     """Set the variable of MLflow, which every part of the command reads."""
     if not name.strip():
@@ -334,18 +319,31 @@ def _choose_experiment(name: str) -> str:
     return name
 
 
+TRACKERS = (
+    Argument(
+        "--tracker",
+        f"where the run is logged: {', '.join(TITLES)}, several of them, or {NONE} (default: mlflow)",
+        read_trackers,
+        dest="trackers",
+        default=DEFAULT_TRACKERS,
+        metavar="NAME,...",
+    ),
+    Argument(
+        "--experiment",
+        "experiment of MLflow that the run belongs to (default: MLFLOW_EXPERIMENT_NAME, or raytriever)",
+        _choose_experiment,
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+    ),
+)
+
+
 def add_output(parser: Flags, help: str, **settings: Any) -> None:
-    """Add `--output`, which is required without a default, and `--wait`, for a stage that calls `lock_output`."""
-    add_path(parser, "--output", OUTPUT, "DIR", help, **{"required": "default" not in settings, **settings})
+    """Add `--output`, which is required without a default, and `--wait`, for a command that calls `lock_output`."""
+    Argument("--output", help, PATH, metavar="DIR", **{"required": "default" not in settings, **settings}).add(parser)
     parser.add_argument(
         "--wait", action="store_true", help="wait until another command that writes to --output has ended"
     )
-
-
-def add_embeddings(parser: Flags) -> None:
-    """Add `--embeddings`, the embeddings of the passages of a stage with `--model`."""
-    help = "embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)"
-    add_path(parser, "--embeddings", EMBEDDINGS, "DIR", help)
 
 
 def lock_output(arguments: argparse.Namespace, output: Path | None = None) -> Path:
@@ -359,7 +357,7 @@ def lock_output(arguments: argparse.Namespace, output: Path | None = None) -> Pa
     return output
 
 
-def number_type(kind: type, flag: str) -> Callable[[str], Any]:
+def number_type(kind: type, where: str) -> Callable[[str], Any]:
     """Return the argparse `type` of a number (or a text): it raises `ConfigError` if the value is none."""
     words = {int: "a whole number", float: "a number", str: "text"}
 
@@ -367,6 +365,6 @@ def number_type(kind: type, flag: str) -> Callable[[str], Any]:
         try:
             return kind(text)
         except ValueError as error:
-            raise ConfigError(f"{text!r} is invalid", flag, f"give {words[kind]}") from error
+            raise ConfigError(f"{text!r} is invalid", where, f"give {words[kind]}") from error
 
     return convert

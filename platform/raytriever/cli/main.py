@@ -1,4 +1,4 @@
-"""Entry point of `raytriever STAGE` and of `python jobs/STAGE.py`.
+"""Entry point of `raytriever COMMAND` and of `python jobs/COMMAND.py`.
 
 A user error, or a GPU that fails, ends in one line and exit code 2. An interruption (Ctrl-C, the SIGTERM of `ray job
 stop`, or the SIGHUP of a closed terminal) ends in one line and exit code 130. Any other exception keeps its traceback,
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from raytriever import __version__
 from raytriever.activity import activity
-from raytriever.cli.suggestions import removed, suggest_for_stage
+from raytriever.cli.suggestions import removed, suggest_for_command
 from raytriever.cluster.working_directory import enter_lasting_folder
 from raytriever.errors import ConfigError, StorageError, UserError, lost_gpu
 from raytriever.interruption import interruptible
@@ -27,99 +27,68 @@ from raytriever.store.disk import disk_errors
 from raytriever.store.lock import released_at_end
 from raytriever.terminal import STREAM, one_line, open_missing_streams, show, warn
 
+if TYPE_CHECKING:
+    from raytriever.cli.command import Command
+
 LONGEST_ERROR = 1500  # characters
-# Stages are modules of this package with `main(words) -> None`. A module is imported when its stage runs.
-TASKS = {
-    "Prepare data": {
-        "import": "write a folder of documents, and questions about them, as a data set",
-        "prepare": "check, tokenise and shard a data set",
-        "annotate": "find positives with a language model and write a data set with them",
-        "mine": "find hard negatives and write a table of them",
-        "score": "score pairs with a cross-encoder, as a teacher for training",
-    },
-    "Train": {
-        "quickstart": "train on the docstrings of Python, measure, print a table",
-        "train": "train an encoder and measure it before and after",
-        "tune": "search the settings of training and measure the best",
-        "study": "compare losses or settings from a file, with several seeds",
-    },
-    "Measure": {
-        "evaluate": "measure models on data sets",
-        "compare": "compare finished runs on one HTML page",
-    },
-    "Use a model": {
-        "search": "find the best passages for a query",
-        "encode": "encode the passages or the queries of a data set",
-        "index": "build an approximate index, or open, measure and search it",
-        "export": "write a model for other runtimes, with a model card",
-    },
-    "Operate": {
-        "runs": "list and clean run directories",
-        "cache": "list and prune cached data sets, models and embeddings",
-        "doctor": "check this machine: devices, servers, disks, locks",
-    },
-}
-STAGES = {name: text for stages in TASKS.values() for name, text in stages.items()}
 
 
-def run(stage: str | None = None, words: Sequence[str] | None = None) -> int:
-    """Run one stage and return its exit code. The console script `raytriever` calls it without arguments.
+def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. The console script `raytriever` calls it without arguments.
 
     Args:
-        stage: by default the first word.
-        words: flags of the stage; by default the words of this process.
+        name: by default the first word.
+        words: flags of the command; by default the words of this process.
     """
     arguments = list(sys.argv[1:] if words is None else words)
-    if stage is None and arguments and arguments[0] in STAGES:
-        stage = arguments.pop(0)
     # Without it Python looks at every object of torch and Ray a few times before it ends, which takes a second or two.
     atexit.register(gc.freeze)
     open_missing_streams()
     try:
-        with interruptible(), disk_errors(f"raytriever {stage or ''}".rstrip()):
+        with interruptible(), disk_errors("raytriever"):
             _check_working_directory()
-            if stage is None:
-                _show_overview(arguments)
-            else:
-                flags = [word for word in enter_lasting_folder(arguments, warn) if word != "--debug"]
-                with safe_imports(), activity(_Work(stage).line), released_at_end():
-                    importlib.import_module(module_of_stage(stage)).main(flags)
+            with safe_imports():
+                from raytriever.cli.commands import COMMANDS
+            if name is None and arguments and arguments[0] in COMMANDS:
+                name = arguments.pop(0)
+            if name is None:
+                _show_overview(arguments, COMMANDS)
+                return 0
+            flags = [word for word in enter_lasting_folder(arguments, warn) if word != "--debug"]
+            with safe_imports(), activity(_Work(name).line), released_at_end(), disk_errors(f"raytriever {name}"):
+                COMMANDS[name].main(name, flags)
     except (UserError, RuntimeError, FileNotFoundError, KeyboardInterrupt, BrokenPipeError) as error:
         return _exit_code(error, "--debug" in arguments)
     return 0
 
 
-def module_of_stage(stage: str) -> str:
-    """Return the dotted name of the module of a stage."""
-    return f"raytriever.cli.{'operate.' if stage in TASKS['Operate'] else ''}{stage}"
-
-
 class _Work:
-    """Line about a stage while no part of it reports: it loads packages, or works."""
+    """Line about a command while no part of it reports: it loads packages, or works."""
 
-    def __init__(self, stage: str) -> None:
-        self._stage, self._loaded = stage, 0
+    def __init__(self, name: str) -> None:
+        self._name, self._loaded = name, 0
 
     def line(self, seconds: float) -> str:
         """Return the line of `activity`."""
         before, self._loaded = self._loaded, len(sys.modules)
         doing = f"loading {next(reversed(sys.modules)).partition('.')[0]}" if self._loaded > before else "working"
-        return f"raytriever {self._stage} is {doing}: {seconds:.0f} s"
+        return f"raytriever {self._name} is {doing}: {seconds:.0f} s"
 
 
-def _show_overview(words: list[str]) -> None:
-    """Print the stages or the version; raises `ConfigError` for an unknown stage."""
+def _show_overview(words: list[str], commands: Mapping[str, Command]) -> None:
+    """Print the commands or the version; raises `ConfigError` for an unknown command."""
     if words[:1] == ["--version"]:
         show(__version__)
         return
     if words and (instead := removed(words[0])):
         raise ConfigError(f"{words[0]!r} was removed", remedy=instead)
     if words and words[0] not in ("-h", "--help"):
-        raise ConfigError(f"unknown stage {words[0]!r}", remedy=suggest_for_stage(words[0], STAGES))
-    lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]"]
-    for task, stages in TASKS.items():
-        lines += ["", f"{task}:", *(f"  {name:<12}{text}" for name, text in stages.items())]
-    show("\n".join([*lines, "", "`raytriever STAGE --help` shows the flags of a stage"]))
+        raise ConfigError(f"unknown command {words[0]!r}", remedy=suggest_for_command(words[0], commands))
+    lines = [f"raytriever {__version__}", "", "usage: raytriever COMMAND [flags]"]
+    for task in dict.fromkeys(command.task for command in commands.values()):
+        named = {name: command.help for name, command in commands.items() if command.task == task}
+        lines += ["", f"{task}:", *(f"  {name:<12}{help}" for name, help in named.items())]
+    show("\n".join([*lines, "", "`raytriever COMMAND --help` shows the flags of a command"]))
 
 
 def _exit_code(error: BaseException, debug: bool) -> int:

@@ -1,6 +1,6 @@
-"""Suggestions for unknown flags and stages: names of other programs, of earlier versions, and mistyped ones.
+"""Suggestions for unknown flags and commands: names of other programs, of earlier versions, and mistyped ones.
 
-One table serves all stages. A suggestion is made only if the stage has every flag in it.
+One table serves all commands. A suggestion is made only if the command has every flag in it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from raytriever.options import did_you_mean
 
-# Our flag, and what other trainers, libraries and benchmarks call it. The first that the stage has is suggested.
+# Our flag, and what other trainers, libraries and benchmarks call it. The first that the command has is suggested.
 _FLAGS = {
     "--learning-rate": "lr",
     "--model": "model-name-or-path model-name",
@@ -38,8 +38,8 @@ _ADVICE = {
     "give --precision bf16": "fp16 bf16",
     "nothing is needed: a GPU is used where there is one; CUDA_VISIBLE_DEVICES chooses": "device",
 }
-# A stage, and what other programs call it.
-_STAGES = {
+# A command, and what other programs call it.
+_COMMANDS = {
     "evaluate": "eval test",
     "train": "fit finetune",
     "encode": "embed",
@@ -47,21 +47,28 @@ _STAGES = {
     "tune": "sweep",
     "runs list": "list ls status",
 }
-# A stage or a flag of an earlier version, and what to do instead.
+# A command or a flag of an earlier version, and what to do instead.
 _REMOVED = {
     "plan": "see docs/explanation/scale.md; `raytriever train --dry-run` computes the memory of a training",
     "launch": "give `ray start --head` and `mlflow server`; see docs/tutorials/cluster.md",
-    "submit": "give `ray job submit --working-dir . -- python jobs/STAGE.py ...`; see docs/how-to/submit-a-job.md",
+    "submit": "give `ray job submit --working-dir . -- python jobs/COMMAND.py ...`; see docs/how-to/submit-a-job.md",
     "study ood": "give `python studies/gap.py` in a checkout; see docs/how-to/build-an-index.md",
     "--scale": "a study is a file, such as studies/mw-in-domain.yaml in a checkout; see docs/how-to/run-a-study.md",
     "runs show": "`raytriever runs list RUN` prints the step and the command that continues",
     "--soft-labels": "use --guide, or --loss kl or margin-mse with the teacher",
+    "--ranks": "give --range-min and --range-max",
+    "--min-delta": "every improvement of --best-metric counts",
+    "--eval-behind": "training waits when two validations are not finished",
+    "--checkpoint-minutes": "a checkpoint is written every 10 minutes; --checkpoint-steps writes more",
+    "--refresh-ranks": "give --refresh-relative-margin",
+    "--refresh-max-score": "give --refresh-relative-margin",
+    "--refresh-absolute-margin": "give --refresh-relative-margin",
     "--gather-precision": "embeddings are sent in fp32; --loss-precision chooses the products",
 }
 
 
 def removed(word: str) -> str | None:
-    """Return what to do instead of a stage or a flag that was removed, or None for any other word."""
+    """Return what to do instead of a command or a flag that was removed, or None for any other word."""
     return _REMOVED.get(word)
 
 
@@ -80,7 +87,7 @@ def suggest_for_flag(flag: str, known: Collection[str]) -> str:
     return did_you_mean(dashed, [one for one in known if one not in ("-h", "--help", "--help-all")])
 
 
-def suggest_for_stage(word: str, stages: Collection[str]) -> str:
-    """Return a suggestion for an unknown stage."""
-    ours = next((ours for ours, others in _STAGES.items() if word.lower() in others.split()), None)
-    return f"did you mean {ours!r}?" if ours is not None else did_you_mean(word.lower(), stages)
+def suggest_for_command(word: str, commands: Collection[str]) -> str:
+    """Return a suggestion for an unknown command."""
+    ours = next((ours for ours, others in _COMMANDS.items() if word.lower() in others.split()), None)
+    return f"did you mean {ours!r}?" if ours is not None else did_you_mean(word.lower(), commands)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.cli.arguments import (
+    TRACKERS,
+    Argument,
     Parser,
     add_output,
-    add_path,
     add_settings,
-    add_trackers,
     explicit_settings,
     lock_output,
     program_path,
@@ -43,7 +43,7 @@ from raytriever.experiment.directory import check_run_directory
 from raytriever.losses.config import LossConfig, terms_of
 from raytriever.losses.files import LossFile
 from raytriever.models.config import ModelConfig
-from raytriever.paths import SETTINGS, runs_folder
+from raytriever.paths import PATH, runs_folder
 from raytriever.recipes import RECIPES, base_config
 from raytriever.terminal import show, warn
 from raytriever.training.config import RefreshConfig, TrainingConfig, ValidationConfig
@@ -209,9 +209,10 @@ def add_run_flags(parser: Parser, what: str, name: str, file: str) -> argparse._
     add_output(run, f"directory of the {what} (default: runs/RUN-NAME)", required=False)
     run.add_argument("--run-name", metavar="NAME", help=f"name of the {what}, for trackers (default: {name})")
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    add_path(run, "--config", SETTINGS, "FILE", f"YAML settings{file}")
+    Argument("--config", f"YAML settings{file}", PATH, metavar="FILE").add(run)
     run.add_argument("--fresh", action="store_true", help=f"remove an earlier {what} in --output")
-    add_trackers(run)
+    for argument in TRACKERS:
+        argument.add(run)
     return run
 
 

@@ -11,7 +11,7 @@ from raytriever.config import Config, check_curriculum_paths, check_explicit_set
 from raytriever.errors import ConfigError, flag_of
 from raytriever.losses.config import terms_of
 from raytriever.losses.files import LossFile
-from raytriever.paths import check_paths
+from raytriever.paths import fetch_paths
 from raytriever.terminal import show, warn
 from raytriever.tuning.space import SearchConfig, parse_search_space
 
@@ -26,7 +26,7 @@ def main(words: list[str]) -> None:
         )
     base = curriculum.base
     search = build_config(arguments, SearchConfig)
-    check_paths(search)
+    fetch_paths(search)
     dimensions = parse_search_space(search.search_space).dimensions
     varied = [dimension.name for dimension in dimensions]
     losses = [loss for dimension in dimensions if dimension.name == "loss" for loss in dimension.values]

@@ -22,6 +22,7 @@ from raytriever.data.prepare.shards import ShardReport, ShardWriter
 from raytriever.encoding.corpus import Runner
 from raytriever.encoding.shards import ShardEncoder
 from raytriever.errors import LossInputError
+from raytriever.training.config import CHECKPOINT_MINUTES
 from raytriever.training.parallel.strategy import NotFiniteError
 
 PREFIX = "raytriever_"
@@ -91,10 +92,10 @@ class RunGauges(Gauges):
         self._folder = folder
 
     @contextmanager
-    def training(self, total_steps: int, checkpoint_minutes: float, refresh_every: int | None) -> Iterator[None]:
+    def training(self, total_steps: int, refresh_every: int | None) -> Iterator[None]:
         """Set the gauges for the length of a training: its limits, and how it ended."""
         self.set("total_steps", total_steps, "after which training ends at the latest")
-        self.set("checkpoint_interval_seconds", 60 * checkpoint_minutes, "after which there is a checkpoint")
+        self.set("checkpoint_interval_seconds", 60 * CHECKPOINT_MINUTES, "after which there is a checkpoint")
         if refresh_every is not None:
             self.set("refresh_every_steps", refresh_every, "steps between two refreshes of the hard negatives")
         self.set(_STEP[0], time.time(), _STEP[1])

@@ -11,13 +11,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import AuthenticationError
+from ray.job_config import JobConfig
 
 from raytriever.activity import activity
 from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
@@ -25,7 +26,7 @@ from raytriever.cluster.ray_private import head_address, kill_at_shutdown
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import check_interrupted, signals_blocked
-from raytriever.machine import LONGEST_TEMPORARY, empty_folder, safe_imports, usable_cores
+from raytriever.machine import LONGEST_TEMPORARY, safe_imports, usable_cores
 from raytriever.paths import expanded
 from raytriever.reading.structured import parse_json
 from raytriever.store.lock import LockClaim, claims, join
@@ -62,8 +63,8 @@ def ray_session(num_workers: int) -> Iterator[None]:
     try:
         if address:
             check_cluster()
-            with activity(f"joining the Ray cluster at {address}"), _in_empty_folder():
-                ray.init(address=address, runtime_env=_runtime_env(), **quiet)
+            with activity(f"joining the Ray cluster at {address}"), safe_imports():
+                ray.init(address=address, runtime_env=_runtime_env(), job_config=_JobConfig(), **quiet)
         else:
             _restrict_token_file()
             _warn_of_small_shared_memory()
@@ -71,8 +72,8 @@ def ray_session(num_workers: int) -> Iterator[None]:
             # Ray gives its workers the lowest priority: on a busy machine a step took 154 s instead of 6.
             os.environ.setdefault("RAY_worker_niceness", "0")
             # `local` never joins another cluster that is recorded on this machine.
-            with activity("starting Ray"), signals_blocked(), _in_empty_folder():
-                _start(lambda: ray.init(address="local", num_cpus=cpus, **quiet))
+            with activity("starting Ray"), signals_blocked(), safe_imports():
+                _start(lambda: ray.init(address="local", num_cpus=cpus, job_config=_JobConfig(), **quiet))
                 kill_at_shutdown()
     except ConnectionError as error:
         raise _no_answer(str(address)) from error
@@ -113,14 +114,20 @@ def ray_session(num_workers: int) -> Iterator[None]:
             ray.shutdown()
 
 
-@contextmanager
-def _in_empty_folder() -> Iterator[None]:
-    """Start Ray in an empty folder, because its workers import files of the folder in which the driver starts it.
+class _JobConfig(JobConfig):
+    """Settings of a Ray job whose workers do not import files of the folder in which the driver starts.
 
-    Workers that need the folder of the driver enter it by `DriverContext`.
+    The driver stays in its folder meanwhile: its other threads, such as those of trackers, use relative paths. Workers
+    that need the folder enter it by `DriverContext`.
     """
-    with safe_imports(), chdir(empty_folder()):
-        yield
+
+    _py_driver_sys_path: list[str]  # to which `ray.init` adds the folder
+
+    def _serialize(self) -> bytes:
+        here = os.path.abspath(os.curdir)
+        self._py_driver_sys_path = [path for path in self._py_driver_sys_path if path != here]
+        serialized: bytes = super()._serialize()
+        return serialized
 
 
 def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1.0) -> T:

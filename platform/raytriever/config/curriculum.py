@@ -17,9 +17,10 @@ from typing import Any
 
 from raytriever.config.settings import Config, check_config, from_dict, hash_of, override, to_dict
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.options import NEEDS, needs_of, without_effect
-from raytriever.paths import check_paths
+from raytriever.options import needs_of, without_effect
+from raytriever.paths import fetch_paths
 from raytriever.reading.structured import read_yaml
+from raytriever.store.commit import complete
 from raytriever.store.disk import disk_errors
 from raytriever.training.config import MAY_CHANGE
 
@@ -135,7 +136,7 @@ def check_curriculum_paths(curriculum: Curriculum) -> None:
     """Raise `ConfigError` for a missing local path in the settings of a run or of one of its stages."""
     for stage in (Stage("", curriculum.base), *curriculum.stages):
         with stage_errors(stage):
-            check_paths(stage.config.data, stage.config.model, stage.config.loss, stage.config.validation)
+            fetch_paths(stage.config.data, stage.config.model, stage.config.loss, stage.config.validation)
 
 
 def check_explicit_settings(
@@ -150,11 +151,7 @@ def check_explicit_settings(
     """
     sections = [field.name for field in fields(Config)]
     kinds = [type(getattr(curriculum.base, name)) for name in sections] + ([type(search)] if search else [])
-    needs = {
-        name: each
-        for name, each in needs_of(*kinds).items()
-        if not any(match[2] in varied for need in each if (match := NEEDS.fullmatch(need)))
-    }
+    needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
     extra = vars(search) if search else {}
     names = sorted(explicit)
     errors = [
@@ -266,6 +263,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     try:
         with disk_errors(path, reading=True):
+            complete(path)
             content = read_yaml(path, "correct the line it names", ConfigError)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, setting
-from raytriever.losses.config import LossConfig, check_loss
+from raytriever.losses.config import DISTILLATION_LOSSES, LossConfig, check_loss
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_changed, check_options, did_you_mean, read_option
 from raytriever.training.config import (
@@ -95,8 +95,13 @@ def _check_splits(data: DataConfig) -> None:
 
 def _check_teacher(config: Config) -> None:
     """Raise `ConfigError` if a setting needs the scores of a teacher that the other settings do not provide."""
-    check_changed(config.data, config.loss, only=["teacher"])
     if not config.loss.needs_teacher:
+        if config.data.teachers:
+            raise ConfigError(
+                f"has no effect with {setting('loss')} {config.loss.title}",
+                setting("teacher"),
+                f"leave it out, or give {setting('loss')} {' or '.join(DISTILLATION_LOSSES)}",
+            )
         return
     if not config.data.teachers:
         raise ConfigError(

@@ -75,6 +75,7 @@ class DataConfig:
         "shares of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
         "`bm25=0.5,random=0.5` (default: all negatives of a query have equal weight)",
         needs="negatives_per_query",
+        flag=False,
     )
     teacher: str = option(
         "",
@@ -82,25 +83,27 @@ class DataConfig:
         "path each in their order, separated by commas",
         reads=SCORES,
         form="PATH",
-        needs="loss=kl|margin-mse|*.py:*",
     )
     dataset_weights: str = option(
         "",
         f"weights of {flag_of('dataset')} and {flag_of('extra_datasets')}, in their order, such as `2,1` (default: "
         "their sizes)",
         needs="extra_datasets",
+        flag=False,
     )
     mixing: str = option(
         "examples",
         "mix several data sets within each batch (examples), or take each batch from one of them (batches)",
         choices=("examples", "batches"),
         needs="extra_datasets",
+        flag=False,
     )
     bm25_language: str | None = option(
         None,
         "language of BM25's analyser: `auto` or a code such as `zh`; `other` has words without stems "
         "(default: auto, by script and function words)",
         choices=(AUTO, *LANGUAGES),
+        flag=False,
     )
     duplicates: bool = option(True, "allow two queries with a common positive in one batch")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.errors import ConfigError, setting
 from raytriever.options import option
 
 
@@ -41,15 +40,9 @@ class EncodeConfig:
         form="N|MIN:MAX",
     )
     actor_gpus: float | None = option(
-        None, "GPUs of an actor, a fraction if several actors share one (default: 1 if there is a GPU)", minimum=0
+        None,
+        "GPUs of an actor, a fraction if several actors share one (default: 1 if there is a GPU)",
+        minimum=0,
+        maximum=1,
     )
     actor_cpus: int = option(1, "CPU cores of an actor, and its number of threads", minimum=1)
-
-
-def check_encode(config: EncodeConfig) -> None:
-    """Check that the settings do not contradict each other; raises `ConfigError`."""
-    gpus = config.actor_gpus
-    if gpus is not None and gpus > 1:
-        raise ConfigError(
-            f"{gpus!r} is out of range", setting("actor_gpus"), "an encoder runs on one GPU: give at most 1"
-        )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.options import did_you_mean, option
+from raytriever.options import Need, did_you_mean, option
 from raytriever.paths import FOLDER
 
 # Those of `metrics.confidence`, which imports NumPy.
 CONFIDENCES = ("score", "entropy", "combined")
+MTEB = "mteb"
 DTYPES = ("fp32", "int8", "binary", "ubinary")
 
 
@@ -40,14 +41,17 @@ def read_widths(text: str) -> str:
 class EvaluationConfig:
     """Split, metrics and rules of an evaluation."""
 
-    split: str = option("test", "split with judgements that is evaluated", needs="suite!=mteb")
+    split: str = option("test", "split with judgements that is evaluated", needs=Need("suite", MTEB, negated=True))
     metrics: str = option(
         "ndcg@10,mrr@10,recall@100,auc",
         "metrics, separated by commas: ndcg, mrr, recall, map, precision, success, r-precision, judged, acc (one of "
         "the best passages holds an answer), auc, query-auc; with cutoffs such as @10, or @100 without one",
     )
     relevance_level: int = option(
-        1, "lowest grade of a relevant document; use 2 for the passages of TREC DL", minimum=1, needs="suite!=mteb"
+        1,
+        "lowest grade of a relevant document; use 2 for the passages of TREC DL",
+        minimum=1,
+        needs=Need("suite", MTEB, negated=True),
     )
     drop_own_id: bool = option(
         True,
@@ -57,16 +61,16 @@ class EvaluationConfig:
     suite: str | None = option(
         None,
         "evaluate all data sets of BEIR, of which missing ones are named in the output; or tasks of MTEB",
-        choices=("beir", "mteb"),
+        choices=("beir", MTEB),
     )
     tasks: str | None = option(
-        None, "tasks of MTEB, separated by commas", form="NAME,...", needs="suite=mteb", reads=str
+        None, "tasks of MTEB, separated by commas", form="NAME,...", needs=Need("suite", MTEB), reads=str
     )
     benchmark: str | None = option(
         None,
         "benchmark of MTEB, such as 'MTEB(eng, v2)', BEIR, NanoBEIR, BRIGHT or LongEmbed",
         form="NAME",
-        needs="suite=mteb",
+        needs=Need("suite", MTEB),
         reads=str,
     )
     data_root: str = option(
@@ -74,7 +78,7 @@ class EvaluationConfig:
         "folder of local copies of the suite's data sets, each in a folder of its name",
         reads=FOLDER,
         form="DIR",
-        needs="suite=beir",
+        needs=Need("suite", "beir"),
     )
     calibration_split: str = option(
         "dev",
@@ -94,7 +98,7 @@ class EvaluationConfig:
         f"types of stored embeddings, separated by commas, measured at each {flag_of('truncate_dim')}: "
         f"{', '.join(DTYPES)}",
         form="TYPE,...",
-        needs="suite!=mteb",
+        needs=Need("suite", MTEB, negated=True),
         reads=read_dtypes,
     )
     truncate_dim: str | None = option(

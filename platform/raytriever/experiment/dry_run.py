@@ -172,7 +172,7 @@ def _plans(config: Config, files: ModelFiles, description: Description) -> list[
         if not config.model.activation_checkpointing and fit.texts < plan.share.texts:
             with suppress(ConfigError):  # the architecture does not support it
                 checkpointed = plan_of(place.device, place.precision, True).largest(place.budget)
-        parts = fit.parts if asked is None else plan.parts(asked, plan.gathers_by_block(place.budget))
+        parts = fit.parts if asked is None else plan.parts(asked)
         plans.append(_Planned(place, plan, fit, fit.texts if asked is None else asked, parts, checkpointed))
     return plans
 
@@ -220,8 +220,7 @@ _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 def _flags(texts: int, share: WorkerTexts) -> str:
     if texts >= share.texts:
         return f"the whole batch ({counted(texts, 'text')})"
-    chunk = f"{flag_of('grad_cache_chunk')} {texts}"
-    return f"{flag_of('grad_cache_tokens')} {texts * share.tokens} ({counted(texts, 'text')}, {chunk})"
+    return f"{flag_of('grad_cache_chunk')} {texts}"
 
 
 def _remedy(config: Config, fit: Fit) -> str:

@@ -291,7 +291,7 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
     if training.warmup_steps >= total_steps:
         reached = training.learning_rate * total_steps / (training.warmup_steps + 1)
         log(
-            f"{flag_of('warmup_steps', str(training.warmup_steps))} is not below the {total_steps:,} steps of this "
+            f"{flag_of('warmup_steps')} {training.warmup_steps} is not below the {total_steps:,} steps of this "
             f"training: the learning rate reaches {reached:.2g} of {training.learning_rate:.2g}"
         )
     check_refresh(config.refresh, data, total_steps)

@@ -84,7 +84,7 @@ def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float |
     """Return the checkpoint that became `model/`, for `metrics.json`; empty if the dev loss decided."""
     training = config.training
     values = {record.step: record.value for record in read_records(folder / EVALUATIONS)}
-    summary = summarize(values, training.patience, training.min_delta)
+    summary = summarize(values, training.patience)
     if training.best_metric == DEV_LOSS or not summary.best_step:
         return {}
     return {"best": {"metric": training.best_metric, "step": summary.best_step, "value": summary.value}}
@@ -168,7 +168,7 @@ class Stages:
         """Record what is trained in a new Ray session: `steps.jsonl`, the tracker's points and the gauges."""
         stage, folder = self._opened.stages[number], self._directories[number].path
         training, refresh = stage.stage.config.training, stage.stage.config.refresh
-        limits = stage.total_steps, training.checkpoint_minutes, refresh.refresh_every
+        limits = stage.total_steps, refresh.refresh_every
         # The session ends before the recorder: workers that still train would write checkpoints of unrecorded steps.
         with (
             Recorder(tracker, folder, stage.total_steps) as recorder,

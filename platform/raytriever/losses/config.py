@@ -9,7 +9,7 @@ from typing import Any
 
 from raytriever.errors import ConfigError, setting
 from raytriever.losses.files import PATTERN, LossFile
-from raytriever.options import check_changed, did_you_mean, option
+from raytriever.options import Need, check_changed, did_you_mean, option
 from raytriever.paths import MODEL
 
 # Names of `registry.LOSSES`, which imports torch.
@@ -88,28 +88,39 @@ class LossConfig:
         form="FILE.py:NAME",
     )
     temperature: float = option(
-        0.01, "tau: scores are divided by it; not used by triplet", above=0, needs="loss!=triplet"
+        0.01,
+        "tau: scores are divided by it; not used by triplet",
+        above=0,
+        needs=Need("loss", "triplet", negated=True),
     )
-    learn_temperature: bool = option(False, "train tau with the encoder, as a log-parameter", needs="loss!=triplet")
+    learn_temperature: bool = option(
+        False, "train tau with the encoder, as a log-parameter", needs=Need("loss", "triplet", negated=True)
+    )
     margin: float = option(
-        0.1, "margin of triplet: a positive should score this much above a negative", minimum=0, needs="loss=triplet"
+        0.1,
+        "margin of triplet: a positive should score this much above a negative",
+        minimum=0,
+        needs=Need("loss", "triplet"),
     )
     reduction: str = option(
         "mean",
         "reduction of mw: the mean over pairs, or their sum divided by the number of queries",
         choices=("mean", "sum"),
-        needs="loss=mw",
+        needs=Need("loss", "mw"),
+        flag=False,
     )
-    distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
+    distribution_weight: float = option(
+        0.0, "lambda: weight of the query-document distribution regulariser", minimum=0, flag=False
+    )
     teacher_temperature: float = option(
-        1.0, "the teacher's scores are divided by it", above=0, needs="loss=kl|margin-mse"
+        1.0, "the teacher's scores are divided by it", above=0, needs=Need("loss", *DISTILLATION_LOSSES), flag=False
     )
     loss_precision: str | None = option(
         None,
         "operands of the loss's matrix products: fp32, tf32 (the default on a GPU that encodes in bf16) or bf16; "
         "scores and sums are fp32",
         choices=("fp32", "tf32", "bf16"),
-        needs=f"loss={'|'.join(SCORE_LOSSES)}",
+        needs=Need("loss", *SCORE_LOSSES),
     )
     matryoshka_dims: str = option(
         "",
@@ -130,6 +141,7 @@ class LossConfig:
         minimum=0,
         maximum=1,
         needs="guide",
+        flag=False,
     )
     loss_weights: str | None = option(
         None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.options import check_changed, did_you_mean, option
+from raytriever.options import Need, check_changed, did_you_mean, option
 from raytriever.paths import NEGATIVES, RANKING, TEACHER
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
@@ -16,7 +16,7 @@ METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 # Candidates that are examined for each requested negative if some of them may be removed or skipped.
 CANDIDATES_PER_NEGATIVE = 10
 # Only these have scores that a bound can be compared with, unless a judge scores the candidates.
-_SCORED = ("method=bm25|dense|cross-query", "judge")
+_SCORED = (Need("method", "bm25", "dense", "cross-query"), "judge")
 
 
 @dataclass(frozen=True)
@@ -84,29 +84,28 @@ class MiningConfig:
         needs_spare = self.has_score_bounds or self.drop_answers or self.sampling_strategy == "random"
         return self.range_min + self.num_negatives * (CANDIDATES_PER_NEGATIVE if needs_spare else 1)
 
-
-def check_mining(config: MiningConfig) -> None:
-    """Refuse settings that contradict each other; raises `ConfigError` naming the flag."""
-    methods = config.methods
-    for name in methods:
-        if name not in METHODS:
-            raise ConfigError(f"unknown method {name!r}", setting("method"), did_you_mean(name, METHODS))
-        if methods.count(name) > 1:
-            raise ConfigError(f"{name!r} is named twice", setting("method"), "name each method once")
-    if config.range_min >= config.depth:
-        raise ConfigError(
-            f"{config.depth} is not above {setting('range_min')} {config.range_min}",
-            setting("range_max"),
-            "give a higher rank",
-        )
-    if config.num_negatives > config.depth - config.range_min:
-        raise ConfigError(
-            f"{config.num_negatives} negatives out of {config.depth - config.range_min} ranks "
-            f"({config.range_min} to {config.depth - 1})",
-            setting("num_negatives"),
-            f"give fewer, or a higher {setting('range_max')}",
-        )
-    check_changed(config)
+    def check(self) -> None:
+        """Raise `ConfigError` for settings that contradict each other."""
+        methods = self.methods
+        for name in methods:
+            if name not in METHODS:
+                raise ConfigError(f"unknown method {name!r}", setting("method"), did_you_mean(name, METHODS))
+            if methods.count(name) > 1:
+                raise ConfigError(f"{name!r} is named twice", setting("method"), "name each method once")
+        if self.range_min >= self.depth:
+            raise ConfigError(
+                f"{self.depth} is not above {setting('range_min')} {self.range_min}",
+                setting("range_max"),
+                "give a higher rank",
+            )
+        if self.num_negatives > self.depth - self.range_min:
+            raise ConfigError(
+                f"{self.num_negatives} negatives out of {self.depth - self.range_min} ranks "
+                f"({self.range_min} to {self.depth - 1})",
+                setting("num_negatives"),
+                f"give fewer, or a higher {setting('range_max')}",
+            )
+        check_changed(self)
 
 
 @dataclass(frozen=True)

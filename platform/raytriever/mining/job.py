@@ -51,7 +51,7 @@ def run_mining(
     round: int = 0,
     embeddings: Path | None = None,
 ) -> tuple[MiningResult, str | None]:
-    """Mine, and commit the table to `output`, which does not exist yet; `check_mining` has checked the settings.
+    """Mine, and commit the table to `output`, which does not exist yet; `check_options` has checked the settings.
 
     Args:
         model: encoder, used if a method needs embeddings.

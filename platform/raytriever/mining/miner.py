@@ -238,7 +238,7 @@ def mine(
 
     Args:
         dataset: opened with the split; documents judged relevant in any of its open splits are excluded.
-        config: settings of the methods and the filters, checked with `check_mining`.
+        config: settings of the methods and the filters, checked with `check_options`.
         embeddings: needed by `dense` and `cross-query`.
         bm25: returns the index of all passages; by default the index is built when it is needed.
         judge: scores pairs of texts if the settings name a judge.

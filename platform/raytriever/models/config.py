@@ -76,13 +76,16 @@ class ModelConfig:
     )
     query_prompt: str | None = option(None, "text in front of every query")
     passage_prompt: str | None = option(None, "text in front of every passage; {title} in it is the place of the title")
-    query_prompt_name: str | None = option(None, "name of a prompt stored in the model, for every query")
-    passage_prompt_name: str | None = option(None, "name of a prompt stored in the model, for every passage")
+    query_prompt_name: str | None = option(None, "name of a prompt stored in the model, for every query", flag=False)
+    passage_prompt_name: str | None = option(
+        None, "name of a prompt stored in the model, for every passage", flag=False
+    )
     dataset_prompts: Mapping[str, str] | None = option(
         None,
         """prompts of single data sets, such as `{"scifact": {"query": "Find evidence: "}}`""",
         reads=read_prompts,
         form="JSON",
+        flag=False,
     )
     query_length: int | None = option(None, "largest number of tokens of a query; longer queries are cut", minimum=3)
     passage_length: int | None = option(
@@ -101,16 +104,23 @@ class ModelConfig:
     bidirectional: bool | None = option(None, "let the tokens of a decoder attend to later tokens too")
     lora_rank: int = option(0, "rank of LoRA adapters; 0 trains the whole encoder", minimum=0)
     lora_alpha: float | None = option(
-        None, "the output of adapters is multiplied by alpha / rank (default: 2 x rank)", above=0, needs="lora_rank"
+        None,
+        "the output of adapters is multiplied by alpha / rank (default: 2 x rank)",
+        above=0,
+        needs="lora_rank",
+        flag=False,
     )
-    lora_dropout: float = option(0.0, "dropout in front of the adapters", minimum=0, maximum=0.9, needs="lora_rank")
+    lora_dropout: float = option(
+        0.0, "dropout in front of the adapters", minimum=0, maximum=0.9, needs="lora_rank", flag=False
+    )
     lora_targets: str = option(
         "",
         "layers that get adapters, such as `query,value` (default: every linear layer of the blocks)",
         needs="lora_rank",
+        flag=False,
     )
     save_adapters: bool | None = option(
-        None, "also write the adapters alone, as `adapters/` in the run directory", needs="lora_rank"
+        None, "also write the adapters alone, as `adapters/` in the run directory", needs="lora_rank", flag=False
     )
     activation_checkpointing: bool = option(
         False, "keep only the inputs of the blocks and recompute the rest in backward: less memory, more time"

@@ -22,7 +22,7 @@ tokens alone take, forward and backward on one core.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,14 +88,6 @@ def move(part: TokenBatch, copy: Callable[[Tensor], Tensor]) -> TokenBatch:
     return {name: tensor if name == _ON_CPU else copy(tensor) for name, tensor in part.items()}
 
 
-def select(part: TokenBatch, start: int, end: int) -> TokenBatch:
-    """Return the texts `start` to `end - 1` of a packed batch."""
-    first, last = int(part[_ON_CPU][:start].sum()), int(part[_ON_CPU][:end].sum())
-    tokens = {name: part[name][:, first:last] for name in ("input_ids", "position_ids")}
-    texts = {name: part[name][start:end] for name in (_ON_CPU, "left_out") if name in part}
-    return {**tokens, **texts, "starts": part["starts"][start : end + 1] - first}
-
-
 def join(parts: Sequence[TokenBatch]) -> TokenBatch:
     """Return packed batches as one, in their order; all or none of them have `left_out`."""
     first, *others = parts
@@ -154,6 +146,7 @@ def fill_buckets(
     pad: Callable[..., TokenBatch],
     most: int | None = None,
     prompt_lengths: Sequence[int] | None = None,
+    tokens: int | None = None,
 ) -> Buckets:
     """Sort the texts of a batch by length into padded buckets.
 
@@ -161,6 +154,7 @@ def fill_buckets(
         pad: pads some of them to one batch, with their prompt lengths as a second argument if there are any.
         most: largest cost per bucket, in tokens; larger buckets are split evenly. None for no limit.
         prompt_lengths: number of first tokens of each text that are not pooled; None if all are pooled.
+        tokens: largest number of tokens per bucket, padding included; None for no limit. A longer text is alone.
     """
     columns = [token_ids] if prompt_lengths is None else [token_ids, prompt_lengths]
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
@@ -174,10 +168,28 @@ def fill_buckets(
                 bucket, min(len(bucket), -(-len(bucket) * int(token_cost(lengths[bucket[-1]])) // most))
             )
         ]
+    if tokens:
+        sizes = [max(1, tokens // int(lengths[bucket[-1]])) for bucket in buckets]
+        buckets = [
+            rows
+            for bucket, size in zip(buckets, sizes, strict=True)
+            for rows in np.array_split(bucket, -(-len(bucket) // size))
+        ]
     return Buckets(
         [pad(*([column[row] for row in rows] for column in columns)) for rows in buckets],
         torch.from_numpy(order.argsort()),
     )
+
+
+def spans(lengths: Sequence[int], tokens: int | None) -> Iterator[slice]:
+    """Yield ranges of packed texts that have at most `tokens` tokens together; a longer text is alone."""
+    start, total = 0, 0
+    for index, length in enumerate(lengths):
+        if tokens is not None and index > start and total + length > tokens:
+            yield slice(start, index)
+            start, total = index, 0
+        total += length
+    yield slice(start, len(lengths))
 
 
 def token_cost(lengths: ndarray) -> ndarray:

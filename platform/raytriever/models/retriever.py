@@ -24,7 +24,7 @@ from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, prompt_table
 from raytriever.models.encoder import Encoder, load_backbone
 from raytriever.models.files import check_tokens
-from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack
+from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack, spans
 from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import Module
 from raytriever.models.pipeline.transformer import Transformer
@@ -193,19 +193,28 @@ class Retriever(nn.Module):
         tower = self.query if side == "query" else self.passage
         return pack(token_ids, first_position(tower.backbone), prompt_lengths)
 
-    def batch_of(self, contents: Sequence[ndarray], side: Side, prompt: str | Sequence[str] | None = None) -> Buckets:
+    def batch_of(
+        self,
+        contents: Sequence[ndarray],
+        side: Side,
+        prompt: str | Sequence[str] | None = None,
+        tokens: int | None = None,
+    ) -> Buckets:
         """Turn contents of one side into inputs of the encoder: packed, or in buckets of similar length.
 
         Args:
             contents: token ids of each text with its prompt and without special tokens, of any integer type.
             side: side that decides the largest length.
             prompt: prompt in front of all contents, or of each; by default that of the side.
+            tokens: largest number of tokens that are encoded at once, padding included; None for no limit.
         """
         on_cpu = next(self.parameters()).device.type == "cpu"
         inputs, lengths = self.assemble(contents, side), self.prompt_lengths(prompt, side, len(contents))
         if self.packs:
-            return Buckets([self.pack(inputs, side, lengths)], torch.arange(len(inputs)))
-        return fill_buckets(inputs, self.pad, CPU_BUCKET_TOKENS if on_cpu else None, lengths)
+            chunks = spans([len(ids) for ids in inputs], tokens)
+            packed = [self.pack(inputs[texts], side, lengths and lengths[texts]) for texts in chunks]
+            return Buckets(packed, torch.arange(len(inputs)))
+        return fill_buckets(inputs, self.pad, CPU_BUCKET_TOKENS if on_cpu else None, lengths, tokens)
 
     def prompt_lengths(self, prompt: str | Sequence[str] | None, side: Side, texts: int) -> list[int] | None:
         """Return the number of first tokens of each text that are not pooled; None if prompts are pooled.
@@ -221,9 +230,9 @@ class Retriever(nn.Module):
         lengths = {each: self._prompt_tokens(each, side) for each in set(prompts)}
         return [lengths[each] for each in prompts]
 
-    def tokenize(self, texts: Sequence[str], side: Side) -> Buckets:
+    def tokenize(self, texts: Sequence[str], side: Side, tokens: int | None = None) -> Buckets:
         """Tokenise texts of one side, and return them as `batch_of` does."""
-        return self.batch_of(self.contents(texts, side), side)
+        return self.batch_of(self.contents(texts, side), side, tokens=tokens)
 
     @cached_property
     def _content_tokenizer(self) -> Any:

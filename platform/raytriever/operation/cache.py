@@ -47,12 +47,6 @@ class CacheEntry:
         """True if the entry may be pruned."""
         return self.owner is None and not self.is_open and self.path.name != ANSWERS
 
-    @property
-    def collection(self) -> str:
-        """Name of the collection with a bound that the entry is part of; empty if there is none."""
-        name = self.path.parent.name if self.path.parent.name in BOUNDS else self.path.name.partition("-")[0]
-        return name if name in BOUNDS else ""
-
 
 def cache_entries() -> list[CacheEntry]:
     """Return all entries of the cache, the least recently used first; raises `StorageError` if it is unreadable."""

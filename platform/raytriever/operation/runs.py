@@ -1,7 +1,7 @@
-"""Inventory of run directories: kind, state, progress, metrics and checkpoints of each.
+"""Inventory of run directories: kind, state, progress and checkpoints of each.
 
 The inventory reads the files of a directory, never a registry, so it lists runs that were moved or copied, too. A
-directory without the files that a stage writes first is not a run. It is neither listed nor cleaned.
+directory without the files that a command writes first is not a run. It is neither listed nor cleaned.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ CHECKPOINTS, STAGES, MODEL, STEPS, IDENTITY = "checkpoints", "stages", "model", 
 _TRIALS, _RESULTS, _STUDY, _PLAN = "trials.json", "results.json", "study.json", "plan.json"
 _TABLE, _BEST = "table.md", "best"  # of a sweep; the table is written last
 _TAIL = 1 << 16  # bytes of `steps.jsonl` that are read from its end
-_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")  # the main metric is the first of these that exists
 
 
 @dataclass(frozen=True)
@@ -44,25 +44,21 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """One directory that a stage wrote.
+    """One directory that a command wrote.
 
     Args:
         kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
         state: `running`, `interrupted`, `finished` or `damaged`.
         detail: the process that writes it, its progress, or the damage.
-        started, ended: seconds since 1970; None if not recorded.
-        metric: name and value of the main metric.
+        ended: seconds since 1970; None if it has not ended.
     """
 
     path: Path
     kind: str
     state: str
     detail: str
-    started: float | None = None
     ended: float | None = None
     size: int = 0
-    loss: float | None = None
-    metric: tuple[str, float] | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
 
     @property
@@ -90,7 +86,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
 
 
 def read_run(folder: Path) -> RunEntry | None:
-    """Return the entry of a directory; None if no stage wrote it."""
+    """Return the entry of a directory; None if no command wrote it."""
     owner = owner_of(folder)
     try:
         entry = _read(folder)
@@ -160,7 +156,7 @@ def _read(folder: Path) -> RunEntry | None:
 
 
 def _kind(folder: Path) -> str | None:
-    """Return the kind of a directory, by the files that a stage writes first; None if no stage wrote it."""
+    """Return the kind of a directory, by the files that a command writes first; None if no command wrote it."""
     if (folder / _TRIALS).is_file():
         return SWEEP
     if (folder / _STUDY).is_file():
@@ -194,27 +190,17 @@ def _sweep(folder: Path) -> RunEntry:
     statuses = [trial.get("status") for trial in trials]
     ended, failed, planned = len(trials) - statuses.count(RUNNING), statuses.count("failed"), log.get("planned")
     state = FINISHED if (folder / _TABLE).is_file() else INTERRUPTED
-    after = _metrics_after(folder / _BEST) if (folder / _BEST / METRICS).is_file() else {}
+    is_measured = (folder / _BEST / METRICS).is_file()
     detail = f"{ended} of {planned} trials" if planned else "no trial has begun"
     detail += f", {failed} failed" * bool(failed)
-    detail += "; the best is not measured" * (state == INTERRUPTED and ended == planned and not after)
-    name, best = str(log.get("metric")), log.get("best")
-    metric = None
-    if state == FINISHED and name in after:
-        metric = (name, after[name])
-    elif isinstance(best, int) and best < len(trials):
-        measured = trials[best].get("metrics", {})
-        metric = (f"dev {name.removeprefix('dev_')}", float(measured[name])) if name in measured else None
-    starts = [start for one in folder.glob("trials/*") if (start := _first_time(one / STEPS)) is not None]
+    detail += "; the best is not measured" * (state == INTERRUPTED and ended == planned and not is_measured)
     return RunEntry(
         path=folder,
         kind=SWEEP,
         state=state,
         detail=detail,
-        started=min(starts) / 1000 if starts else None,
         ended=(folder / _TABLE).stat().st_mtime if state == FINISHED else None,
         size=size_of(folder),
-        metric=metric,
         checkpoints=_checkpoints(folder),
     )
 
@@ -222,13 +208,12 @@ def _sweep(folder: Path) -> RunEntry:
 def _training(folder: Path) -> RunEntry:
     config = _yaml(folder / CONFIG)
     folders = list(dict.fromkeys([folder, *stage_folders(folder)]))
-    starts = [start for one in folders if (start := _first_time(one / STEPS)) is not None]
-    lines = [line for one in folders for line in _last_lines(one / STEPS) if "loss" in line["measured"]]
-    step, loss = (int(lines[-1]["step"]), float(lines[-1]["measured"]["loss"])) if lines else (0, None)
+    steps = [step for one in folders for step in _last_steps(one / STEPS)]
+    step = steps[-1] if steps else 0
     checkpoints = _checkpoints(folder)
     finished = (folder / METRICS).is_file()
-    after = _metrics_after(folder) if finished else {}
-    metric = next(((name, after[name]) for name in _METRICS if name in after), None)
+    if finished:
+        _json(folder / METRICS)  # raises the error of a damaged run
     total = _total_steps(config, checkpoints)
     stage = f"stage {folders[-1].name}, " if len(folders) > 1 else ""
     progress = f"{stage}step {step:,} of {total:,}" if total else f"{stage}step {step:,}"
@@ -237,11 +222,8 @@ def _training(folder: Path) -> RunEntry:
         kind=TRAINING,
         state=FINISHED if finished else INTERRUPTED,
         detail=progress if finished else f"at {progress}",
-        started=min(starts) / 1000 if starts else (folder / CONFIG).stat().st_mtime,
         ended=(folder / METRICS).stat().st_mtime if finished else None,
         size=size_of(folder),
-        loss=loss,
-        metric=metric,
         checkpoints=checkpoints,
     )
 
@@ -256,14 +238,6 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
         if isinstance(origin, Mapping) and isinstance(origin.get("total_steps"), int):
             return int(origin["total_steps"])
     return None
-
-
-def _metrics_after(folder: Path) -> dict[str, float]:
-    """Return the metrics of a finished run after its training."""
-    after = _json(folder / METRICS).get("after")
-    if not isinstance(after, Mapping):
-        return {}
-    return {name: float(value) for name, value in after.items() if isinstance(value, int | float)}
 
 
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
@@ -283,30 +257,20 @@ def _checkpoint_folders(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
-def _first_time(file: Path) -> int | None:
-    """Return the time of the first line of a `steps.jsonl`, in milliseconds since 1970."""
-    if not file.is_file():
-        return None
-    with disk_errors(file, reading=True), open(file, "rb") as stream:
-        line = _line(stream.readline())
-    return int(line["milliseconds"]) if line and isinstance(line.get("milliseconds"), int) else None
-
-
-def _last_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the last lines of a `steps.jsonl`, without a line that a killed process left incomplete."""
+def _last_steps(file: Path) -> list[int]:
+    """Return the steps of the last lines of a `steps.jsonl`, without a line that a killed process left incomplete."""
     if not file.is_file():
         return []
     with disk_errors(file, reading=True), open(file, "rb") as stream:
         stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
-        return [line for raw in stream.read().splitlines() if (line := _line(raw)) is not None]
-
-
-def _line(raw: bytes) -> dict[str, Any] | None:
-    try:
-        line = parse_json(raw, STEPS, dict[str, Any], "")
-    except StorageError:
-        return None
-    return line if isinstance(line.get("measured"), dict) and isinstance(line.get("step"), int) else None
+        lines = stream.read().splitlines()
+    steps = []
+    for raw in lines:
+        with suppress(StorageError):
+            line = parse_json(raw, STEPS, dict[str, Any], "")
+            if isinstance(line.get("step"), int) and "loss" in line.get("measured", {}):
+                steps.append(line["step"])
+    return steps
 
 
 def _json(file: Path) -> dict[str, Any]:

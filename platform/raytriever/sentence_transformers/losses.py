@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils import logging
 
-from raytriever.errors import ConfigError, DataError, render
+from raytriever.errors import ConfigError, DataError
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, current_workers
@@ -151,8 +151,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             built = build_loss(self.settings, self.similarity_fct is cos_sim)
             check_changed(self.settings)
         except ConfigError as error:
-            what, where, remedy = (text and render(text, lambda name, _: name) for text in error.args)
-            raise ConfigError(what, self._where(where or ""), remedy) from error
+            raise error.at(self._where(error.where or "")) from error
         self._loss = (built,)  # in a tuple, so that it is no part of this module: a cast would round its temperature
         if ids_in_labels and self.settings.needs_teacher:
             raise ConfigError("the labels are the teacher's scores", self._where("ids_in_labels"), "leave it out")

@@ -21,7 +21,7 @@ from raytriever.errors import ConfigError
 from raytriever.evaluation.protocol import metric_title, read_metrics
 from raytriever.evaluation.request import BM25
 from raytriever.options import did_you_mean
-from raytriever.paths import MODELS, check_paths
+from raytriever.paths import MODELS, fetch_paths
 from raytriever.store.disk import disk_errors
 from raytriever.studies.claims import (
     Claim,
@@ -166,7 +166,7 @@ def _dataset(
         )
     config = from_dict({"data": settings}, where, shared)
     with errors_within(where):
-        check_paths(config.data)
+        fetch_paths(config.data)
     data = config.data
     return config, MeasuredDataset(
         name, data.dataset, data.test_split, metrics, level, drop_own, data.bm25_language, data.max_bad_rows

@@ -1,16 +1,18 @@
-"""Batch of a step: one worker's share of the global batch, whole, and cut into the parts that are encoded at once."""
+"""Batch of a step: one worker's share of the global batch, and its way to the device.
+
+On a GPU a batch travels in one copy from pinned memory, on a stream of its own, while the device computes an earlier
+step. The step lets its stream wait for the copy; the processor waits for nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
+import torch
 from torch import Tensor
 
-from raytriever.errors import ConfigError, setting
-from raytriever.losses.batch import BatchIds
-from raytriever.models.packing import Buckets, TokenBatch, is_packed, lengths_of, move, select, texts_of, tokens_of
+from raytriever.losses.batch import BatchIds, copy_all
+from raytriever.models.packing import Buckets, move
 from raytriever.prompts import Side
 
 Passes = Sequence[tuple[Buckets, Side]]
@@ -18,118 +20,61 @@ Passes = Sequence[tuple[Buckets, Side]]
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of a global batch, on the CPU.
+    """One worker's share of a global batch.
 
     Args:
-        queries, passages: tokens, in buckets of like length.
-        ids: Ids of queries and passages, with their relevance in the global batch.
+        queries, passages: tokens, in buckets of like length; with gradient caching, in chunks that are encoded at once.
+        ids: Ids of queries and passages, with their relevance in the global batch. They stay on the CPU, except what a
+            loss reads on the device: their relevance.
+        chunk: tokens of a chunk, padding included, at most; None without gradient caching.
         version: the round whose hard negatives it uses; 0 for the table that training began with.
-        guide: the same texts as the guide encodes them, if there is one; see `Retriever.passes`.
+        guide: the same texts as the guide encodes them, if there is one.
+        work: tokens and FLOPs of this share.
+        copied: recorded after the copy to a GPU.
     """
 
     queries: Buckets
     passages: Buckets
     ids: BatchIds
+    chunk: int | None = None
     version: int = 0
     guide: Passes = ()
+    work: tuple[float, float] = (0.0, 0.0)
+    copied: torch.cuda.Event | None = None
 
-
-@dataclass(frozen=True)
-class ChunkSizes:
-    """Size of a chunk, which is encoded at once, on either side.
-
-    Args:
-        sequences: texts of a part, at most.
-        tokens: tokens of a part, padding included, at most; a longer text is a part of its own.
-    """
-
-    sequences: int | None = None
-    tokens: int | None = None
-
-    def check(self, texts: int) -> None:
-        """Refuse a chunk larger than the `texts` that one worker encodes in a step."""
-        if self.sequences is not None and self.sequences > texts:
-            raise ConfigError(
-                f"a chunk of {self.sequences} is more than the {texts} texts of a worker's share of a batch",
-                setting("grad_cache_chunk"),
-                f"give at most {texts}, or leave it out",
-            )
-
-    def __str__(self) -> str:
-        sizes = ((self.sequences, "texts"), (self.tokens, "tokens"))
-        return " and ".join(f"at most {size} {unit}" for size, unit in sizes if size is not None)
-
-    def holds(self, parts: Sequence[TokenBatch]) -> int:
-        """Return the number of last parts that fit into one chunk together, at least 1."""
-        sequences = tokens = 0
-        for count, part in enumerate(reversed(parts)):
-            sequences, tokens = sequences + texts_of(part), tokens + tokens_of(part)
-            fits = sequences <= (self.sequences or sequences) and tokens <= (self.tokens or tokens)
-            if count and not fits:
-                return count
-        return len(parts)
-
-
-@dataclass(frozen=True)
-class CutBatch:
-    """One worker's share of a global batch, in the parts that are encoded at once.
-
-    Args:
-        passes: texts by the tower that encodes them, queries first.
-        queries, passages: number of texts of each side.
-        ids: Ids of queries and passages. They stay on the CPU, except what a loss reads on the device: their relevance.
-        chunk: that it was cut for.
-        guide: the same texts as the guide encodes them; empty without a guide.
-    """
-
-    passes: Passes
-    queries: int
-    passages: int
-    ids: BatchIds
-    chunk: ChunkSizes | None
-    guide: Passes = ()
-
-    def map(self, copy: Callable[[Tensor], Tensor]) -> CutBatch:
+    def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with a copy of each tensor, always in the same order; `lengths` stay on the CPU."""
-        passes, guide = (
-            [(Buckets([move(part, copy) for part in texts.buckets], copy(texts.indices)), side) for texts, side in each]
-            for each in (self.passes, self.guide)
+
+        def copy_texts(texts: Buckets) -> Buckets:
+            return Buckets([move(bucket, copy) for bucket in texts.buckets], copy(texts.indices))
+
+        return replace(
+            self,
+            queries=copy_texts(self.queries),
+            passages=copy_texts(self.passages),
+            ids=replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy)),
+            guide=[(copy_texts(texts), side) for texts, side in self.guide],
         )
-        ids = replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy))
-        return replace(self, passes=passes, ids=ids, guide=guide)
 
 
-def cut(texts: Buckets, chunk: ChunkSizes) -> Buckets:
-    """Return the texts in parts no larger than `chunk`, as equal in size as their lengths allow.
-
-    Workers may end with different numbers of parts: no strategy communicates within a part.
-    """
-    return Buckets([piece for part in texts.buckets for piece in _pieces(part, chunk)], texts.indices)
-
-
-def _pieces(part: TokenBatch, chunk: ChunkSizes) -> Iterator[TokenBatch]:
-    lengths: list[int] = lengths_of(part).tolist()
-    for start, end in _spans(lengths, chunk.tokens, is_packed(part)):
-        count = -(-(end - start) // (chunk.sequences or end - start))
-        bounds = [start + (end - start) * index // count for index in range(count + 1)]
-        for begin, stop in pairwise(bounds):
-            yield select(part, begin, stop) if is_packed(part) else _rows(part, begin, stop, max(lengths[begin:stop]))
+def copy_to(batch: Batch, device: torch.device, stream: torch.cuda.Stream | None) -> Batch:
+    """Start to copy a batch to a device, on a stream of a GPU; any thread may call this."""
+    if stream is None:
+        return copy_all(batch.map, device)
+    with torch.cuda.stream(stream):
+        return replace(copy_all(batch.map, device), copied=stream.record_event())
 
 
-def _spans(lengths: list[int], tokens: int | None, packed: bool) -> Iterator[tuple[int, int]]:
-    """Yield ranges of texts that have at most `tokens` tokens together, padding included unless they are packed."""
-    start, longest, total = 0, 0, 0
-    for index, length in enumerate(lengths):
-        longest, total = max(longest, length), total + length
-        size = total if packed else longest * (index + 1 - start)
-        if tokens is not None and index > start and size > tokens:
-            yield start, index
-            start, longest, total = index, length, length
-    yield start, len(lengths)
+def wait_for_copy(batch: Batch) -> Batch:
+    """Return the batch for the current stream of its device, which waits for the copy; the processor does not."""
+    if batch.copied is None:
+        return batch
+    stream = torch.cuda.current_stream(batch.queries.indices.device)
+    stream.wait_event(batch.copied)
 
+    def use(tensor: Tensor) -> Tensor:
+        # Its memory belongs to the stream of the copies: it may not be used again before this stream has read it.
+        tensor.record_stream(stream)
+        return tensor
 
-def _rows(part: TokenBatch, start: int, end: int, length: int) -> TokenBatch:
-    """Return some rows, without the padding of other rows."""
-    padded_left = not bool(part["attention_mask"][:, 0].all())
-    columns = slice(-length, None) if padded_left else slice(0, length)
-    return {name: tensor[start:end, columns] for name, tensor in part.items()}
+    return batch.map(use)

@@ -43,9 +43,8 @@ class Progression:
         step: number of optimizer steps done.
         best_step: step of the best checkpoint, 0 before the first validation.
         best_loss: dev loss at that step, where the dev loss decides.
-        looks_without: validations since the last one that was better by enough.
+        looks_without: validations since the best one.
         stopped: whether early stopping ended the run.
-        reference: the dev loss to improve on by enough; None where that is the best one.
     """
 
     step: int = 0
@@ -53,16 +52,13 @@ class Progression:
     best_loss: float = float("inf")
     looks_without: int = 0
     stopped: bool = False
-    reference: float | None = None
 
-    def after_validation(self, step: int, loss: float, patience: int, min_delta: float = 0.0) -> Progression:
-        """Return the progression after the dev loss at `step`; the best is the lowest, by any difference."""
-        reference = self.best_loss if self.reference is None else self.reference
-        if loss < reference - min_delta:
+    def after_validation(self, step: int, loss: float, patience: int) -> Progression:
+        """Return the progression after the dev loss at `step`; the best is the lowest."""
+        if loss < self.best_loss:
             return Progression(step, step, loss)
         without = self.looks_without + 1
-        best = (step, loss) if loss < self.best_loss else (self.best_step, self.best_loss)
-        return Progression(step, *best, without, without >= patience, None if reference == best[1] else reference)
+        return Progression(step, self.best_step, self.best_loss, without, without >= patience)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from raytriever.data.config import DataConfig
 from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.mining.config import MiningConfig
-from raytriever.options import check_changed, option
+from raytriever.options import Need, check_changed, option
 from raytriever.paths import DEV_DATASETS
 
 PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
-STRATEGIES = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
+CHECKPOINT_MINUTES = 10  # at most, between two checkpoints
+BEHIND = 2  # validations that may be unfinished before training waits for one of them
+STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 # Settings that do not change what a run computes; a resumed run may change them.
 MAY_CHANGE = (
     "num_workers",
@@ -25,11 +27,9 @@ MAY_CHANGE = (
     "grad_cache_chunk",
     "grad_cache_tokens",
     "checkpoint_steps",
-    "checkpoint_minutes",
     "keep",
     "wait_minutes",
     "refresh_pool",
-    "eval_behind",
     "allow_split_overlap",  # of the data; only checked at the start
     "activation_checkpointing",  # of the model; recomputed activations are equal
 )
@@ -73,13 +73,15 @@ class TrainingConfig:
     max_steps: int | None = option(
         None, f"optimizer steps, instead of {flag_of('epochs')}; a file may have both", minimum=1
     )
-    epochs: float | None = option(None, "passes over the training examples", above=0, needs="!max_steps")
+    epochs: float | None = option(
+        None, "passes over the training examples", above=0, needs=Need("max_steps", negated=True)
+    )
     learning_rate: float = option(5e-5, "peak learning rate of AdamW", above=0)
     warmup_steps: int = option(
         10, "steps over which the learning rate rises linearly to its peak; it then falls linearly to 0", minimum=0
     )
     weight_decay: float = option(0.01, "weight decay of AdamW; biases and norms have none", minimum=0)
-    max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", above=0)
+    max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", above=0, flag=False)
     dropout: float = option(
         0.0,
         "dropout of the encoder during training; that of the model's config.json is not used",
@@ -99,21 +101,22 @@ class TrainingConfig:
     )
     strategy: str = option(
         "ddp",
-        "distribution of the model: a copy on each worker (ddp), shards (fsdp2), or DeepSpeed ZeRO stage 0 to 3",
+        "distribution of the model: a copy on each worker (ddp), shards (fsdp2), or DeepSpeed ZeRO stage 1 to 3",
         choices=STRATEGIES,
     )
     offload_optimizer: bool = option(
         False,
         "keep the state of the optimiser in CPU memory, with zero1, zero2 or zero3",
-        needs="strategy=zero1|zero2|zero3",
+        needs=Need("strategy", "zero1", "zero2", "zero3"),
+        flag=False,
     )
     grad_cache_chunk: int | None = option(
         None,
-        "texts per pass (gradient caching); default: as many as fit on a GPU",
+        "longest texts per pass, or more that are shorter (gradient caching); default: as many as fit on a GPU",
         minimum=1,
     )
     grad_cache_tokens: int | None = option(
-        None, "the same in tokens with padding: texts of similar length are encoded together", minimum=1
+        None, "the same in tokens with padding: texts of similar length are encoded together", minimum=1, flag=False
     )
     seed: int = option(0, "random seed of data order, sampling and dropout", minimum=0, maximum=2**32 - 1)
     eval_steps: int = option(20, "steps between two validations", minimum=1)
@@ -127,15 +130,11 @@ class TrainingConfig:
     patience: int = option(
         5, f"stop training after this many validations without an improvement of {flag_of('best_metric')}", minimum=1
     )
-    min_delta: float = option(
-        0.0, f"smallest change of {flag_of('best_metric')} that counts as an improvement", minimum=0
-    )
     checkpoint_steps: int | None = option(
         None,
         "steps between two checkpoints (default: one at each validation); the best checkpoint is always written",
         minimum=1,
     )
-    checkpoint_minutes: float = option(10.0, "largest number of minutes between two checkpoints", above=0)
     keep: int = option(1, "newest checkpoints to keep, besides the best one", minimum=1)
     wait_minutes: float = option(15.0, "longest wait for workers that the cluster has no room for", above=0)
 
@@ -150,7 +149,7 @@ class TrainingConfig:
 
 
 OWN = "own"
-_EVALUATED = (f"best_metric!={DEV_LOSS}", "eval_datasets")
+_EVALUATED = (Need("best_metric", DEV_LOSS, negated=True), "eval_datasets")
 
 
 @dataclass(frozen=True)
@@ -169,9 +168,6 @@ class ValidationConfig:
         "documents of each corpus besides the judged ones, half found by BM25 and half random (default: all)",
         minimum=0,
         needs=_EVALUATED,
-    )
-    eval_behind: int = option(
-        2, "validations that may be unfinished before training waits for one of them", minimum=1, needs=_EVALUATED
     )
 
     def sources(self, best_metric: str, dev_split: str) -> tuple[tuple[str, str], ...]:
@@ -197,21 +193,9 @@ MODES = (ASYNC, SYNC, ROLLING)
 METHOD = "dense"
 
 
-def rank_range(value: Any) -> str:
-    """Read a range of ranks `A:B`, whole numbers with A below B; empty for none.
-
-    Raises:
-        ValueError: it is no range.
-    """
-    ends = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(value))
-    if value and (ends is None or int(ends[1]) >= int(ends[2])):
-        raise ValueError("give two whole numbers, the lower first, as in 30:200")
-    return f"{int(ends[1])}:{int(ends[2])}" if ends else ""
-
-
 @dataclass(frozen=True)
 class RefreshConfig:
-    """Settings of the refreshes: interval, ranks of the negatives, and processes that encode."""
+    """Settings of the refreshes: interval, negatives, and processes that encode."""
 
     refresh_every: int | None = option(
         None, "steps between two refreshes of the hard negatives with the current encoder", minimum=1
@@ -227,7 +211,7 @@ class RefreshConfig:
         "share of the corpus that a rolling refresh encodes again, a different share each time",
         above=0,
         maximum=1,
-        needs="refresh_mode=rolling",
+        needs=Need("refresh_mode", ROLLING),
     )
     refresh_pool: int | str = option(
         1,
@@ -242,23 +226,9 @@ class RefreshConfig:
         minimum=1,
         needs="refresh_every",
     )
-    refresh_ranks: str = option(
-        "",
-        "ranks of these negatives in the search results, first included and last excluded",
-        reads=rank_range,
-        form="A:B",
-        needs="refresh_every",
-    )
-    refresh_max_score: float | None = option(None, "remove candidates with a higher score", needs="refresh_every")
-    refresh_absolute_margin: float | None = option(
-        None,
-        "distance that a negative must keep below the lowest score of a positive",
-        minimum=0,
-        needs="refresh_every",
-    )
     refresh_relative_margin: float | None = option(
         None,
-        "the same as a share of that score: 0.05 keeps candidates with at most 95 % of it",
+        "remove candidates that score above this share below the positive: 0.05 keeps at most 95 % of its score",
         minimum=0,
         needs="refresh_every",
     )
@@ -269,21 +239,11 @@ class RefreshConfig:
         return worker_range(self.refresh_pool)
 
     @property
-    def ranks(self) -> tuple[int, int | None]:
-        """The first rank, and the rank after the last; None for no end."""
-        first, _, end = rank_range(self.refresh_ranks).partition(":")
-        return int(first or 0), int(end) if end else None
-
-    @property
     def mining(self) -> MiningConfig:
         """The settings of the mining of each round."""
         return MiningConfig(
             method=METHOD,
             num_negatives=self.refresh_negatives,
-            range_min=self.ranks[0],
-            range_max=self.ranks[1],
-            max_score=self.refresh_max_score,
-            absolute_margin=self.refresh_absolute_margin,
             relative_margin=self.refresh_relative_margin,
         )
 
@@ -305,13 +265,6 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
             f"no steps are left after the first refresh, at step {every} of {total_steps}",
             setting("refresh_every"),
             f"give less than {total_steps}, or train longer",
-        )
-    first, end = refresh.ranks
-    if end is not None and refresh.refresh_negatives > end - first:
-        raise ConfigError(
-            f"{refresh.refresh_negatives} negatives cannot be taken from {end - first} ranks",
-            setting("refresh_negatives"),
-            f"give at most {end - first}, or a longer range of {setting('refresh_ranks')}",
         )
     from raytriever.data.sampling.examples import parse_mix  # imports numpy, which `--help` does not need
 

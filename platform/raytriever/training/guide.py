@@ -71,15 +71,10 @@ class Guide:
         decides = json.dumps([weights, asdict(self.retriever.description)], sort_keys=True, default=str)
         return hashlib.sha256(decides.encode()).hexdigest()[:16]
 
-    @property
-    def tokens_at_once(self) -> int:
-        """Number of tokens at which the guide encodes fastest on its device."""
-        return TOKEN_BUDGET[next(self.retriever.parameters()).device.type]
-
-    def encode(self, part: TokenBatch, side: Side) -> Tensor:
-        """Return the embeddings of a part of a batch, in float32 and without gradient."""
+    def encode(self, chunk: TokenBatch, side: Side) -> Tensor:
+        """Return the embeddings of a chunk of a batch, in float32 and without gradient."""
         with torch.no_grad():
-            return self.retriever.encode(part, side).float()
+            return self.retriever.encode(chunk, side).float()
 
 
 @contextmanager
@@ -123,11 +118,19 @@ class GuideTexts:
         self._starts: dict[Side, ndarray] = {"query": query_starts, "passage": document_starts}
         self._sides: dict[Side, list[SideTexts]] = {side: [SideTexts(part, side) for part in parts] for side in SIDES}
 
-    def passes(self, queries: ndarray, passages: ndarray) -> list[tuple[Buckets, Side]]:
-        """Return queries and documents, by position, as inputs of the guide; see `Retriever.passes`."""
-        return self._guide.passes(self._buckets(queries, "query"), self._buckets(passages, "passage"))
+    def passes(self, queries: ndarray, passages: ndarray, chunk: int | None = None) -> list[tuple[Buckets, Side]]:
+        """Return queries and documents, by position, as inputs of the guide.
 
-    def _buckets(self, rows: ndarray, side: Side) -> Buckets:
+        It keeps no activations, so it is fastest with the chunks of an encoding, which may be smaller than `chunk`.
+        """
+        most = TOKEN_BUDGET[next(self._guide.parameters()).device.type]
+        most = most if chunk is None else min(chunk, most)
+        return [
+            (self._buckets(queries, "query", most), "query"),
+            (self._buckets(passages, "passage", most), "passage"),
+        ]
+
+    def _buckets(self, rows: ndarray, side: Side, most: int) -> Buckets:
         part_of = np.searchsorted(self._starts[side], rows, side="right") - 1
         contents, prompts = [rows] * len(rows), [""] * len(rows)
         for part in np.unique(part_of).tolist():
@@ -137,4 +140,4 @@ class GuideTexts:
             by_text = [prompt] * len(slots) if isinstance(prompt, str) else prompt
             for slot, content, text_prompt in zip(slots, tokens, by_text, strict=True):
                 contents[slot], prompts[slot] = content, text_prompt
-        return self._guide.batch_of(contents, side, prompts)
+        return self._guide.batch_of(contents, side, prompts, most)

@@ -3,23 +3,22 @@
 1. A worker's passages are the groups of its queries, one after another: positives, then hard negatives.
 2. A batch is a pure function of (data, seed, step), so no iterator position has to be saved.
 3. The thread prepares at most `depth` batches ahead. It measures how long a step waited for its batch.
-4. The thread also cuts and counts a batch, and copies it to the device (`parallel.objective`).
+4. The thread also counts the work of a batch, and copies it to the device (`batch`).
 
 It is a thread, not a process: a batch is slices of memory-mapped tokens, a millisecond or two, which is less than
 sending it between processes. It calls numpy rather than torch, which would give each thread its own pool."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
-from threading import Thread
+from itertools import islice
 from time import perf_counter
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import torch
-from numpy import ndarray
 
 from raytriever.data.dataset import Tokens
 from raytriever.data.negatives import NegativesTable
@@ -30,7 +29,6 @@ from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.relevance import GlobalIds, find_relevance, teacher_arrays
 from raytriever.models.retriever import Retriever
-from raytriever.prompts import Side
 from raytriever.training.batch import Batch
 from raytriever.training.guide import GuideTexts
 
@@ -64,10 +62,15 @@ class BatchSource:
         """Return the source with other hard negatives. Order, queries, positives and random draws stay the same."""
         return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
-    def batch(self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False) -> Batch:
+    def batch(
+        self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False, chunk: int | None = None
+    ) -> Batch:
         """Return this worker's share of the global batch of `step`, counted from 0.
 
         The ids of the whole batch are computed on every worker: so the relevance needs no message.
+
+        Args:
+            chunk: see `Batch.chunk`.
         """
         chosen, epochs = self.order.batch(step), self.order.epochs(step)
         share = len(worker_slice(chosen, workers.rank, workers.size))
@@ -93,21 +96,18 @@ class BatchSource:
             teacher=teacher,
             relevance=find_relevance(everyones, workers.rank, workers.size, teacher_arrays(teacher), both_ways),
         )
+        of_queries, of_passages = None, None  # prompts, for a model that does not pool them
+        if not retriever.description.pool_prompt:
+            of_queries = self.tokens.query_prompts.of(queries)
+            of_passages = self.tokens.document_prompts.of(passages)
         return Batch(
-            retriever.batch_of(self.tokens.queries.take(queries), "query", self._prompts(queries, "query", retriever)),
-            retriever.batch_of(
-                self.tokens.documents.take(passages), "passage", self._prompts(passages, "passage", retriever)
-            ),
+            retriever.batch_of(self.tokens.queries.take(queries), "query", of_queries, chunk),
+            retriever.batch_of(self.tokens.documents.take(passages), "passage", of_passages, chunk),
             ids,
+            chunk,
             self.version,
-            self.guide.passes(queries, passages) if self.guide is not None else (),
+            self.guide.passes(queries, passages, chunk) if self.guide is not None else (),
         )
-
-    def _prompts(self, positions: ndarray, side: Side, retriever: Retriever) -> list[str] | None:
-        """Return the prompts of texts for a model that does not pool them; None for other models."""
-        if retriever.description.pool_prompt:
-            return None
-        return (self.tokens.query_prompts if side == "query" else self.tokens.document_prompts).of(positions)
 
 
 class SourceVersions:
@@ -139,7 +139,7 @@ class SourceVersions:
 
 
 class Prefetcher(Generic[T]):
-    """Iterator over `make(step)` for some steps, in order; used in a `with` statement.
+    """Iterator over `make(step)` for some steps, in order, made in a thread; used in a `with` statement.
 
     An error of `make` is raised when its batch is requested, and ends the iteration. At the end of the block the thread
     finishes the batch that it is preparing and ends.
@@ -154,51 +154,33 @@ class Prefetcher(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = PREFETCH_DEPTH) -> None:
         self.waited = 0.0
-        self._make = make
-        self._steps = steps
-        # Both queues are C code that an interrupt cannot leave half-locked. They sleep without polling.
-        self._slots: SimpleQueue[bool] = SimpleQueue()
-        self._batches: SimpleQueue[tuple[T] | BaseException | None] = SimpleQueue()
-        self._closed = False
-        self._thread = Thread(target=self._run, name="loader", daemon=True)
-        for _ in range(depth):
-            self._slots.put(True)
+        self._make, self._steps, self._depth = make, iter(steps), depth
+        self._pending = deque[Future[T]]()
+        self._pool = ThreadPoolExecutor(1, "loader")
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._submit(self._depth)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._closed = True
-        self._slots.put(True)
-        self._thread.join()
+    def __exit__(self, *error: object) -> None:
+        self._pending.clear()
+        self._pool.shutdown(cancel_futures=True)
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        if self._closed:
+        if not self._pending:
             raise StopIteration
         began = perf_counter()
-        prepared = self._batches.get()
-        self.waited = perf_counter() - began
-        if prepared is None:
-            self._closed = True
-            raise StopIteration
-        if isinstance(prepared, BaseException):
-            self._closed = True
-            raise prepared
-        self._slots.put(True)
-        return prepared[0]
-
-    def _run(self) -> None:
-        """Prepare the batches; the last item of the queue is None, also after an error."""
         try:
-            for step in self._steps:
-                self._slots.get()
-                if self._closed:
-                    break
-                self._batches.put((self._make(step),))
-        except BaseException as error:
-            self._batches.put(error)
-        self._batches.put(None)
+            batch = self._pending.popleft().result()
+        except BaseException:
+            self._pending.clear()
+            raise
+        self.waited = perf_counter() - began
+        self._submit(1)
+        return batch
+
+    def _submit(self, steps: int) -> None:
+        self._pending.extend(self._pool.submit(self._make, step) for step in islice(self._steps, steps))

@@ -1,4 +1,4 @@
-"""Training loop of one worker.
+"""Training loop of one worker: `Trainer.run` and `Trainer.step`.
 
 1. Step t draws its batch from (data, seed, t), encodes it, reduces the global score matrix and updates the weights.
 2. Every `eval_steps` steps the dev loss is computed. After `patience` validations without improvement training stops.
@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
-from raytriever.losses.config import SCORE_LOSSES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup, host_workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.encoder import check_precision, set_dropout
@@ -29,18 +28,21 @@ from raytriever.models.memory import is_out_of_memory
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback, all_texts
+from raytriever.training.batch import Batch, copy_to, wait_for_copy
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
-from raytriever.training.config import DEV_LOSS, TrainingConfig
+from raytriever.training.config import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
 from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
-from raytriever.training.monitoring import StepReports, StragglerWatch, Throughput
-from raytriever.training.parallel.choice import build_strategy
+from raytriever.training.monitoring import StepReports, Stopwatch, StragglerWatch, Throughput
+from raytriever.training.optimizer import build_optimizer, learning_rate_scale, set_learning_rate
 from raytriever.training.parallel.chunk_size import ChunkChoice
+from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
-from raytriever.training.parallel.objective import Objective, StagedBatch, Stager
-from raytriever.training.parallel.strategy import Readout, Stopwatch
+from raytriever.training.parallel.objective import Objective, with_default_operands
+from raytriever.training.parallel.strategy import Readout, Replicas, Strategy
+from raytriever.training.parallel.zero import Zero
 from raytriever.training.refresh import RefreshJob, RefreshPlan
 from raytriever.training.validation import ValidationJob, ValidationPlan
 
@@ -91,113 +93,148 @@ def train(setup: TrainingSetup) -> Progression:
         StorageError: a checkpoint cannot be written, or is of another model, other settings or other data.
         TrainingError: the loss or the gradient is not finite.
     """
-    trainer = _Trainer(setup)
-    writer = CheckpointWriter(
-        setup.folder,
-        trainer.messages,
-        setup.device,
-        keep=trainer.settings.keep,
-        has_state=any(True for _ in trainer.strategy.state()),
-        before_commit=setup.before_commit,
-        retained_steps=trainer._retained_steps,
-    )
-    with writer, ExitStack() as closing:
-        for callback in trainer.callbacks:
-            closing.callback(callback.close)
-        for callback in trainer.callbacks:
-            trainer.progression = callback.start(trainer.progression)
-        if trainer.callbacks:
-            writer.prune(trainer.progression)  # a damaged checkpoint of a later step must not pass for the new one
-        first_step = trainer.progression.step
-        while steps := trainer._next_steps():
-            with Prefetcher(trainer._batch, steps) as batches:
-                for batch in batches:
-                    trainer._step(batch, batches.waited)
-                    if trainer.progression.step == first_step + 1:
-                        # Now the optimizer has moments, and no step is being timed.
-                        writer.allocate_buffers(trainer.strategy.state())
-                    trainer._finish_step(writer)
-                    if trainer.progression.stopped:
-                        break
-        trainer.reports.finish()
-        writer.wait()
-        for callback in trainer.callbacks:
-            trainer.progression = callback.finish(trainer.progression)
-        if trainer.callbacks:
-            writer.prune(trainer.progression)
-    trainer.strategy.release()
-    load_best(setup.folder, trainer.objective, trainer.progression, trainer.workers, setup.device)
-    return trainer.progression
+    return Trainer(setup).run()
 
 
-def with_default_operands(config: LossConfig, precision: str, device: torch.device) -> LossConfig:
-    """Return the loss with TF32 products where a GPU encodes in bf16, unless the user chose others.
-
-    On an H100 the products of `mw` take a fifth of the time of float32 ones then, and the gradient changes by 1e-4 of
-    its largest component. Embeddings that were computed in bf16 differ by more.
-    """
-    has_products = not set(SCORE_LOSSES).isdisjoint(config.terms)
-    if config.loss_precision or precision != "bf16" or device.type != "cuda" or not has_products:
-        return config
-    return replace(config, loss_precision="tf32")
-
-
-class _Trainer:
+class Trainer:
     """Training of one worker, from the newest checkpoint on."""
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup, self.settings, self.workers = setup, setup.training, setup.workers
-        self.both_ways = setup.loss.both_ways
-        settings = self.settings
+        self.device, self.messages = setup.device, host_workers(setup.workers)
+        settings, device, retriever, guide = setup.training, setup.device, setup.retriever, setup.guide
+
+        # Model and loss
         torch.manual_seed(settings.seed)
-        config = with_default_operands(setup.loss, setup.precision, setup.device)
-        loss = build_loss(config, setup.retriever.description.similarity == "cosine").to(setup.device)
-        set_dropout(setup.retriever, settings.dropout)
-        towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
-        with autocast(setup.precision, setup.device):
+        config = with_default_operands(setup.loss, setup.precision, device)
+        loss = build_loss(config, retriever.description.similarity == "cosine").to(device)
+        set_dropout(retriever, settings.dropout)
+        towers = retriever.query.backbone, retriever.passage.backbone
+        with autocast(setup.precision, device):
             for backbone in towers:
                 check_precision(backbone, setup.precision)
-        setup.retriever.choose_packing(setup.precision)
-        setup.retriever.train()
+        retriever.choose_packing(setup.precision)
+        retriever.train()
+        agreement, encode = Agreement(self.messages), guide.encode if guide else None
+        self.objective = Objective(retriever, loss, setup.precision, agreement, encode)
+
+        # Gradient caching, before any parameter is sharded and the optimizer has state
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
-        self.chunk_choice = ChunkChoice(settings, setup.retriever, setup.precision, setup.device, self.workers)
-        chunk = self.chunk_choice.first(settings.batch_size // self.workers.size * texts)
-        self.messages = host_workers(self.workers)
-        encode, tokens = (setup.guide.encode, setup.guide.tokens_at_once) if setup.guide else (None, None)
-        agreement = Agreement(self.messages)
-        self.objective = Objective(setup.retriever, loss, setup.precision, chunk, agreement, encode, tokens)
-        self.throughput = Throughput(*towers, setup.precision, setup.device, self.workers)
-        optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
-        frozen = frozen_digest(self.objective)
-        self.stopwatch = Stopwatch(loss, optimizer, setup.device)
+        self.chunk_choice = ChunkChoice(settings, retriever, setup.precision, device, self.workers)
+        self.chunk = self.chunk_choice.first(settings.batch_size // self.workers.size * texts)
+
+        # Metrics; FLOPs are counted before parameters are sharded
+        self.throughput = Throughput(*towers, setup.precision, device, self.workers)
+        self.reports = StepReports(self.throughput, settings.batch_size, self._report, device.type == "cuda")
+        self.stopwatch = Stopwatch(loss, device)
         self.straggler_watch = StragglerWatch(all_texts(socket.gethostname(), self.messages), self._log)
         self.straggler_metrics = dict[str, float]()
         self.masking_watch = MaskingWatch(self._log)
-        self.stager = Stager(self.objective, self.throughput.count, setup.device)
-        reads_late = setup.device.type == "cuda"
-        self.reports = StepReports(self.throughput, settings.batch_size, self._report, reads_late)
-        self.strategy = build_strategy(
-            settings.strategy,
-            self.objective,
-            optimizer,
-            self.workers,
-            setup.device,
-            settings.max_grad_norm,
-            settings.offload_optimizer,
-        )
-        self.sources = SourceVersions(setup.train)
-        self.callbacks = self._build_callbacks()
-        self.is_dev_loss_deciding = settings.best_metric == DEV_LOSS or setup.validation is None
+
+        # Optimizer, and the strategy that may shard it and the model
         self.origin = origin_of(setup.loss, settings, setup.total_steps, setup.data_digest)
-        if frozen:
+        if frozen := frozen_digest(self.objective):
             self.origin["frozen weights"] = frozen
-        if setup.guide:
-            self.origin["guide"] = setup.guide.digest
+        if guide:
+            self.origin["guide"] = guide.digest
         if setup.validation:
             self.origin["dev data"] = setup.validation.digest
-        self.progression = resume(setup.folder, self.strategy, self.workers, setup.device, self.origin, setup.log)
+        self.optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
+        self.strategy = build_strategy(settings, self.objective, self.optimizer, self.workers, device)
+
+        # Data, background jobs, and the newest checkpoint
+        self.sources = SourceVersions(setup.train)
+        self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.callbacks = self._build_callbacks()
+        self.is_dev_loss_deciding = settings.best_metric == DEV_LOSS or setup.validation is None
+        self.progression = resume(setup.folder, self.strategy, self.workers, device, self.origin, setup.log)
+        self.checkpointer = CheckpointWriter(
+            setup.folder,
+            self.messages,
+            device,
+            keep=settings.keep,
+            has_state=any(True for _ in self.strategy.state()),
+            before_commit=setup.before_commit,
+            retained_steps=self._retained_steps,
+        )
         self.saved_step, self.saved_at = self.progression.step, time.monotonic()
         self.must_save, self.save_seconds = False, 0.0
+
+    def run(self) -> Progression:
+        """Train until the last step or until early stopping, and load the best weights; see `train`."""
+        setup, checkpointer = self.setup, self.checkpointer
+        with checkpointer, ExitStack() as closing:
+            for callback in self.callbacks:
+                closing.callback(callback.close)
+            for callback in self.callbacks:
+                self.progression = callback.start(self.progression)
+            if self.callbacks:
+                checkpointer.prune(self.progression)  # a damaged later checkpoint must not pass for the new one
+            first_step = self.progression.step
+            while steps := self._next_steps():
+                with Prefetcher(self._load_batch, steps) as loader:
+                    for batch in loader:
+                        self.step(batch, loader.waited)
+                        if self.progression.step == first_step + 1:
+                            # Now the optimizer has moments, and no step is being timed.
+                            checkpointer.allocate_buffers(self.strategy.state())
+                        self._finish_step()
+                        if self.progression.stopped:
+                            break
+            self.reports.finish()
+            checkpointer.wait()
+            for callback in self.callbacks:
+                self.progression = callback.finish(self.progression)
+            if self.callbacks:
+                checkpointer.prune(self.progression)
+        self.strategy.release()
+        load_best(setup.folder, self.objective, self.progression, self.workers, self.device)
+        return self.progression
+
+    def step(self, batch: Batch, wait_seconds: float) -> None:
+        """Do a step: forward and backward, clip, update. Repeat it with smaller chunks if any worker ran out of memory.
+
+        Args:
+            wait_seconds: how long the batch was waited for.
+        """
+        setup, settings, step = self.setup, self.settings, self.progression.step
+        began = time.perf_counter()
+        for callback in self.callbacks:
+            callback.before_batch(step, batch)
+        rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, setup.total_steps)
+        set_learning_rate(self.optimizer, rate)
+        setup.retriever.train()
+        # Dropout of a step is a function of (seed, step, worker), so a resumed run repeats it.
+        seed = np.random.SeedSequence((settings.seed, step, self.workers.rank)).generate_state(1)[0]
+        while True:
+            if batch.chunk != self.chunk:
+                batch = self._load_batch(step)
+            torch.manual_seed(int(seed))
+            self.stopwatch.start()
+            try:
+                output = self.strategy.forward_backward(wait_for_copy(batch))
+                self.strategy.clip_gradients()
+                self.stopwatch.mark()
+                norm = self.strategy.step(output.value, step)
+                break
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                # Not the error: its traceback would keep the tensors of the step.
+                reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
+            self._shrink_chunk(batch, reason, is_agreed)
+        phases = self.stopwatch.stop()
+        others = {
+            "learning_rate": rate,
+            "data_wait_seconds": wait_seconds,
+            "checkpoint_seconds": self.save_seconds,
+            **self.straggler_metrics,
+        }
+        for callback in self.callbacks:
+            others |= callback.metrics(step)
+        self.reports.add(step, output, norm, batch.work, phases, began - wait_seconds, others)
+        self.save_seconds = 0.0
+        self.progression = replace(self.progression, step=step + 1)
 
     def _build_callbacks(self) -> list[Callback]:
         setup, callbacks = self.setup, list[Callback]()
@@ -237,48 +274,15 @@ class _Trainer:
             return range(0)
         return range(step, min([end, *(callback.prefetch_limit(step, end) for callback in self.callbacks)]))
 
-    def _batch(self, step: int) -> StagedBatch:
-        """Return the batch of a step; called in the loader's thread."""
-        source = self.sources.at(step)
-        return self.stager.stage(source.batch(step, self.setup.retriever, self.workers, self.both_ways))
+    def _load_batch(self, step: int) -> Batch:
+        """Return the batch of a step, on its way to the device; called in the loader's thread."""
+        return self._copy(self.sources.at(step), step)
 
-    def _step(self, staged: StagedBatch, wait_seconds: float) -> None:
-        """Do a step, again with smaller chunks as long as memory runs out on any worker."""
-        setup, settings, step = self.setup, self.settings, self.progression.step
-        began = time.perf_counter()
-        for callback in self.callbacks:
-            callback.before_batch(step, staged.batch)
-        rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, setup.total_steps)
-        setup.retriever.train()
-        update = None
-        while update is None:
-            # Dropout of a step is a function of (seed, step, worker), so a resumed run repeats it.
-            seed = np.random.SeedSequence((settings.seed, step, self.workers.rank)).generate_state(1)[0]
-            torch.manual_seed(int(seed))
-            self.stopwatch.start()
-            try:
-                update = self.strategy.step(self.stager.receive(staged), rate, step)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                # Not the error: its traceback would keep the tensors of the step.
-                reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
-            if update is None:
-                self._shrink_chunk(staged, reason, is_agreed)
-        phases = self.stopwatch.stop()
-        others = {
-            "learning_rate": rate,
-            "data_wait_seconds": wait_seconds,
-            "checkpoint_seconds": self.save_seconds,
-            **self.straggler_metrics,
-        }
-        for callback in self.callbacks:
-            others |= callback.metrics(step)
-        self.reports.add(step, update, staged.work, phases, began - wait_seconds, others)
-        self.save_seconds = 0.0
-        self.progression = replace(self.progression, step=step + 1)
+    def _copy(self, source: BatchSource, step: int) -> Batch:
+        batch = source.batch(step, self.setup.retriever, self.workers, self.setup.loss.both_ways, self.chunk)
+        return copy_to(replace(batch, work=self.throughput.count(batch)), self.device, self.copies)
 
-    def _shrink_chunk(self, staged: StagedBatch, reason: str, is_agreed: bool) -> None:
+    def _shrink_chunk(self, batch: Batch, reason: str, is_agreed: bool) -> None:
         """Make the chunk smaller after a step that ran out of memory, to repeat it.
 
         Raises:
@@ -287,28 +291,29 @@ class _Trainer:
         """
         step = self.progression.step
         is_agreed &= self.strategy.abandon()
-        parts = [*staged.batch.queries.buckets, *staged.batch.passages.buckets]
-        chunk = self.chunk_choice.smaller(self.objective.chunk, parts, is_agreed)
+        chunks = [*batch.queries.buckets, *batch.passages.buckets]
+        chunk = self.chunk_choice.smaller(self.chunk, chunks, is_agreed)
+        size = "the whole batch" if chunk is None else f"at most {chunk} tokens"
         if not is_agreed:
             where = f"Step {step} ran out of memory on worker {self.workers.rank} ({reason})"
-            self.setup.log(f"{where}; restarting all workers, to encode {chunk or 'the whole batch'} at a time.")
+            self.setup.log(f"{where}; restarting all workers, to encode {size} at a time.")
             raise OutOfMemory(where)
-        self.objective.chunk = chunk
-        self._log(f"Step {step} ran out of memory ({reason}); encoding {chunk} at a time from now on.")
+        self.chunk = chunk
+        self._log(f"Step {step} ran out of memory ({reason}); encoding {size} at a time from now on.")
 
-    def _finish_step(self, writer: CheckpointWriter) -> None:
+    def _finish_step(self) -> None:
         """Validate, save and call the callbacks, as far as each is due after a step."""
         dev_metrics = self._validate_if_due()
         if dev_metrics is not None:
             # Before the checkpoint: a metric that is reported twice can be ignored, one that is missing cannot.
             self._report(self.progression.step, dev_metrics)
-        self._save_if_due(writer, has_validated=dev_metrics is not None)
+        self._save_if_due(has_validated=dev_metrics is not None)
         for callback in self.callbacks:
             if self.progression.stopped:
                 return
             self.progression = callback.after_step(self.progression)
             if self.progression.stopped:
-                self._save_if_due(writer, has_validated=False)
+                self._save_if_due(has_validated=False)
 
     def _validate_if_due(self) -> dict[str, float] | None:
         """Return dev loss and dev AUC, comparable between losses, at a validation step; None at other steps."""
@@ -320,22 +325,20 @@ class _Trainer:
         self.setup.retriever.eval()
         losses, areas = [], []
         for number in range(self.settings.dev_batches):
-            batch = self.setup.dev.batch(number, self.setup.retriever, self.workers, self.both_ways)
-            output = self.strategy.measure(self.stager.receive(self.stager.stage(batch)))
+            output = self.strategy.measure(wait_for_copy(self._copy(self.setup.dev, number)))
             numbers = Readout({"loss": output.value, "auc": output.statistics["batch_auc"]}).read()
             losses.append(numbers["loss"])
             areas.append(numbers["auc"])
         dev_loss = sum(losses) / len(losses)
         if self.is_dev_loss_deciding:
-            settings = self.settings
-            self.progression = self.progression.after_validation(step, dev_loss, settings.patience, settings.min_delta)
+            self.progression = self.progression.after_validation(step, dev_loss, self.settings.patience)
         return {"dev_loss": dev_loss, "dev_batch_auc": sum(areas) / len(areas)}
 
-    def _save_if_due(self, writer: CheckpointWriter, has_validated: bool) -> None:
+    def _save_if_due(self, has_validated: bool) -> None:
         """Save the state. The best and the last state are saved at once, after the checkpoint that is being written;
         any other is saved when no checkpoint is being written. The seconds are reported with the next step."""
         began, settings, progression = time.monotonic(), self.settings, self.progression
-        status = writer.status(began - self.saved_at > 60 * settings.checkpoint_minutes, self.reports.own_seconds)
+        status = self.checkpointer.status(began - self.saved_at > 60 * CHECKPOINT_MINUTES, self.reports.own_seconds)
         self.straggler_metrics = self.straggler_watch.update(status.seconds)
         if settings.checkpoint_steps is None:
             self.must_save |= has_validated
@@ -350,7 +353,7 @@ class _Trainer:
         )
         if must_save_now or (self.must_save and not status.is_writing):
             self.reports.finish()
-            writer.save(self.strategy.state(), State(progression, self.origin, settings.best_metric))
+            self.checkpointer.save(self.strategy.state(), State(progression, self.origin, settings.best_metric))
             self.saved_step, self.saved_at, self.must_save = progression.step, time.monotonic(), False
             self.save_seconds = self.saved_at - began
 
@@ -364,19 +367,21 @@ class _Trainer:
             self.setup.on_metrics(step, metrics)
 
 
-def build_optimizer(module: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW (Loshchilov & Hutter, 2019) over the trainable parameters, with weight decay on matrices only."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, fused=True)
+def build_strategy(
+    settings: TrainingConfig,
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    workers: WorkerGroup,
+    device: torch.device,
+) -> Strategy:
+    """Return the strategy of the settings, which may shard the objective and the optimizer.
 
-
-def learning_rate_scale(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the factor, 0 to 1, on the peak learning rate at `step`, counted from 0: linear warm-up, then linear decay
-    to zero at `total_steps`."""
-    if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
-    return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    arguments = objective, optimizer, workers, device, settings.max_grad_norm
+    if settings.strategy == "ddp":
+        return Replicas(*arguments)
+    if settings.strategy == "fsdp2":
+        return FullyShard(*arguments)
+    return Zero(int(settings.strategy.removeprefix("zero")), *arguments, offload=settings.offload_optimizer)

@@ -1,4 +1,4 @@
-"""Metrics of training steps: slow workers, throughput, and the reports of a step.
+"""Metrics of training steps: slow workers, phases, throughput, and the reports of a step.
 
 All workers end a step together. So a slow worker is found by the time until it first waits for the others, compared
 over a window of steps."""
@@ -9,8 +9,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.packing import Buckets, lengths_of
+from raytriever.losses.loss import LossOutput
+from raytriever.models.packing import lengths_of
 from raytriever.training.batch import Batch
-from raytriever.training.parallel.strategy import Readout, Update, finite_or_refused
+from raytriever.training.parallel.strategy import Readout, finite_or_refused
 
 WINDOW = 20  # steps
 EXCESS = 0.3  # of the others' median; a smaller difference is not logged
@@ -70,6 +71,58 @@ class StragglerWatch:
         return {"slowest_worker": float(rank), "straggler_seconds": more}
 
 
+# ------------------------------------------------------------------------------------------------------------- phases
+
+
+PHASES = ("encode", "loss", "backward", "optimizer")
+
+
+class Stopwatch:
+    """Stopwatch of the phases of training steps.
+
+    Two hooks on the loss end the phases of the encoder and of the loss, the training loop ends the others. On a GPU the
+    marks are CUDA events, read with the results of the step, so that no step waits for them. With gradient caching the
+    second encoding pass counts as backward; so do the synchronization and the clipping of gradients.
+    """
+
+    def __init__(self, loss: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[Any] | None = None  # of the step that is running
+        loss.register_forward_pre_hook(lambda *_: self.mark())
+        loss.register_forward_hook(lambda *_: self.mark())
+
+    def start(self) -> None:
+        """Start a step."""
+        self._marks = []
+        self.mark()
+
+    def mark(self) -> None:
+        """End a phase of the step that is running, if one is: validation calls the loss too."""
+        if self._marks is None:
+            return
+        if self._device.type == "cuda":
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record(torch.cuda.current_stream(self._device))
+        else:
+            self._marks.append(time.perf_counter())
+
+    def stop(self) -> Callable[[], dict[str, float]]:
+        """End the step, and return a function that returns the seconds of each phase as `PHASE_seconds`.
+
+        On a GPU the function is called after the device has done the step.
+        """
+        self.mark()
+        marks, self._marks = self._marks or [], None
+        return lambda: {
+            f"{phase}_seconds": _between(*ends) for phase, ends in zip(PHASES, pairwise(marks), strict=True)
+        }
+
+
+def _between(earlier: Any, later: Any) -> float:
+    """Return the seconds between two marks."""
+    return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000
+
+
 # --------------------------------------------------------------------------------------------------------- throughput
 
 
@@ -82,44 +135,26 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     return None
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """FLOPs of encoding, forward and backward: 6 per weight and token, 4 where the weight is frozen, and 12 per layer,
-    width and pair of tokens of one text (Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
+def flops_of(backbone: nn.Module) -> tuple[int, int]:
+    """Return the FLOPs of a transformers encoder, forward and backward, per token and per pair of tokens of one text.
 
-    `per_token` are those of all weights, `per_pair` those of all layers per pair of tokens of one text.
+    They are 6 per weight and token, 4 where the weight is frozen, without token embeddings and pooler; and 12 per
+    layer, width and pair (Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Padding and the second encoding of
+    gradient caching do not count.
     """
-
-    per_token: int
-    per_pair: int
-
-    @classmethod
-    def of(cls, backbone: nn.Module) -> Encoding:
-        """Count the FLOPs of a transformers encoder, whole or sharded, without token embeddings and pooler."""
-        not_counted = {
-            id(parameter)
-            for name, module in backbone.named_modules()
-            if isinstance(module, nn.Embedding) or name == "pooler"
-            for parameter in module.parameters()
-        }
-        per_token = sum(
-            getattr(parameter, "ds_numel", parameter.numel()) * (6 if parameter.requires_grad else 4)
-            for parameter in backbone.parameters()
-            if id(parameter) not in not_counted
-        )
-        config: Any = backbone.config
-        return cls(per_token, 12 * config.num_hidden_layers * config.hidden_size)
-
-    def flops(self, lengths: torch.Tensor) -> float:
-        """Return the FLOPs of texts of these lengths, without padding and without a second encoding."""
-        lengths = lengths.double()
-        tokens, pairs = float(lengths.sum()), float(lengths.square().sum())
-        return self.per_token * tokens + self.per_pair * pairs
-
-
-def text_lengths(texts: Buckets) -> torch.Tensor:
-    """Return the tokens of each text of one side, special tokens included."""
-    return torch.cat([lengths_of(bucket) for bucket in texts.buckets])
+    not_counted = {
+        id(parameter)
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Embedding) or name == "pooler"
+        for parameter in module.parameters()
+    }
+    per_token = sum(
+        getattr(parameter, "ds_numel", parameter.numel()) * (6 if parameter.requires_grad else 4)
+        for parameter in backbone.parameters()
+        if id(parameter) not in not_counted
+    )
+    config: Any = backbone.config
+    return per_token, 12 * config.num_hidden_layers * config.hidden_size
 
 
 class Throughput:
@@ -128,15 +163,18 @@ class Throughput:
     def __init__(
         self, query: nn.Module, passage: nn.Module, precision: str, device: torch.device, workers: WorkerGroup
     ) -> None:
-        self._towers = Encoding.of(query), Encoding.of(passage)
+        self._flops = flops_of(query), flops_of(passage)
         self._device, self._workers = device, workers
         self._peak = peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
     def count(self, batch: Batch) -> tuple[float, float]:
         """Return tokens and FLOPs of this worker's share; takes microseconds while the batch is on the CPU."""
-        lengths = [text_lengths(side) for side in (batch.queries, batch.passages)]
-        flops = sum(tower.flops(of) for tower, of in zip(self._towers, lengths, strict=True))
-        return float(sum(int(of.sum()) for of in lengths)), flops
+        tokens = flops = 0.0
+        for (per_token, per_pair), texts in zip(self._flops, (batch.queries, batch.passages), strict=True):
+            lengths = torch.cat([lengths_of(bucket) for bucket in texts.buckets]).double()
+            own = float(lengths.sum())
+            tokens, flops = tokens + own, flops + per_token * own + per_pair * float(lengths.square().sum())
+        return tokens, flops
 
     def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens and FLOPs of the global batch, on the device; all workers call it, and none waits."""
@@ -194,7 +232,8 @@ class StepReports:
     def add(
         self,
         step: int,
-        update: Update,
+        output: LossOutput,
+        norm: torch.Tensor,
         work: tuple[float, float],
         phases: Callable[[], dict[str, float]],
         began: float,
@@ -204,12 +243,13 @@ class StepReports:
 
         Args:
             step: counted from 0.
+            output, norm: Loss of the step, and norm of its gradient, which may still be computed on the device.
             work: tokens and FLOPs of this worker.
             phases: returns the seconds of each phase, once the results are read.
             began: when the step began, by `time.perf_counter`, the wait for its batch included.
         """
         tokens, flops = self._throughput.total(work)
-        statistics = {"loss": update.output.value, **update.output.statistics, "gradient_norm": update.norm}
+        statistics = {"loss": output.value, **output.statistics, "gradient_norm": norm}
         readout = Readout({**statistics, _TOKENS: tokens, _FLOPS: flops})
         self.finish()
         others = {**others, "step_seconds": time.perf_counter() - began}

@@ -82,22 +82,18 @@ class ValidationSummary:
     decided: int | None = None
 
 
-def summarize(values: Mapping[int, float], patience: int, min_delta: float) -> ValidationSummary:
+def summarize(values: Mapping[int, float], patience: int) -> ValidationSummary:
     """Return the summary of values by step.
 
     Args:
         values: higher is better; NaN is never better than another value.
-        patience: validations that are not better by enough after which training stops.
-        min_delta: a value is better by enough if it exceeds the last value that was by more than this. The best
-            checkpoint is the one of the highest value, by any difference.
+        patience: validations without a better value after which training stops.
     """
-    summary, best, reference = ValidationSummary(), -math.inf, -math.inf
+    summary, best = ValidationSummary(), -math.inf
     for step, value in sorted(values.items()):
         best_step, without = summary.best_step, summary.validations_without + 1
         if value > best:
-            best_step, best = step, value
-        if value > reference and (reference == -math.inf or value - reference > min_delta):
-            reference, without = value, 0
+            best_step, best, without = step, value, 0
         decided = step if without >= patience else None
         summary = ValidationSummary(best_step, best if best_step else math.nan, without, decided)
         if decided is not None:
@@ -269,7 +265,7 @@ class ValidationJob(BackgroundJob):
 
     @property
     def _summary(self) -> ValidationSummary:
-        return summarize(self._values, self._settings.patience, self._settings.min_delta)
+        return summarize(self._values, self._settings.patience)
 
     @property
     def _is_deciding(self) -> bool:
@@ -309,7 +305,7 @@ class ValidationJob(BackgroundJob):
     def _record_stop(self, record: Record, step: int) -> None:
         """Write the early stop where this record ends patience, before any worker acts on it."""
         settings = self._settings
-        summary = summarize({**self._values, record.step: record.value}, settings.patience, settings.min_delta)
+        summary = summarize({**self._values, record.step: record.value}, settings.patience)
         if self._is_deciding and summary.decided is not None:
             stop = Stop(summary.decided, max(step, self._plan.last_logged_step))
             write_stop(self._plan.folder, stop)
@@ -326,7 +322,7 @@ class ValidationJob(BackgroundJob):
         values = {record.step: record.value for record in records}
         if self._is_deciding:
             self._remove_damaged(values)
-            decided = summarize(values, settings.patience, settings.min_delta).decided
+            decided = summarize(values, settings.patience).decided
             if decided is not None and stop is None:  # killed after the record and before the stop was written
                 stop = Stop(decided, max(step, self._plan.last_logged_step))
                 write_stop(folder, stop)
@@ -345,7 +341,7 @@ class ValidationJob(BackgroundJob):
     def _remove_damaged(self, values: dict[int, float]) -> None:
         """Remove the best values until the checkpoint of the best one is undamaged."""
         settings, has_logged = self._settings, False
-        while best := summarize(values, settings.patience, settings.min_delta).best_step:
+        while best := summarize(values, settings.patience).best_step:
             try:
                 read_manifest(checkpoint_path(self._checkpoints, best))
             except StorageError as error:

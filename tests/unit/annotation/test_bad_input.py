@@ -37,26 +37,26 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
     ("flags", "line"),
     [
         ("", "missing: --output; see `raytriever annotate --help`"),
-        ("--output o", "--endpoint: is missing; give the address of an OpenAI-compatible service"),
-        ("--output o --endpoint localhost:8000", "--endpoint: is not a valid address; give one such as http://"),
-        ("--output o --endpoint ftp://host/v1", "--endpoint: is not a valid address; "),
-        ("--output o --endpoint http://host:99999/v1", "--endpoint: is not a valid address; "),
-        ("--output o --endpoint http://me:pw@host/v1", "--endpoint http://***@host/v1: there is a password in its "),
-        ("--output o --endpoint http://host/v1?x=1", "--endpoint: contains more than host and path; store a key in "),
-        ("--output o --endpoint http://host/v1", "--llm: is missing; give the name of the model at the service"),
+        ("--output o", "endpoint: is missing; give the address of an OpenAI-compatible service"),
+        ("--output o --endpoint localhost:8000", "endpoint: is not a valid address; give one such as http://"),
+        ("--output o --endpoint ftp://host/v1", "endpoint: is not a valid address; "),
+        ("--output o --endpoint http://host:99999/v1", "endpoint: is not a valid address; "),
+        ("--output o --endpoint http://me:pw@host/v1", "endpoint http://***@host/v1: there is a password in its "),
+        ("--output o --endpoint http://host/v1?x=1", "endpoint: contains more than host and path; store a key in "),
+        ("--output o --endpoint http://host/v1", "llm: is missing; give the name of the model at the service"),
         (
             "{} --key-variable sk-proj-123",
-            "--key-variable: is not the name of an environment variable; give the name, never",
+            "key_variable: is not the name of an environment variable; give the name, never",
         ),
         (
             "{} --key-variable gsk_12345abc",
-            "--key-variable: names an environment variable that is not set; export it, or name another",
+            "key_variable: names an environment variable that is not set; export it, or name another",
         ),
-        ("{} --budget 5", "--budget: needs the prices of tokens; give --price-in and --price-out, or --budget-tok"),
-        ("{} --candidates ,", "--candidates: is empty; give bm25, dense or the path of a run"),
-        ("{} --candidates bm25,bm25", "--candidates: contains 'bm25' twice; give each source once"),
+        ("{} --budget 5", "budget: needs the prices of tokens; give price_in and price_out, or budget_tok"),
+        ("{} --candidates ,", "candidates: is empty; give bm25, dense or the path of a run"),
+        ("{} --candidates bm25,bm25", "candidates: contains 'bm25' twice; give each source once"),
         ("{} --split ../x", "--split: '../x' is not a valid name of a split; use letters, digits, '_' and '-'"),
-        ("{} --prompts none", "--prompts none: no such folder; give a folder with files such as relevance.txt"),
+        ("{} --prompts none", "prompts none: no such folder; give a folder with files such as relevance.txt"),
     ],
 )
 def test_settings(error_line: Callable[..., str], flags: str, line: str) -> None:
@@ -69,14 +69,14 @@ def test_settings(error_line: Callable[..., str], flags: str, line: str) -> None
 def test_a_key_that_cannot_be_sent(error_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret\nX-More: 1")
     line = error_line("--output", "o", "--endpoint", "http://127.0.0.1:9/v1", "--llm", "judge")
-    assert line == "--key-variable: names a variable with a character that is invalid in a key; set it to the key alone"
+    assert line == "key_variable: names a variable with a character that is invalid in a key; set it to the key alone"
 
 
 def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
     words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset"]
     assert "no data set" in error_line(*words, "nowhere") or "no such" in error_line(*words, "nowhere")
     line = error_line(*words, topics, "--split", "trian", "--max-queries", "4", "--candidates", "none.trec")
-    assert line.startswith("--candidates none.trec: no such file; ")
+    assert line.startswith("candidates none.trec: no such file; ")
     run_file = topics / "run.trec"
     for text, wrong in (
         ("q1 Q0 d1-1 1 0.5\n", ":1: is no line of a run; a line is `query Q0 document rank score tag`"),
@@ -112,14 +112,14 @@ def test_no_passage_is_found(error_line: Callable[..., str], serve: Callable[...
 def test_paths_in_use(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
     words = ["--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics, "--output"]
     (work / "there").mkdir()
-    assert error_line(*words, "there") == "there: exists already; give another --output, or remove it"
+    assert error_line(*words, "there") == "there: exists already; give another output, or remove it"
     log = AnswerLog(work / "answers")
     line = error_line(*words, "o", "--answers", "answers")
     assert line.startswith("answers: in use by ")
-    assert line.endswith("); wait for it with --wait, or give another folder with --answers")
+    assert line.endswith("); wait for it with wait=True, or give another folder with answers")
     log.close()
     line = error_line(*words, "o", "--embeddings", "there")
-    assert line.startswith("--embeddings: has no effect with --candidates bm25; ")
+    assert line.startswith("embeddings: has no effect with candidates bm25; ")
 
 
 def test_permanent_failure_stops_the_job_and_keeps_paid_answers(
@@ -130,7 +130,7 @@ def test_permanent_failure_stops_the_job_and_keeps_paid_answers(
     assert run("annotate", [*words, "--endpoint", broken.endpoint]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].endswith(
-        "gives no answer: status 500; check --endpoint and the service, then run the same command again"
+        "gives no answer: status 500; check endpoint and the service, then run the same command again"
     )
     assert " queries are annotated. Their answers are kept in " in lines[-2]
     assert not Path("o").exists()

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 from object_store import object_store
 
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig
-from raytriever.annotation.job import AnnotationJob, job_name
+from raytriever.annotation.config import AnnotationConfig
+from raytriever.annotation.job import job_name
 from raytriever.annotation.prompts import AnnotationPrompts
 from raytriever.cli.main import run
-from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import SOURCES
@@ -133,7 +132,7 @@ def test_malformed_answers_are_counted_reported_and_requested_again(
     assert run("annotate", again) == 2
     err = capsys.readouterr().err
     assert "queries have no annotation; the first error: " in err
-    assert "use a model that follows the requested format, or raise --max-tokens or --max-failed" in err
+    assert "use a model that follows the requested format, or raise max_tokens or max_failed" in err
     assert not Path("strict").exists()
     assert run("annotate", [*again, "--max-failed", "1"]) == 0
     failed = [
@@ -159,7 +158,7 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
     flags = ["--price-in", "1", "--price-out", "2", "--max-tokens", "64", "--in-flight", "2"]
     assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01")) == 2
     err = capsys.readouterr().err.splitlines()[-1]
-    assert err.startswith("error: --budget: 0.0")
+    assert err.startswith("error: budget: 0.0")
     assert " of 0.01 are used after " in err
     assert (
         "and the next request may need more than is left; raise it, and run the same command again; answers are kept"
@@ -183,15 +182,8 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
 
 def name_of(model: ModelConfig, bm25_language: str | None = None) -> str:
     dataset = SimpleNamespace(documents=SimpleNamespace(digest="documents"), queries=SimpleNamespace(digest="queries"))
-    job = AnnotationJob(
-        data=DataConfig("topics", bm25_language=bm25_language),
-        split="train",
-        annotation=AnnotationConfig(candidates="dense"),
-        service=ServiceConfig(llm="judge"),
-        model=model,
-        precision="fp32",
-    )
-    return job_name(job, cast(RetrievalDataset, dataset), AnnotationPrompts({"system": "Judge."}))
+    settings, prompts = AnnotationConfig(candidates="dense"), AnnotationPrompts({"system": "Judge."})
+    return job_name(settings, "judge", model, bm25_language, "train", cast(RetrievalDataset, dataset), prompts)
 
 
 def test_dry_run_sends_no_request_and_its_bounds_hold(
@@ -234,7 +226,7 @@ def test_bm25_finds_candidates_by_the_rules_of_the_language(
     assert run("annotate", [*flags, "--bm25-language", "en"]) == 2  # in English a clause is one word
     assert "parks: has no candidate passage" in capsys.readouterr().err
     assert run("annotate", [*flags, "--bm25-language", "zh", "--candidates", "dense"]) == 2
-    assert "--bm25-language: has no effect with --candidates dense" in capsys.readouterr().err
+    assert "bm25_language: has no effect with candidates dense" in capsys.readouterr().err
     assert name_of(ModelConfig(), "zh") != name_of(ModelConfig())
 
 

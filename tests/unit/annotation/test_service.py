@@ -87,22 +87,22 @@ def test_keys(serve: Callable[..., Any]) -> None:
         assert "rejects the key (401" in str(error.value)
         assert "check the key in OPENAI_API_KEY" in str(error.value)
         assert "wrong-secret" not in str(error.value)
-        with pytest.raises(ServiceError, match="store a key in OPENAI_API_KEY, or give another --key-variable"):
+        with pytest.raises(ServiceError, match="store a key in OPENAI_API_KEY, or give another key_variable"):
             ask(config)
 
 
 def test_models(serve: Callable[..., Any]) -> None:
     served = serve()
-    with pytest.raises(ServiceError, match="--llm: the service has no model 'juge'; did you mean 'judge'"):
+    with pytest.raises(ServiceError, match="llm: the service has no model 'juge'; did you mean 'judge'"):
         check(replace(QUICK, llm="juge", endpoint=served.endpoint))
-    with pytest.raises(ServiceError, match="--llm: the service has no model 'juge'"):
+    with pytest.raises(ServiceError, match="llm: the service has no model 'juge'"):
         chat(replace(QUICK, llm="juge", endpoint=served.endpoint))
     check(replace(QUICK, endpoint=serve(no_models=True).endpoint))
 
 
 def test_addresses(serve: Callable[..., Any]) -> None:
     served = serve()
-    with pytest.raises(ServiceError, match=r"--endpoint: nothing answers at .* \(404\); the address often ends in /v1"):
+    with pytest.raises(ServiceError, match=r"endpoint: nothing answers at .* \(404\); the address often ends in /v1"):
         chat(replace(QUICK, endpoint=served.endpoint.removesuffix("/v1")))
     served.end()
     with pytest.raises(ServiceError, match="gives no answer: no connection"):
@@ -111,10 +111,7 @@ def test_addresses(serve: Callable[..., Any]) -> None:
         check(replace(QUICK, endpoint="http://no-such-host.invalid/v1"))
 
 
-@pytest.mark.parametrize(
-    ("refuses", "asked"),
-    [("json_schema", 2), ("response_format,max_tokens,temperature", 5)],
-)
+@pytest.mark.parametrize(("refuses", "asked"), [("json_schema", 2), ("response_format,max_tokens,temperature", 5)])
 def test_rejected_parameters_are_left_out(serve: Callable[..., Any], refuses: str, asked: int) -> None:
     served = serve(refuses=refuses, wrapped=True)
     reply, _ = chat(replace(QUICK, endpoint=served.endpoint))

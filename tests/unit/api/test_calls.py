@@ -15,9 +15,7 @@ import pytest
 from datasets import Dataset as HubTable
 
 import raytriever as rt
-from raytriever.api.calls import public
 from raytriever.api.models import precision_of
-from raytriever.errors import setting
 from raytriever.evaluation.results import read_results
 from raytriever.store.commit import one_writer
 
@@ -130,7 +128,7 @@ def test_lines_of_progress_go_to_standard_error(data: rt.Dataset, capsys: pytest
 
 
 ERRORS: list[tuple[Any, str]] = [
-    (lambda d, m: rt.load_model("./nothing"), "name='./nothing': no such directory"),
+    (lambda d, m: rt.load_model("./nothing"), "model ./nothing: no such directory"),
     (lambda d, m: rt.load_model(m, truncate_dim=99), "truncate_dim: 99 is out of range"),
     (lambda d, m: rt.load_model(m, precision="fp8"), "precision: unknown value 'fp8'; give 'fp32', 'bf16' or 'int8'"),
     (lambda d, m: rt.load_model(m).encode_queries("one text"), "texts: is one text, not a list of texts"),
@@ -142,7 +140,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.train(d, m, batch_size="64"), "train: batch_size is '64'; give a whole number"),
     (lambda d, m: rt.train(d, m, margin=0.3), "margin: has no effect with loss mw"),
     (lambda d, m: rt.train(d, m, recipe="minilmm"), "recipe: unknown recipe 'minilmm'; did you mean 'minilm'?"),
-    (lambda d, m: rt.train(d, m, hard_negatives="no/table"), "hard_negatives='no/table': there is no negatives table"),
+    (lambda d, m: rt.train(d, m, hard_negatives="no/table"), "negatives_table no/table: there is no negatives table"),
     (lambda d, m: rt.train(d, m, run_name="a/b"), "run_name: 'a/b' is not a valid run name"),
     (lambda d, m: rt.train(d, 3), "model: is int; give a name, a path"),
     (lambda d, m: rt.train(3, m), "data: is int; give the result of load_dataset or a path"),
@@ -164,7 +162,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.build_index(m, d).search(["a"], threshold=float("nan")), "threshold: is no number"),
     (lambda d, m: rt.compare(["no/run"]), "'no/run' is neither a directory nor an MLflow run"),
     (lambda d, m: rt.compare([d.source]), "holds no run"),
-    (lambda d, m: rt.compare([d.source], "."), "output='.': is a directory"),
+    (lambda d, m: rt.compare([d.source], "."), "output .: is a directory"),
 ]
 
 
@@ -180,33 +178,6 @@ def test_bad_input_is_one_line(
         assert "\n" not in line
         assert " --" not in f" {line}"
         assert not any(workplace.iterdir()), expected
-
-
-def run(data: rt.UserError, *, output: str = "", drop_own_id: bool = True, fresh: bool = False) -> None:
-    """A function of the API; `data` is an error of a command."""
-    raise data
-
-
-OUTPUT, FRESH = setting("output"), setting("fresh", True)
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (("exists", "a", f"give another {OUTPUT}, or {FRESH}"), "a: exists; give another output, or fresh=True"),
-        (
-            ("is gone", setting("dataset", "my data"), f"give {setting('dataset')}"),
-            "data='my data': is gone; give data",
-        ),
-        ((f"needs {setting('drop_own_id', False)}", "--flag of a file"), "--flag of a file: needs drop_own_id=False"),
-        ((f"of a--b, not --, and {setting('no_such_thing')}",), "of a--b, not --, and no_such_thing"),
-    ],
-)
-def test_errors_name_arguments(error: tuple[str, ...], expected: str) -> None:
-    with pytest.raises(rt.ConfigError) as caught:
-        public(run)(rt.ConfigError(*error))
-    assert str(caught.value) == expected
-    assert [caught.value.what, caught.value.where, caught.value.remedy] == list(caught.value.args)
 
 
 def test_every_ordered_collection_of_texts_is_encoded_alike(model: rt.Model) -> None:

@@ -119,7 +119,7 @@ def test_the_columns_of_a_csv_file_may_be_named(tmp_path: Path) -> None:
     assert rt.load_dataset(tmp_path / "faq.csv", **columns, split="Teil").splits == ["test"]
     for path, column, message in (
         ("faq.csv", "Frge", "faq.csv: the columns 'Frge', 'passage' are missing; it has 'Frage, kurz', 'Antwort=lang'"),
-        ("gone.csv", "Frage", "path='gone.csv': no such file"),
+        ("gone.csv", "Frage", "dataset gone.csv: no such file"),
         ("train.jsonl", "Frage", "train.jsonl: is no CSV or TSV file, and only these have columns to name"),
     ):
         with pytest.raises(rt.DataError) as error:
@@ -166,7 +166,7 @@ SPLIT_TWICE = pd.DataFrame({"id": ["d1", "d1"], "text": ["first", "another"]})
 ERRORS: list[tuple[Any, str]] = [
     (
         lambda: rt.load_dataset("no/such"),
-        "path='no/such': no data set of this name and no such folder; give 'pydocs', or the path or URI of a data set",
+        "dataset no/such: no data set of this name and no such folder; give 'pydocs', or the path or URI of a data set",
     ),
     (
         lambda: rt.Dataset.from_pandas(pairs().rename(columns={"passage": "pasage"})),
@@ -178,15 +178,15 @@ ERRORS: list[tuple[Any, str]] = [
     ),
     (
         lambda: rt.Dataset.from_pandas(pairs(), test_share=0.6, dev_share=0.5),
-        "test_share='0.6', dev_share='0.5': are more than all questions; give shares with a sum of at most 1",
+        "test_share 0.6, dev_share 0.5: are more than all questions; give shares with a sum of at most 1",
     ),
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(split="train"), dev_share=0.2),
-        "dev_share='0.2': has no effect: the column 'split' decides the splits; leave it out",
+        "dev_share 0.2: has no effect: the column 'split' decides the splits; leave it out",
     ),
     (
         lambda: rt.Dataset.from_pandas(*frames(), test_share=0.2),
-        "test_share='0.2': has no effect: the table of judgements decides the splits",
+        "test_share 0.2: has no effect: the table of judgements decides the splits",
     ),
     (lambda: rt.Dataset.from_pandas(pairs().head(2)), "pairs: has 2 different queries, too few to divide"),
     (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 
 from raytriever.cli.main import run
 
-_PROGRESS = re.compile(r": preparing |: prepared before|: \d+ s$|: [\d,]+ rows$")
+_PROGRESS = re.compile(r"/s, \d|: preparing |: prepared before|: \d+ s$|: [\d,]+ rows$")
 
 
 @pytest.fixture

@@ -16,102 +16,99 @@ from raytriever.data.config import DataConfig
 ErrorLine = Callable[..., str]
 # A command and its error. LETTERS is a data set, MODEL an encoder.
 COMMANDS = """
-train --loss mv => --loss: unknown value 'mv'; did you mean 'mw'?
-train --batch-size 10 --num-workers 3 => --batch-size: 10 is not divisible by 3 workers; give a multiple of 3, such
-train --batch-size 0 => --batch-size: 0 is out of range; give a value at least 1
-train --batch-size many => --batch-size: 'many' is invalid; give a whole number
-train --batch-size 99999999999999999999 => --batch-size: is out of range; give a number of at most 18 digits
-train --temperature 0 => --temperature: 0.0 is out of range; give a value above 0
-train --temperature inf => --temperature: inf is out of range; give a finite number
-train --seed 4294967296 => --seed: 4294967296 is out of range; give a value at most 4294967295
-train --seed => --seed: has no value; see `raytriever train --help`
-train --recipe pydoc => --recipe: unknown recipe 'pydoc'; did you mean 'pydocs'?
-train --run-name= => --run-name: '' is not a valid run name; use letters, digits
-train --run-name ../x => --run-name: '../x' is not a valid run name; use letters, digits
+train --loss mv => loss: unknown value 'mv'; did you mean 'mw'?
+train --batch-size 10 --num-workers 3 => batch_size: 10 is not divisible by 3 workers; give a multiple of 3, such
+train --batch-size 0 => batch_size: 0 is out of range; give a value at least 1
+train --batch-size many => batch_size: 'many' is invalid; give a whole number
+train --batch-size 99999999999999999999 => batch_size: is out of range; give a number of at most 18 digits
+train --temperature 0 => temperature: 0.0 is out of range; give a value above 0
+train --temperature inf => temperature: inf is out of range; give a finite number
+train --seed 4294967296 => seed: 4294967296 is out of range; give a value at most 4294967295
+train --seed => seed: has no value; see `raytriever train --help`
+train --recipe pydoc => recipe: unknown recipe 'pydoc'; did you mean 'pydocs'?
+train --run-name= => run_name: '' is not a valid run name; use letters, digits
+train --run-name ../x => run_name: '../x' is not a valid run name; use letters, digits
 train stray => unexpected argument 'stray'; see `raytriever train --help`
-train --loss triplet --learn-temperature --dataset LETTERS => --learn-temperature: has no effect with --loss triplet
-train --refresh-every 5 => --refresh-every: there are no hard negatives to refresh; give --negatives-per-query
+train --loss triplet --learn-temperature --dataset LETTERS => learn_temperature: has no effect with loss triplet
+train --refresh-every 5 => refresh_every: there are no hard negatives to refresh; give negatives_per_query
 train --refresh-every 5 --negatives-per-query 1 --max-steps 5 => no steps are left after the first refresh, at step 5 of
 train --refresh-every 12 --negatives-per-query 1 --batch-size 8 --epochs 1 --dataset LETTERS => at step 12 of 12; give
-train --refresh-share 0.5 --refresh-every 5 --negatives-per-query 1 => has no effect with --refresh-mode async; leave it
-train --refresh-pool 2:1 => --refresh-pool: '2:1' is invalid; give a number of processes such as 4, or the fewest and
-train --refresh-ranks 9:3 => --refresh-ranks: '9:3' is invalid; give two whole numbers, the lower first, as in 30:200
-train --refresh-ranks 5:10 --refresh-every 5 --negatives-per-query 1 => 30 negatives cannot be taken from 5 ranks; give
-train --refresh-every 5 --negatives-per-query 1 --negatives-mix bm25=1 => gives refreshed negatives no share
+train --refresh-share 0.5 --refresh-every 5 --negatives-per-query 1 => has no effect with refresh_mode async; leave it
+train --refresh-pool 2:1 => refresh_pool: '2:1' is invalid; give a number of processes such as 4, or the fewest and
+train --max-grad-norm 3 => --max-grad-norm: has no flag; write `training: {max_grad_norm: VALUE}` into a file, and give
+train --refresh-ranks 3:9 => --refresh-ranks: was removed; give --refresh-relative-margin
+train --min-delta 0.1 => --min-delta: was removed; every improvement of --best-metric counts
 train --dev-split de --dataset LETTERS => letters: no split 'de'; there are: dev, test, train; choose from dev
-train --matryoshka-dims 16,x => --matryoshka-dims: '16,x' is invalid; give whole numbers from 1
-train --matryoshka-dims 8,16,4 => --matryoshka-dims: '8,16,4' is invalid; give each once, in order: 16,8,4
+train --matryoshka-dims 16,x => matryoshka_dims: '16,x' is invalid; give whole numbers from 1
+train --matryoshka-dims 8,16,4 => matryoshka_dims: '8,16,4' is invalid; give each once, in order: 16,8,4
 train --matryoshka-dims 64,16 --dataset LETTERS --model MODEL => asks for 64 components, but embeddings have 32; give at
-train --guide-margin 0.1 => --guide-margin: has no effect without --guide; leave it out, or give --guide
-train --guide minilm --guide-margin 1.5 => 1.5 is out of range; give a value at most 1
-train --guide ./encodr => --guide ./encodr: no such directory
-train --guide '' => --guide: the path is empty
-train --loss kl => --teacher: --loss kl needs the scores of a teacher; give the directory that `raytriever score` wrote
+train --guide ./encodr => guide ./encodr: no such directory
+train --guide '' => guide: the path is empty
+train --loss kl => teacher: loss kl needs the scores of a teacher; give the directory that `raytriever score` wrote
 train --loss kl --teacher s --negatives-per-query 2 => s: there are no scores; give a directory that `raytriever score`
-train --loss kl --teacher LETTERS => --negatives-per-query: --loss kl needs hard negatives; give at least 1
+train --loss kl --teacher LETTERS => negatives_per_query: loss kl needs hard negatives; give at least 1
 train --loss kl --teacher LETTERS --negatives-per-query 2 --refresh-every 5 => no teacher has scored refreshed negatives
 search => missing: query; see `raytriever search --help`
 search '' => the query is empty; give a few words
 search x --top 0 => --top: 0 is out of range; give at least 1
-search x --threshold nan => --threshold: nan is out of range
-search x --dataset pydoc => --dataset pydoc: no data set of this name and no such folder; did you mean
+search x --threshold nan => threshold: nan is out of range
+search x --dataset pydoc => dataset pydoc: no data set of this name and no such folder; did you mean
 search caf\udce9 --dataset LETTERS => byte 0xe9 of 'caf\\udce9' is not UTF-8; set the terminal to UTF-8
-evaluate => --datasets is missing; give --datasets PATH, or --suite beir
-evaluate --suite bier => --suite: unknown value 'bier'; did you mean 'beir'?
+evaluate => datasets is missing; give datasets PATH, or suite beir
+evaluate --suite bier => suite: unknown value 'bier'; did you mean 'beir'?
 evaluate --datasets LETTERS --split tets => letters: no split 'tets'; there are: dev, test, train; choose
-evaluate --datasets LETTERS --max-bad-rows 2 => --max-bad-rows: 2.0 is out of range; give a value at most 1
-evaluate --datasets LETTERS --precision fp23 => --precision: unknown value 'fp23'; did you mean 'fp32'?
-evaluate --datasets LETTERS LETTERS => --datasets: two data sets are called 'letters'; give each data set once
-evaluate --datasets LETTERS --pooling man => --pooling: 'man' is invalid; did you mean 'mean'?
-evaluate --datasets LETTERS --metrics ndgc@10 => --metrics: unknown metric 'ndgc@10'; did you mean 'ndcg'?
-evaluate --datasets LETTERS --model bm25 --metrics acc@5 => query 'q128' has no answers; leave acc@K out of --metrics
-evaluate --datasets LETTERS --calibrate f1=0.5 => --calibrate: 'f1=0.5' is no aim; write top-precision=0.9, wrong
-evaluate --datasets LETTERS --calibrate recall=1 --calibration-split test => --calibration-split: letters is measured on
-evaluate --datasets LETTERS --baseline bm25 => --baseline: 'bm25' is none of the models; choose from minilm
+evaluate --datasets LETTERS --max-bad-rows 2 => max_bad_rows: 2.0 is out of range; give a value at most 1
+evaluate --datasets LETTERS --precision fp23 => precision: unknown value 'fp23'; did you mean 'fp32'?
+evaluate --datasets LETTERS LETTERS => datasets: two data sets are called 'letters'; give each data set once
+evaluate --datasets LETTERS --pooling man => pooling: 'man' is invalid; did you mean 'mean'?
+evaluate --datasets LETTERS --metrics ndgc@10 => metrics: unknown metric 'ndgc@10'; did you mean 'ndcg'?
+evaluate --datasets LETTERS --model bm25 --metrics acc@5 => query 'q128' has no answers; leave acc@K out of metrics
+evaluate --datasets LETTERS --calibrate f1=0.5 => calibrate: 'f1=0.5' is no aim; write top-precision=0.9, wrong
+evaluate --datasets LETTERS --calibrate recall=1 --calibration-split test => calibration_split: letters is measured on
+evaluate --datasets LETTERS --baseline bm25 => baseline: 'bm25' is none of the models; choose from minilm
 search x --dataset LETTERS --model bm25 => bm25: is measured by `evaluate`, and is no encoder; give an encoder
 encode --dataset LETTERS --output own --model bm25 => bm25: is measured by `evaluate`, and is no encoder
-evaluate --datasets LETTERS --model bm25 bm25 => --model: two models are called 'bm25'; give one another name
-evaluate --datasets LETTERS --benchmark BEIR => --benchmark: has no effect without --suite;
-evaluate --suite mteb --tasks SciFact --datasets LETTERS => --datasets: has no effect with --suite mteb;
+evaluate --datasets LETTERS --model bm25 bm25 => model: two models are called 'bm25'; give one another name
+evaluate --datasets LETTERS --benchmark BEIR => benchmark: has no effect without suite;
+evaluate --suite mteb --tasks SciFact --datasets LETTERS => datasets: has no effect with suite mteb;
 evaluate --suite mteb --tasks SciFact --no-drop-own-id => --no-drop-own-id: has no effect with --suite mteb; leave it
 prepare --dataset LETTERS => missing: --output
 prepare --dataset LETTERS --output own --format biir => unknown format 'biir'; did you mean
 prepare --dataset LETTERS --output own --format dpr => dpr
-encode --output own --dtype fp8 => --dtype: unknown value 'fp8';
-encode --output own --actors 4:2 => --actors: '4:2' is invalid; give a number of actors of at least 1, or MIN:MAX
-encode --output own --actor-gpus 2 => --actor-gpus: 2.0 is out of range
-index --output i --index hnws => --index: unknown value 'hnws'; did you mean 'hnsw'?
-index --output i --query ' ' => --query: the query is empty; give a few words
-index --output i --index roargraph --split train => --split: the graph is built from the queries of train, so
+encode --output own --dtype fp8 => dtype: unknown value 'fp8';
+encode --output own --actors 4:2 => actors: '4:2' is invalid; give a number of actors of at least 1, or MIN:MAX
+encode --output own --actor-gpus 2 => actor_gpus: 2.0 is out of range
+index --output i --index hnws => index: unknown value 'hnws'; did you mean 'hnsw'?
+index --output i --query ' ' => query: the query is empty; give a few words
+index --output i --index roargraph --split train => split: the graph is built from the queries of train, so
 index --output . => cannot read manifest.json
-mine --output t --method bm52 => --method: unknown method 'bm52'; did you mean 'bm25'?
-mine --output t --ranks 30-200 => --ranks: '30-200' is not a range; give two whole numbers, as in 30:200
-mine --output t --ranks 30:200 --range-max 5 => --range-max: sets the same as --ranks; give one of them
-mine --output t --ranks 200:30 => --range-max: 30 is not above --range-min 200; give a higher rank
-mine --output t --ranks 30:35 => --num-negatives: 10 negatives out of 5 ranks (30 to 34)
-mine --output t --round -1 => --round: -1 is out of range
+mine --output t --method bm52 => method: unknown method 'bm52'; did you mean 'bm25'?
+mine --output t --ranks 30:200 => --ranks: was removed; give --range-min and --range-max
+mine --output t --range-min 200 --range-max 30 => range_max: 30 is not above range_min 200; give a higher rank
+mine --output t --range-min 30 --range-max 35 => num_negatives: 10 negatives out of 5 ranks (30 to 34)
+mine --output t --round -1 => round: -1 is out of range
 mine --output t --dataset LETTERS --split valid => no split 'valid'; there are: dev, test, train
-mine --output t --dataset LETTERS --range-min 200 => --range-min: 200 skips all 160 documents; give a lower rank
-mine --output t --dataset LETTERS --method gold => --method gold: letters has no gold negatives; choose other methods
-mine --output t --dataset LETTERS --drop-answers => --drop-answers: letters has no answers; add answers.jsonl
-mine --output t --dataset LETTERS --bm25-language kr => --bm25-language: unknown value 'kr'; did you mean 'tr'?
-score --output s --dataset LETTERS => --model: is missing; name a cross-encoder: a directory, or a hub name
+mine --output t --dataset LETTERS --range-min 200 => range_min: 200 skips all 160 documents; give a lower rank
+mine --output t --dataset LETTERS --method gold => method gold: letters has no gold negatives; choose other methods
+mine --output t --dataset LETTERS --drop-answers => drop_answers=True: letters has no answers; add answers.jsonl
+mine --output t --dataset LETTERS --bm25-language kr => bm25_language: unknown value 'kr'; did you mean 'tr'?
+score --output s --dataset LETTERS => model: is missing; name a cross-encoder: a directory, or a hub name
 score --output s --dataset LETTERS --model MODEL => has no trained weights for classifier
 score --output s --dataset LETTERS --model minilm => consists of Transformer, Pooling, Normalize and is not a plain
-score --output s --dataset LETTERS --model MODEL --max-length 7 => --max-length: 7 is out of range; give a
-study => missing: FILE.yaml
+score --output s --dataset LETTERS --model MODEL --max-length 7 => max_length: 7 is out of range; give a
+study => missing: --output, FILE.yaml
 study mw-in-domain --output s => 'mw-in-domain' is no file of a study; give the path of a YAML file: one of yours, or
 study ood --output s => 'ood' is no file of a study; give `python studies/gap.py` in a checkout
-study mw.yaml --output s --scale small => --scale: was removed; a study is a file, such as studies/mw-in-domain.yaml
-study mw.yaml --output s --seeds 0 => --seeds: 0 is out of range; give 1 to 100
+study mw.yaml --output s --scale small => scale: was removed; a study is a file, such as studies/mw-in-domain.yaml
+study mw.yaml --output s --seeds 0 => seeds: 0 is out of range; give 1 to 100
 study mw.yaml --output s --trial-gpus 1.5 => --trial-gpus: 1.5 is out of range; give a number above 0 and
 study mw.yaml --output s => mw.yaml: no such file or folder; give a path that exists
-compare => missing: RUN
+compare => missing: PATH
 compare nowhere => 'nowhere' is neither a directory nor an MLflow run; give a directory
 compare 0123456789abcdef0123456789abcdef => no such database; set MLFLOW_TRACKING_URI to your server or database
 compare "params.loss.loss = 'mw'" => no such database
 compare . => .: holds no run; give a directory
-compare . --output . => --output .: is a directory; give the path of the HTML file to write
+compare . --output . => output .: is a directory; give the path of the HTML file to write
 """
 
 
@@ -148,8 +145,8 @@ def test_an_interrupted_run_of_other_settings(error_line: ErrorLine, work: Path,
     there = Config(data=DataConfig(dataset=str(letters)))
     (work / "run" / "config.yaml").write_text(dump_config(there))
     line = error_line("train", "--dataset", letters, "--output", "run", "--seed", "7")
-    assert line.startswith("--output run: holds a run with other settings (training.seed is 0 there and 7 here); give")
-    assert line.endswith("--fresh to remove that run")
+    assert line.startswith("output run: holds a run with other settings (training.seed is 0 there and 7 here); give")
+    assert line.endswith("fresh=True to remove that run")
     (work / "run" / "config.yaml").write_text("loss: {")
     assert "run/config.yaml: is not YAML" in error_line("train", "--dataset", letters, "--output", "run")
 
@@ -187,7 +184,7 @@ def test_debug_shows_the_traceback_of_a_user_error(work: Path, capsys: pytest.Ca
     assert run("train", ["--dataset", "nowhere", "--debug"]) == 2
     err = capsys.readouterr().err
     assert "Traceback" in err
-    assert err.splitlines()[-1].startswith("error: --dataset nowhere")
+    assert err.splitlines()[-1].startswith("error: dataset nowhere")
 
 
 def test_a_defect_keeps_its_traceback(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

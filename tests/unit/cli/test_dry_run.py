@@ -65,18 +65,16 @@ def test_the_flags_of_the_largest_chunk_are_named(
     monkeypatch.setattr("raytriever.experiment.dry_run.CARDS", (0.03, 0.001))
     lines = dry_run("--model", model, "--passage-length", 64, "--batch-size", 64)
     planned = re.fullmatch(
-        r"0.03 GB card: fits with at most --grad-cache-tokens (\d+) \((\d+) texts, --grad-cache-chunk (\d+)\)"
-        r"; --activation-checkpointing makes room for .+",
+        r"0.03 GB card: fits with at most --grad-cache-chunk (\d+); --activation-checkpointing makes room for .+",
         lines[-3],
     )
     assert planned
-    tokens, texts, chunk = map(int, planned.groups())
-    assert tokens == 64 * texts
-    assert texts == chunk == int(row(lines, "texts in a chunk")[0])
+    texts = int(planned[1])
+    assert texts == int(row(lines, "texts in a chunk")[0])
     assert row(lines, "texts in a chunk")[1] == "none"
     assert re.fullmatch(r"0.001 GB card: does not fit, because one text needs 0.0 GB; .*--lora-rank 16", lines[-2])
     asked = dry_run("--model", model, "--passage-length", 64, "--batch-size", 64, "--grad-cache-chunk", texts + 5)
-    assert f"does not fit with this chunk; use --grad-cache-tokens {tokens}" in asked[-3]
+    assert f"does not fit with this chunk; use --grad-cache-chunk {texts}" in asked[-3]
     assert row(asked, "texts in a chunk")[0] == str(texts + 5)
 
 
@@ -107,8 +105,9 @@ def test_an_unusable_architecture_is_one_line(
 
 
 def test_errors_of_settings_are_errors(error_line: Callable[..., str], model: Path, tmp_path: Path) -> None:
+    (file := tmp_path / "run.yaml").write_text("model: {lora_targets: qury}\n")
     assert "no linear layer 'qury'" in error_line(
-        "train", "--model", model, "--lora-rank", 2, "--lora-targets", "qury", "--dry-run"
+        "train", "--model", model, "--lora-rank", 2, "--config", file, "--dry-run"
     )
     assert "temperature" in error_line("train", "--model", model, "--temperature", 1e-320, "--dry-run")
     assert "no such directory" in error_line("train", "--model", tmp_path / "absent", "--dry-run")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raytriever import __version__
-from raytriever.cli.main import STAGES, run
+from raytriever.cli.command import Given
+from raytriever.cli.commands import COMMANDS
+from raytriever.cli.main import run
 
 HEAVY = ("torch", "transformers", "ray", "mlflow", "numpy", "matplotlib")
 
@@ -30,12 +34,12 @@ def test_without_a_stage_the_stages_are_listed(
 ) -> None:
     assert call(monkeypatch, *words) == 0
     out = capsys.readouterr().out
-    assert all(f"  {stage} " in out for stage in STAGES)
+    assert all(f"  {stage} " in out for stage in COMMANDS)
 
 
 def test_an_unknown_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "trian") == 2
-    assert capsys.readouterr().err == "error: unknown stage 'trian'; did you mean 'train'?\n"
+    assert capsys.readouterr().err == "error: unknown command 'trian'; did you mean 'train'?\n"
 
 
 def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,11 +47,26 @@ def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == "error: --top: 0 is out of range; give at least 1\n"
 
 
+def test_the_command_of_the_contributors_page_is_added_in_one_place(
+    letters: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("## Add a command")[1].split("```python\n")[1].split("```")[0], names)  # the page is ours
+    monkeypatch.setitem(COMMANDS, "passages", names["PASSAGES"])
+    assert run("passages", ["--dataset", str(letters), "--rows", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert call(monkeypatch) == 0
+    assert "  passages    print the first passages of a data set" in capsys.readouterr().out
+    assert run("passages", ["--dataset", str(letters), "--row", "2"]) == 2
+    assert "--row: unknown flag; did you mean '--rows'?" in capsys.readouterr().err
+
+
 def test_a_broken_pipe_to_a_process_is_no_quiet_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_pipe(words: list[str]) -> None:
+    def break_pipe(given: Given) -> list[str]:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("raytriever.cli.search.main", break_pipe)
+    monkeypatch.setitem(COMMANDS, "search", replace(COMMANDS["search"], run=break_pipe))
     with pytest.raises(BrokenPipeError):
         run("search", ["x"])
 
@@ -56,7 +75,7 @@ def test_help_imports_nothing_heavy() -> None:
     program = f"""
 import sys
 from raytriever.cli.main import run
-for stage in {[*STAGES, ""]}:
+for stage in {[*COMMANDS, ""]}:
     sys.argv = ["raytriever", *filter(None, [stage]), "--help"]
     try:
         assert run() == 0
@@ -65,8 +84,8 @@ for stage in {[*STAGES, ""]}:
     print(stage, *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr.split() == list(STAGES)
-    assert done.stdout.count("usage: ") == 1 + len(STAGES)
+    assert done.stderr.split() == list(COMMANDS)
+    assert done.stdout.count("usage: ") == 1 + len(COMMANDS)
     assert "did you mean" not in done.stdout
 
 
@@ -79,7 +98,7 @@ print(run("train", ["--recipe", "pydocs", "--output", sys.argv[1]]), {{*{HEAVY}}
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "2 set()\n"
-    assert done.stderr == f"error: --output {tmp_path}: is not empty and holds no run; give another directory\n"
+    assert done.stderr == f"error: output {tmp_path}: is not empty and holds no run; give another directory\n"
 
 
 def test_a_command_ends_without_collecting_what_it_imported() -> None:

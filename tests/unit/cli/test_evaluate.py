@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[3]
 def test_without_mteb_the_extra_is_named(error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mteb", None)
     line = error_line("evaluate", "--suite", "mteb", "--tasks", "SciFact")
-    assert line == "--suite mteb: requires the package mteb; pip install 'raytriever[mteb]'"
+    assert line == "suite mteb: requires the package mteb; pip install 'raytriever[mteb]'"
 
 
 def test_judgements_of_another_corpus(error_line: ErrorLine, letters: Path) -> None:
@@ -50,7 +50,7 @@ def test_an_output_with_other_files(error_line: ErrorLine, letters: Path, work: 
     )
     (work / "out" / "results.json").rename(work / "out" / "notes.txt")
     line = error_line("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
-    assert line == "--output out: is not empty and holds no evaluation; give another directory"
+    assert line == "output out: is not empty and holds no evaluation; give another directory"
 
 
 def test_passages_below_the_threshold_are_hidden(
@@ -103,5 +103,5 @@ def test_a_suite_measures_existing_folders_and_names_the_missing_ones(
         [*command[:2], *words[:-1], "none"], cwd=work, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: --data-root {work}: no data set of the suite exists")
+    assert done.stderr.splitlines()[-1].startswith(f"error: data_root {work}: no data set of the suite exists")
     assert not (work / "none").exists()

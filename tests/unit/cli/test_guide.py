@@ -15,9 +15,9 @@ MINILM_BYTES = 4 * 22_713_216
 
 
 def test_a_name_that_no_hub_has_is_compared_with_known_names() -> None:
-    with pytest.raises(ModelError, match=r"^--guide minlm: the hub .*did you mean 'minilm'"), guide_errors("minlm"):
+    with pytest.raises(ModelError, match=r"^guide minlm: the hub .*did you mean 'minilm'"), guide_errors("minlm"):
         raise ModelError("the hub cannot be reached", "minlm", "go online")
-    message = r"^--guide some/model \(config.json\): is damaged; copy it again"
+    message = r"^guide some/model \(config.json\): is damaged; copy it again"
     with pytest.raises(ModelError, match=message), guide_errors("some/model"):
         raise ModelError("is damaged", "config.json", "copy it again")
 

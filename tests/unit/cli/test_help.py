@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from importlib import import_module
 
 import pytest
 
-from raytriever.cli.main import STAGES, TASKS, module_of_stage, run
-from raytriever.cli.suggestions import _ADVICE, _FLAGS, _STAGES, suggest_for_flag, suggest_for_stage
+from raytriever.cli.commands import COMMANDS
+from raytriever.cli.main import run
+from raytriever.cli.suggestions import _ADVICE, _COMMANDS, _FLAGS, suggest_for_command, suggest_for_flag
 from raytriever.cli.train import COMMON, _parser
 
 ErrorLine = Callable[..., str]
@@ -23,7 +23,7 @@ def help_of(stage: str, capsys: pytest.CaptureFixture[str], flag: str = "--help"
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", COMMANDS)
 def test_a_usage_line_is_one_line_with_the_programs_name(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = help_of(stage, capsys).splitlines()[0]
     assert first.startswith(f"usage: raytriever {stage} ")
@@ -56,8 +56,8 @@ def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monk
     assert run() == 0
     lines = capsys.readouterr().out.splitlines()
     titles = [line.removesuffix(":") for line in lines if re.fullmatch(r"\S.*:", line)]
-    assert titles == list(TASKS)
-    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(STAGES)
+    assert titles == list(dict.fromkeys(command.task for command in COMMANDS.values()))
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_a_suggestion_names_only_flags_of_the_stage() -> None:
 def test_every_suggestion_exists() -> None:
     known = {
         flag
-        for stage in STAGES
-        for action in import_module(module_of_stage(stage))._parser()._actions
+        for name, command in COMMANDS.items()
+        for action in command.parser(name)._actions
         for flag in action.option_strings
     }
     named = {flag for words in (*_FLAGS, *_ADVICE) for flag in re.findall(r"--[a-z0-9-]+", words)}
     assert named <= known
-    assert all(ours.split()[0] in STAGES for ours in _STAGES)
-    assert not set(" ".join(_STAGES.values()).split()) & set(STAGES)
+    assert all(ours.split()[0] in COMMANDS for ours in _COMMANDS)
+    assert not set(" ".join(_COMMANDS.values()).split()) & set(COMMANDS)
 
 
 def test_a_stage_that_was_removed_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,4 +112,4 @@ def test_a_stage_that_was_removed_says_what_to_do_instead(capsys: pytest.Capture
 
 @pytest.mark.parametrize(("word", "remedy"), [("trian", "train"), ("eval", "evaluate"), ("ls", "runs list")])
 def test_stages_of_other_programs(word: str, remedy: str) -> None:
-    assert suggest_for_stage(word, STAGES) == f"did you mean {remedy!r}?"
+    assert suggest_for_command(word, COMMANDS) == f"did you mean {remedy!r}?"

@@ -119,8 +119,8 @@ def test_user_errors(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> N
     assert "doc: no such folder; did you mean" in line(folder=Path("doc"))
     assert "docs: is there already; give another path or remove it" in line(output="docs")
     assert "qa.cvs: no such file; did you mean" in line("--questions", str(docs / "qa.cvs"))
-    assert "--columns: has no effect" in line("--columns", "question=a")
-    assert "--overlap-tokens: 20 is too many" in line("--overlap-tokens", "20")
+    assert "columns: has no effect" in line("--columns", "question=a")
+    assert "overlap_tokens: 20 is too many" in line("--overlap-tokens", "20")
     Path("q.csv").write_text("question,file\na,nowhere.md\n")
     assert "q.csv line 2: no question can be used: no file 'nowhere.md' was read" in line("--questions", "q.csv")
 
@@ -217,10 +217,10 @@ def test_splits_that_cannot_be_made(docs: Path, tiny_encoder: Path, error_line: 
     assert "are more than all questions; give shares with a sum of at most 1" in line(
         "--test-share", "0.6", "--dev-share", "0.5"
     )
-    assert "--test-share" in line("--test-share", "1.5")
-    assert "--test-questions: has no effect; give --questions too" in line("--test-questions", str(docs / "qa.csv"))
+    assert "test_share" in line("--test-share", "1.5")
+    assert "test_questions: has no effect; give questions too" in line("--test-questions", str(docs / "qa.csv"))
     Path("test.csv").write_text("question,file\nwhat replaces part 3,part3.md\n")
-    assert "--test-share 0.2: has no effect; leave out this or --test-questions" in line(
+    assert "test_share 0.2: has no effect; leave out this or test_questions" in line(
         *questions, "--test-questions", "test.csv", "--test-share", "0.2"
     )
     Path("both.csv").write_text("question,file\nhow do I repair 3,part3.md\n")

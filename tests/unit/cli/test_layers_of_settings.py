@@ -148,12 +148,22 @@ def test_every_setting_changes_the_hash() -> None:
     assert len(seen) == 1 + sum(len(dataclasses.fields(section.type_)) for section in _sections())
 
 
-def test_every_setting_has_a_flag_and_a_help_text() -> None:
-    options = {flag: action for action in _parser()._actions for flag in action.option_strings}
+def test_every_setting_has_a_help_text_and_a_flag_or_a_line_that_names_its_file() -> None:
+    parser = _parser()
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert sum(bool(action.option_strings) for action in parser._actions) <= 75
     for section in _sections():
         for field in dataclasses.fields(section.type_):
-            action = options["--" + field.name.replace("_", "-")]
-            assert len(str(action.help)) > 10
+            assert len(field.metadata["help"]) > 10
+            flag = "--" + field.name.replace("_", "-")
+            assert (flag in flags) == field.metadata["flag"] == (flag not in parser.of_files)
+
+
+def test_a_setting_of_a_file_is_read_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("training: {max_grad_norm: 3}\n")
+    assert resolve_settings(_parser().parse(["--config", f"{tmp_path}/run.yaml"])).base.training.max_grad_norm == 3
+    with pytest.raises(ConfigError, match=r"^--max-grad-norm: has no flag; write `training: {max_grad_norm: VALUE}`"):
+        _parser().parse(["--max-grad-norm=3"])
 
 
 @pytest.mark.parametrize(

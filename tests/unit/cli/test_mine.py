@@ -27,7 +27,20 @@ def test_a_table_that_training_reads(
     letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--dataset", str(letters), "--method", "dense,random", "--model", str(tiny_encoder), "--output", "table"]
-    words += ["--ranks", "2:40", "--num-negatives", "4", "--max-score", "0.99", "--round", "3", "--seed", "5"]
+    words += [
+        "--range-min",
+        "2",
+        "--range-max",
+        "40",
+        "--num-negatives",
+        "4",
+        "--max-score",
+        "0.99",
+        "--round",
+        "3",
+        "--seed",
+        "5",
+    ]
     assert run("mine", words) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["dense", "random"]
@@ -68,14 +81,11 @@ def test_matching_embeddings_are_used_and_others_refused(
     for name, expected in {
         "queries": "queries: holds queries ('query', here 'passage'); name the passages of letters as `raytriever",
         "short": "short: holds embeddings of texts cut at another length (9, here 64); name the passages",
-        "none": "--embeddings none: no such embeddings; ",
+        "none": "embeddings none: no such embeddings; ",
     }.items():
         assert expected in error_line("mine", *model, *words, "--output", "other", "--embeddings", name)
     expected = error_line("mine", *model, "--output", "other", "--embeddings", "passages")
-    assert (
-        "--embeddings: has no effect with --method bm25; leave it out, or give --method dense or cross-query"
-        in expected
-    )
+    assert "embeddings: has no effect with method bm25; leave it out, or give method dense or cross-query" in expected
     assert not (work / "other").exists()
 
 
@@ -89,7 +99,7 @@ def test_counts_explain_an_empty_table(error_line: Callable[..., str], letters: 
 
 def test_an_existing_table_is_kept(error_line: Callable[..., str], letters: Path, work: Path) -> None:
     (work / "table").mkdir()
-    assert "table: already exists; give another --output" in error_line("mine", "--output", "table")
+    assert "table: already exists; give another output" in error_line("mine", "--output", "table")
 
 
 def test_the_language_of_bm25_is_named_in_a_line(letters: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cli.main import STAGES
+from raytriever.cli.commands import COMMANDS
 from raytriever.config import Config, dump_config
 
 HEAVY = ("torch", "ray", "transformers", "mlflow", "numba", "pyarrow", "faiss", "matplotlib")
@@ -24,7 +24,7 @@ CASES = [
     ("train", ["--negatives-per-query", "2", "--negatives-table", MISSING]),
     ("train", ["--loss", "kl", "--negatives-per-query", "2", "--teacher", MISSING]),
     *(("tune", [flag, MISSING]) for flag in ("--dataset", "--model", "--config", "--search-space")),
-    ("import", [MISSING]),
+    ("import", [MISSING, *_OUT]),
     *(("import", [".", *_OUT, flag, MISSING]) for flag in ("--questions", "--model")),
     *(("prepare", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
     *(("evaluate", [flag, MISSING]) for flag in ("--datasets", "--model")),
@@ -81,7 +81,7 @@ def test_other_settings_of_a_run_are_refused_before_anything_heavy_is_imported(t
 
 
 def test_every_stage_that_reads_a_path_is_among_them() -> None:
-    assert set(STAGES) - {stage for stage, _ in CASES} == {
+    assert set(COMMANDS) - {stage for stage, _ in CASES} == {
         "cache",
         "doctor",
         "quickstart",
@@ -98,16 +98,18 @@ EMPTY = [
 def test_an_empty_path_is_refused(error_line: Callable[..., str]) -> None:
     for stage, words in EMPTY:
         line = error_line(stage, *words[:-1], "")
-        assert line == f"{words[-2]}: the path is empty; give a path, or leave the flag out", (stage, words)
+        assert (
+            line == f"{words[-2].lstrip('-').replace('-', '_')}: the path is empty; give a path, or leave the flag out"
+        ), (stage, words)
 
 
 def test_the_home_folder_is_expanded_in_flags_and_in_files(
     error_line: Callable[..., str], work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(work))
-    assert error_line("train", "--dataset=~/none").startswith(f"--dataset {work}/none: no data set of this name")
+    assert error_line("train", "--dataset=~/none").startswith(f"dataset {work}/none: no data set of this name")
     (work / "mine.yaml").write_text("data: {dataset: ~/none}\n")
     for words in (["--config", work / "mine.yaml"], ["--config=~/mine.yaml"]):
-        assert error_line("train", *words).startswith(f"--dataset {work}/none: no data set of this name")
+        assert error_line("train", *words).startswith(f"dataset {work}/none: no data set of this name")
     (work / "mine.yaml").write_text("data: {dataset: ''}\n")
     assert "dataset: '' is invalid; the path is empty: give a path" in error_line("train", "--config=~/mine.yaml")

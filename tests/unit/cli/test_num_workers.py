@@ -29,7 +29,7 @@ def test_a_number_or_a_range(given: str, stored: int | str, ends: tuple[int, int
 
 @pytest.mark.parametrize("given", ["0", "4:1", "1.5", ":4", "1:2:3", ""])
 def test_other_values_are_user_errors(given: str) -> None:
-    with pytest.raises(ConfigError, match=r"--num-workers: .*1:4") as caught:
+    with pytest.raises(ConfigError, match=r"num_workers: .*1:4") as caught:
         training(f"--num-workers={given}")
     assert repr(given) in str(caught.value)
 
@@ -56,5 +56,5 @@ def test_the_smallest_number_divides_the_batch_and_the_largest_divisor_shares_it
     result = training("--num-workers", "2:5", "--batch-size", 8)
     assert [result.sharing(there) for there in range(2, 6)] == [2, 2, 4, 4]
     assert training("--num-workers", "1:3", "--batch-size", 7).sharing(3) == 1
-    with pytest.raises(ConfigError, match=r"--batch-size: 64 is not divisible by 3 workers.*--num-workers"):
+    with pytest.raises(ConfigError, match=r"batch_size: 64 is not divisible by 3 workers.*num_workers"):
         training("--num-workers", "3:4", "--batch-size", 64)

@@ -135,7 +135,7 @@ def test_existing_scores_are_not_mixed_with_others(
     words = ["--dataset", letters, "--model", teacher, "--negatives", negatives, "--precision", "fp32", "--output", "s"]
     assert run("score", [str(word) for word in words]) == 0
     assert error_line("score", *words, "--max-length", 32) == (
-        "s: holds scores of pairs cut at another length; give another --output, or remove it"
+        "s: holds scores of pairs cut at another length; give another output, or remove it"
     )
     assert "s: holds scores of other pairs" in error_line("score", *words, "--split", "train", "--run", _run(3))
     assert "negatives: has other content than these scores" in error_line("score", *words[:-1], negatives)
@@ -155,7 +155,7 @@ def test_an_edited_plan_is_refused_before_a_model_is_resolved(
     Path("s/plan.json").write_text(json.dumps({"model": "org/teacher", "revision": None, "key": "k", **edit}))
     words = ["--dataset", letters, "--model", "org/teacher", "--negatives", letters, "--output", "s"]
     assert error_line("score", *words) == (
-        f"s/plan.json: is damaged or changed: {line}; give another --output, or remove it"
+        f"s/plan.json: is damaged or changed: {line}; give another output, or remove it"
     )
 
 
@@ -183,7 +183,7 @@ def test_scores_that_are_not_finite_are_an_error(letters: Path, teacher: Path, n
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", "--negatives: letters has no hard negatives; name a table that"),
+        ("", "negatives: letters has no hard negatives; name a table that"),
         ("--max-length 65", "reads 64 tokens of a pair, not 65; give 8 to 64"),
         ("--split valid", "no split 'valid'; there are: dev, test, train"),
     ],

@@ -192,13 +192,13 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
             "stage 'a': model.model must be the same in all stages; move it above `stages:`",
         ),
         ("[{name: a, data: {test_split: dev}}]", "stage 'a': data.test_split must be the same in all stages"),
-        ("[{name: a}, {name: b, loss: {loss: mv}}]", "stage 'b': --loss: unknown value 'mv'; did you mean 'mw'?"),
+        ("[{name: a}, {name: b, loss: {loss: mv}}]", "stage 'b': loss: unknown value 'mv'; did you mean 'mw'?"),
         (
             "[{name: b, training: {batch_size: 7, num_workers: 2}}]",
-            "stage 'b': --batch-size: 7 is not divisible by 2 workers; give a multiple of 2, such as 8",
+            "stage 'b': batch_size: 7 is not divisible by 2 workers; give a multiple of 2, such as 8",
         ),
         ("[{name: a}, {name: b, data: {train_split: tr}}]", "letters: no split 'tr'; there are: dev, test"),
-        ("[{name: a}, {name: b, data: {dataset: nowhere}}]", "stage 'b': --dataset nowhere: no data set of this name"),
+        ("[{name: a}, {name: b, data: {dataset: nowhere}}]", "stage 'b': dataset nowhere: no data set of this name"),
         (
             "[{name: a}, {name: b, data: {positives: llm}}]",
             "stage 'b': letters train: no query has a positive of source",
@@ -245,9 +245,7 @@ def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
     (work / "run").mkdir()
     config_file = work / "run" / "config.yaml"
     config_file.write_text(dump_config(there))
-    expected = (
-        "--output run: holds a run with other settings ({}); give another --output, or --fresh to remove that run"
-    )
+    expected = "output run: holds a run with other settings ({}); give another output, or fresh=True to remove that run"
 
     def refused(text: str) -> str:
         (tmp_path / "here.yaml").write_text(text)
@@ -263,4 +261,4 @@ def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
     config_file.write_text(dump_config(there.base))
     assert refused(PAPER) == expected.format("its stages are none there and llm, human here")
     # Fresh, the directory is no matter any more, and what is wrong is the data set.
-    assert "--dataset letters" in error_line("train", "--config", paper, "--output", "run", "--fresh")
+    assert "dataset letters" in error_line("train", "--config", paper, "--output", "run", "--fresh")

@@ -26,8 +26,8 @@ def test_a_width_is_checked_against_the_encoder(
 ) -> None:
     data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
     words = [*STAGES[stage].split(), *data, "--model", tiny_encoder, "--truncate-dim"]
-    assert "--truncate-dim: 33 is out of range, embeddings of" in error_line(stage, *words, "33")
-    assert "--truncate-dim: 0 is out of range; give a value at least 1" in error_line(stage, *words, "0")
+    assert "truncate_dim: 33 is out of range, embeddings of" in error_line(stage, *words, "33")
+    assert "truncate_dim: 0 is out of range; give a value at least 1" in error_line(stage, *words, "0")
 
 
 def test_stores_and_indexes_of_two_widths_are_distinct(
@@ -69,16 +69,16 @@ def test_evaluate_prints_the_width(letters: Path, tiny_encoder: Path, work: Path
 def test_bad_forms_are_one_line(error_line: ErrorLine, letters: Path, tiny_encoder: Path) -> None:
     own = ["--datasets", letters, "--output", "out", "--precision", "fp32", "--model"]
     dense = [*own, tiny_encoder]
-    assert "--dtype: 'int88,fp32' is invalid; did you mean 'int8'?" in error_line(
+    assert "dtype: 'int88,fp32' is invalid; did you mean 'int8'?" in error_line(
         "evaluate", *dense, "--dtype", "int88,fp32"
     )
-    assert "--dtype: bm25 has no embeddings; leave it out" in error_line("evaluate", *own, "bm25", "--dtype", "int8")
+    assert "dtype: bm25 has no embeddings; leave it out" in error_line("evaluate", *own, "bm25", "--dtype", "int8")
     line = error_line("evaluate", *dense, "--truncate-dim", "12,33")
-    assert "--truncate-dim: 33 is out of range, embeddings of encoder have 32 components; give at most 32" in line
-    assert "--truncate-dim: '12,x' is invalid; give whole numbers" in error_line(
+    assert "truncate_dim: 33 is out of range, embeddings of encoder have 32 components; give at most 32" in line
+    assert "truncate_dim: '12,x' is invalid; give whole numbers" in error_line(
         "evaluate", *dense, "--truncate-dim", "12,x"
     )
-    assert "--rescore-multiplier: has no effect without --dtype" in error_line(
+    assert "rescore_multiplier: has no effect without dtype" in error_line(
         "evaluate", *dense, "--rescore-multiplier", "4"
     )
     words = ["--suite", "mteb", "--tasks", "SciFact", "--output", "out", "--truncate-dim", "8,16"]

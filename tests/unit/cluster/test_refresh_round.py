@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sham_device import CUDA, sham_device
+from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.cluster.train import mining_round
 from raytriever.cluster.train.clients import ThreadClient
@@ -124,7 +124,7 @@ def test_a_round_on_a_gpu_is_that_of_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     snapshot = take_snapshot(retriever, ALONE)
-    with monkeypatch.context() as patch, sham_device() as counts:
+    with monkeypatch.context() as patch, simulated_gpu() as counts:
         taken = take_snapshot(load_retriever(ModelConfig(str(tiny_encoder))).to(CUDA), ALONE)
         counts.reset()
         for module in (mining_round, exact):  # torch alone completes a device without an index

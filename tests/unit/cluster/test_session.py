@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.job_config import JobConfig
 
 from raytriever.cluster import session
 from raytriever.cluster.session import ray_session
@@ -55,6 +56,25 @@ def test_a_stopped_cluster_is_reported_at_once(closed_port: int, monkeypatch: py
 def test_a_cluster_that_accepts_no_connection_is_reported(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "CONNECT_SECONDS", 0.2)
     assert "no Ray cluster answers (timed out)" in refusal(f"127.0.0.1:{silent_port}", monkeypatch)
+
+
+def test_the_driver_stays_in_its_folder_from_which_workers_import_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other threads use relative paths while Ray starts."""
+    seen: list[tuple[Path, list[str]]] = []
+
+    def init(job_config: JobConfig, **_: object) -> None:
+        job_config._py_driver_sys_path.extend(["/scripts", str(tmp_path)])  # as `ray.init` does
+        job_config._serialize()
+        seen.append((Path.cwd(), job_config._py_driver_sys_path))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(session, "kill_at_shutdown", lambda: None)
+    with ray_session(1):
+        assert seen == [(tmp_path, ["/scripts"])]
 
 
 def no_running_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,9 +57,7 @@ def test_what_is_missing_is_shown_once_and_again_when_it_changes(room: list[int]
 def test_a_wait_without_room_ends_with_the_number_that_has_room(room: list[int]) -> None:
     wait = Wait(0, lambda event: None)
     wait.begin(wanted(1))
-    message = (
-        "the Ray cluster: had room for 1 of 2 workers for 0 minutes; add nodes, lower --num-workers, or wait longer"
-    )
+    message = "the Ray cluster: had room for 1 of 2 workers for 0 minutes; add nodes, lower num_workers, or wait longer"
     with pytest.raises(ClusterError, match=re.escape(message)):
         wait.check(lambda event: None)
 

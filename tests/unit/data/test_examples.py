@@ -288,7 +288,7 @@ def test_every_relevant_document_stays_known_and_no_negative() -> None:
 def test_a_source_that_nobody_has_is_refused() -> None:
     humans = {0: [(0, HUMAN, 0)]}
     with pytest.raises(
-        DataError, match="made train: no query has a positive of source 'llm'; choose another value of --positives"
+        DataError, match="made train: no query has a positive of source 'llm'; choose another value of positives"
     ):
         Examples.of(dataset(humans), "train", 0, sources="llm")
     assert len(Examples.of(dataset(humans), "train", 0, sources="human-first")) == 1
@@ -313,7 +313,7 @@ def test_a_mix_is_read_and_adds_up_to_one() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bm24=1", "--negatives-mix: unknown origin 'bm24'; did you mean 'bm25'?"),
+        ("bm24=1", "negatives_mix: unknown origin 'bm24'; did you mean 'bm25'?"),
         ("bm25", "the share of 'bm25' is ''; give a number above 0"),
         ("bm25=0", "the share of 'bm25' is '0'"),
         ("bm25=-1", "the share of 'bm25' is '-1'"),

@@ -44,11 +44,11 @@ def test_the_shared_permutation_cannot_be_written() -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--batch-size: 10 is not divisible by 4 workers; give a multiple.*as 12"):
+    with pytest.raises(ConfigError, match=r"batch_size: 10 is not divisible by 4 workers; give a multiple.*as 12"):
         worker_slice(np.arange(10), 0, 4)
     with pytest.raises(ConfigError, match="there is no training example"):
         Order(0, 4, 0)
-    with pytest.raises(ConfigError, match="--batch-size: 0 is out of range"):
+    with pytest.raises(ConfigError, match="batch_size: 0 is out of range"):
         Order(4, 0, 0)
 
 
@@ -166,7 +166,7 @@ def test_weights_are_read(text: str, weights: tuple[float, ...]) -> None:
     ],
 )
 def test_wrong_weights_are_reported(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match="--dataset-weights: " + message):
+    with pytest.raises(ConfigError, match="dataset_weights: " + message):
         parse_weights(text, [3, 3])
     with pytest.raises(ConfigError, match="without training examples"):
         parse_weights("1,1", [3, 0])

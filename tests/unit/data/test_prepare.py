@@ -198,7 +198,7 @@ def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenisat
     own = prepare(Request(str(small), words), output=tmp_path / "own")
     assert open_dataset(own, ["test"], tokenisation=words).digest == open_dataset(small, ["test"]).digest
     other = replace(words, passage_prompt="passage: ")
-    with pytest.raises(DataError, match="another tokenizer or prompt; prepare it with --model"):
+    with pytest.raises(DataError, match="another tokenizer or prompt; prepare it with model"):
         open_dataset(own, ["test"], tokenisation=other)
     bare = prepare(Request(str(small)), output=tmp_path / "bare")
     with pytest.raises(DataError, match="no tokenizer"):
@@ -208,7 +208,7 @@ def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenisat
 def test_another_data_set_is_not_overwritten(small: Path, tmp_path: Path) -> None:
     own = prepare(Request(str(small)), output=tmp_path / "own")
     other = small.rename(tmp_path / "other")
-    with pytest.raises(StorageError, match=r"holds .*small, prepared; give another --output"):
+    with pytest.raises(StorageError, match=r"holds .*small, prepared; give another output"):
         prepare(Request(str(other)), output=own)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()

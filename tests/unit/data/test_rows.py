@@ -334,7 +334,7 @@ def test_too_many_bad_rows_stop_with_one_line() -> None:
         check_share(str(FILE), 199, 3, first, 0.01)
     assert str(caught.value) == (
         "corpus.jsonl row 7: not JSON; 3 of 199 rows are bad (1.51%), more than the 1 % allowed by "
-        "--max-bad-rows; correct the rows, or raise --max-bad-rows"
+        "max_bad_rows; correct the rows, or raise max_bad_rows"
     )
 
 

@@ -83,7 +83,7 @@ def test_a_wrong_path_says_what_would_be_right(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     with pytest.raises(DataError, match=r"no data set of this name.*did you mean '.*/tiny'\?"):
         Source.open(tmp_path / "tinny")
-    with pytest.raises(DataError, match=r"--dataset pydoc: .*did you mean 'pydocs'\?"):
+    with pytest.raises(DataError, match=r"dataset pydoc: .*did you mean 'pydocs'\?"):
         Source.open("pydoc")
     with pytest.raises(DataError, match="give 'pydocs', or the path or URI of a data set"):
         Source.open("/nowhere/at/all")

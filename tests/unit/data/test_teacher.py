@@ -74,7 +74,7 @@ def test_coverage_counts_what_is_trained_on() -> None:
     coverage.check("here")
     with pytest.raises(DataError, match="here: has no score of any of the 4 positives"):
         replace(coverage, scored_positives=0).check("here")
-    with pytest.raises(DataError, match=r"here: has no score of any of the 4 hard negatives .*--negatives-table"):
+    with pytest.raises(DataError, match=r"here: has no score of any of the 4 hard negatives .*negatives_table"):
         replace(coverage, scored_negatives=0).check("here")
 
 

@@ -74,7 +74,7 @@ def test_different_paths_and_anchors_have_different_ids() -> None:
 
 
 def test_too_large_an_overlap_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--overlap-tokens: 23 is too many: next to a title a passage has 46 tokens"):
+    with pytest.raises(ConfigError, match="overlap_tokens: 23 is too many: next to a title a passage has 46 tokens"):
         chunker(64, 23)
 
 

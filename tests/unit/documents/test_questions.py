@@ -135,8 +135,8 @@ def test_json_lines_and_named_columns(tmp_path: Path) -> None:
         ("Frage,Datei\na,b\n", "question=Frge", "has no column 'Frge'; it has Frage, Datei; did you mean 'Frage'?"),
         ("question,file\n", "", "no question in it; give a row for each question"),
         ("question,file,file\n", "", "the header names the column 'file' twice; rename one of them"),
-        ("question,file\na,b\n", "question", "--columns: 'question' is no ROLE=COLUMN"),
-        ("question,file\na,b\n", "qestion=file", "--columns: unknown name 'qestion'; did you mean 'question'?"),
+        ("question,file\na,b\n", "question", "columns: 'question' is no ROLE=COLUMN"),
+        ("question,file\na,b\n", "qestion=file", "columns: unknown name 'qestion'; did you mean 'question'?"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, text: str, columns: str, message: str) -> None:

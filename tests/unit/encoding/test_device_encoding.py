@@ -1,4 +1,4 @@
-"""Encoding on a CUDA device, sham or real: values of the CPU, resuming, and no wait between batches."""
+"""Encoding on a CUDA device: values of the CPU, resuming, and no wait between batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sham_device import CUDA, sham_device
+from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
@@ -113,7 +113,7 @@ def test_weights_that_are_not_finite_end_in_one_line(
 
 
 def test_nothing_waits_for_the_device_between_batches(config: ModelConfig) -> None:
-    with sham_device() as counts:
+    with simulated_gpu() as counts:
         retriever = load_for_encoding(config, "bf16", CUDA)
         counts.reset()
         encode_texts(retriever, texts(), "passage")

@@ -85,9 +85,9 @@ def test_texts_without_a_title_are_read_as_the_model_expects(retriever: Retrieve
 
 def test_other_places_are_refused(tiny_encoder: Path) -> None:
     for table, flag in (
-        (PromptTable(query=FORM), "--query-prompt"),
-        (PromptTable(passage="{title} {title}"), "--passage-prompt"),
-        (PromptTable(passage="title: {title} | text: {text}"), "--passage-prompt"),
+        (PromptTable(query=FORM), "query_prompt"),
+        (PromptTable(passage="{title} {title}"), "passage_prompt"),
+        (PromptTable(passage="title: {title} | text: {text}"), "passage_prompt"),
     ):
         with pytest.raises(ModelError, match=f"{flag}: the prompt .* which would be encoded as it is"):
             table.of("scifact")

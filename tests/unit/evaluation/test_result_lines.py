@@ -99,7 +99,7 @@ def test_two_results_that_would_be_one_file_are_refused(
     with pytest.raises(ConfigError) as message:
         run_evaluation(job, Path("out"), fresh=False, tracker=pytest.fail, log=pytest.fail)
     remedy = "give one of them another name, a model by NAME=MODEL, or evaluate them one by one"
-    assert str(message.value) == f"--model, --datasets: {line}; {remedy}"
+    assert str(message.value) == f"model, datasets: {line}; {remedy}"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_two_results_that_would_be_one_file_are_refused(
 def test_a_mistake_in_a_metric(words: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         read_metrics(words)
-    assert str(error.value).startswith(f"--metrics: {message}")
+    assert str(error.value).startswith(f"metrics: {message}")
 
 
 def test_models_and_their_names() -> None:

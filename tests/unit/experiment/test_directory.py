@@ -52,14 +52,14 @@ def test_more_steps_of_a_finished_run_are_refused_with_the_way_to_train_its_mode
     path = tmp_path / "run"
     opened(path).begin(TEXT)
     longer = to_dict(Config(training=TrainingConfig(max_steps=12)))
-    with pytest.raises(ConfigError, match=r"give another --output, or --fresh"):
+    with pytest.raises(ConfigError, match=r"give another output, or fresh=True"):
         RunDirectory.open(path, longer, False)  # it is not finished, and has no model yet
     opened(path).finish(METRICS)
     with pytest.raises(ConfigError) as caught:
         RunDirectory.open(path, longer, False)
     assert str(caught.value) == (
-        f"--output {path}: holds a run with other settings (training.max_steps is None there and 12 here); give "
-        f"another --output with --model {path}/model to train its model further, or --fresh to remove that run"
+        f"output {path}: holds a run with other settings (training.max_steps is None there and 12 here); give "
+        f"another output with model {path}/model to train its model further, or fresh=True to remove that run"
     )
 
 
@@ -110,7 +110,7 @@ def test_fresh_removes_the_old_run_when_the_new_one_starts(tmp_path: Path, finis
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_directory_without_a_run_is_refused_even_with_fresh(tmp_path: Path, fresh: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match=rf"^--output {tmp_path}: is not empty and holds no run; give another"):
+    with pytest.raises(ConfigError, match=rf"^output {tmp_path}: is not empty and holds no run; give another"):
         opened(tmp_path, fresh)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
@@ -184,7 +184,7 @@ def test_an_error_names_the_damaged_metrics_file(tmp_path: Path, content: str) -
 def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path) -> None:
     path = tmp_path / "run"
     opened(path).begin(TEXT)
-    changed = {"num_workers": 4, "strategy": "zero2", "grad_cache_chunk": 8, "keep": 3, "checkpoint_minutes": 1.0}
+    changed = {"num_workers": 4, "strategy": "zero2", "grad_cache_chunk": 8, "keep": 3, "checkpoint_steps": 7}
     assert set(changed) < set(MAY_CHANGE)
     again = to_dict(Config(model=ModelConfig(activation_checkpointing=True), training=TrainingConfig(**changed)))
     assert RunDirectory.open(path, again, False).state == "interrupted"

@@ -20,7 +20,7 @@ from raytriever.models.description import describe
 from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-from raytriever.training.loop import learning_rate_scale
+from raytriever.training.optimizer import learning_rate_scale
 from raytriever.training.training_data import TrainingData
 
 
@@ -89,7 +89,7 @@ def test_a_guide_is_checked_before_any_data_is_opened(tiny_encoder: Path, tmp_pa
         model=ModelConfig(str(tiny_encoder)),
         loss=LossConfig("mw", guide=str(guide)),
     )
-    with pytest.raises(ModelError, match=r"^--guide \S+/guide: the embedding of a query holds NaN or infinity"):
+    with pytest.raises(ModelError, match=r"^guide \S+/guide: the embedding of a query holds NaN or infinity"):
         open_run(Curriculum(config), lambda line: None)
 
 

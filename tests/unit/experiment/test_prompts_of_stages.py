@@ -255,13 +255,13 @@ def test_a_flag_of_training_is_stored_for_its_data_sets(instructed: Path, tiny_d
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"query_prompt_name": "s2p"}, "--query-prompt-name: the model stores no prompt 's2p'; did you mean 's2s'"),
-        ({"query_prompt_name": "s2s", "query_prompt": "x"}, "--query-prompt-name: and --query-prompt contradict"),
+        ({"query_prompt_name": "s2p"}, "query_prompt_name: the model stores no prompt 's2p'; did you mean 's2s'"),
+        ({"query_prompt_name": "s2s", "query_prompt": "x"}, "query_prompt_name: and query_prompt contradict"),
         (
             {"dataset_prompts": {"leters-query": "x"}},
-            "--dataset-prompts: 'leters-query' is a prompt of no data set here; did you mean",
+            "dataset_prompts: 'leters-query' is a prompt of no data set here; did you mean",
         ),
-        ({"query_prompt": "many words " * 20}, "nothing of the text is left; give a larger --query-length"),
+        ({"query_prompt": "many words " * 20}, "nothing of the text is left; give a larger query_length"),
     ],
 )
 def test_wrong_prompts_end_in_one_line(

@@ -146,7 +146,7 @@ def test_an_export_checks_its_settings_before_it_writes(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, output = ModelConfig(str(tiny_encoder)), tmp_path / "out"
-    with pytest.raises(ConfigError, match="--formats: 'onnx,tflite' is invalid; choose from onnx, openvino"):
+    with pytest.raises(ConfigError, match="formats: 'onnx,tflite' is invalid; choose from onnx, openvino"):
         check_options(ExportConfig(formats="onnx,tflite"))
     with pytest.raises(StorageError, match=r"holds no results\.json"):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
@@ -170,7 +170,7 @@ def test_an_unreachable_hub_gives_one_line(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", "nothing")
     with pytest.raises(
-        ModelError, match=r"--push-to-hub someone/model: the upload to the hub failed \(.+\); check the name"
+        ModelError, match=r"push_to_hub someone/model: the upload to the hub failed \(.+\); check the name"
     ):
         push_to_hub(tmp_path, "someone/model")
 

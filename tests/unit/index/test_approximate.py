@@ -123,9 +123,9 @@ def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:
         index.search(SET.shifted[:, :3], 1)
     with pytest.raises(ModelError, match="query 2 is not finite"):
         index.search(np.where(np.arange(40)[:, None] == 2, np.float32(np.nan), SET.shifted), 1)
-    with pytest.raises(ConfigError, match=r"--lists: 2,000 lists exceed 1,200 documents"):
+    with pytest.raises(ConfigError, match=r"lists: 2,000 lists exceed 1,200 documents"):
         Ivf.trained(SET.documents, 2_000, None, 0, 1)
-    with pytest.raises(ConfigError, match=r"--code-bytes: 5 does not divide the width 24; choose from 1, 2, 3, 4"):
+    with pytest.raises(ConfigError, match=r"code_bytes: 5 does not divide the width 24; choose from 1, 2, 3, 4"):
         Ivf.trained(SET.documents, None, 5, 0, 1)
     with pytest.raises(ConfigError, match="at least 256 documents, not 100"):
         Ivf.trained(SET.documents[:100], None, 4, 0, 1)

@@ -1,4 +1,4 @@
-"""Exact search on a CUDA device, sham or real, compared with float64 products and with the CPU byte by byte."""
+"""Exact search on a CUDA device, compared with float64 products and with the CPU byte by byte."""
 
 from __future__ import annotations
 

@@ -47,19 +47,3 @@ def test_rates_are_measured_on_one_thread() -> None:
     point = measure(index, SET.shifted, TRUE, 1)
     assert (point.recall, point.candidates) == (1.0, 1_000.0)
     assert point.qps > 0
-
-
-def test_the_control_is_shifted_and_of_low_rank() -> None:
-    drawn = control(2_000, 400, seed=1)
-    again = control(2_000, 400, seed=1)
-    assert drawn.documents.tobytes() == again.documents.tobytes()
-    assert drawn.documents.tobytes() != control(2_000, 400, seed=2).documents.tobytes()
-    for vectors in (drawn.documents, drawn.training, drawn.shifted, drawn.unshifted):
-        assert vectors.dtype == np.float32
-        assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    centre = drawn.documents.mean(0)
-    apart = [np.square(vectors.mean(0) - centre).sum() for vectors in (drawn.shifted, drawn.unshifted)]
-    assert apart[0] > 30 * apart[1]
-    for queries in (drawn.shifted, drawn.training):
-        assert np.linalg.matrix_rank(queries, tol=1e-3) == 8 + 4 + 1
-        assert np.square(queries.mean(0) - centre).sum() == pytest.approx(apart[0], rel=0.1)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy import ndarray
-from sentence_transformers.util.quantization import (
-    _dequantize_embeddings,
-    quantize_embeddings,
-    semantic_search_faiss,
-)
+from sentence_transformers.util.quantization import _dequantize_embeddings, quantize_embeddings, semantic_search_faiss
 
 from raytriever.index.exact import tie_order
 from raytriever.index.quantised import INT8, UBINARY, QuantisedDocuments, Quantiser, bytes_per_document

@@ -125,7 +125,7 @@ def test_a_loss_of_a_file_has_its_name_in_the_run_and_may_read_a_teacher(file: P
     assert default_run_name(Curriculum(config)).split("-")[-2] == "good"
     assert not config.loss.needs_teacher
     file.write_text("def good(scores, positives, teacher_scores): return scores.mean()\n")
-    with pytest.raises(ConfigError, match="--loss good needs the scores of a teacher"):
+    with pytest.raises(ConfigError, match="loss good needs the scores of a teacher"):
         check_config(config)
 
 
@@ -138,9 +138,9 @@ def test_a_function_of_an_imported_file_is_a_setting_and_another_one_is_refused(
     notebook = {"__name__": "__main__"}
     exec("def mine(scores, positives): return scores.mean()", notebook)
     for function in (inner, notebook["mine"]):
-        with pytest.raises(ConfigError, match=r"--loss: .* is not a function of an imported file.*%%writefile"):
+        with pytest.raises(ConfigError, match=r"loss: .* is not a function of an imported file.*%%writefile"):
             loss_setting(function)
-    with pytest.raises(ConfigError, match="--loss: is int"):
+    with pytest.raises(ConfigError, match="loss: is int"):
         loss_setting(3)  # type: ignore[arg-type]
 
 

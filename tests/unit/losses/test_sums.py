@@ -31,15 +31,15 @@ def test_a_sum_is_split_into_its_losses(loss: str, terms: tuple[str, ...]) -> No
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loss": "mw+infonse"}, "--loss: unknown loss 'infonse' in 'mw+infonse'; did you mean 'infonce'?"),
-        ({"loss": "mw+"}, "--loss: unknown value 'mw+'"),
-        ({"loss": "mw+mw"}, "--loss: 'mw' is twice in 'mw+mw'; give each loss once"),
-        ({"loss": "mw+infonce", "loss_weights": "1"}, "--loss-weights: has 1 weights, and mw+infonce has 2 losses"),
-        ({"loss": "mw", "loss_weights": "2"}, "--loss-weights: has no effect with --loss mw; leave it out, or give a"),
-        ({"loss": "mw+infonce", "loss_weights": "1,-1"}, "--loss-weights: '1,-1' is invalid; give a number from 0"),
+        ({"loss": "mw+infonse"}, "loss: unknown loss 'infonse' in 'mw+infonse'; did you mean 'infonce'?"),
+        ({"loss": "mw+"}, "loss: unknown value 'mw+'"),
+        ({"loss": "mw+mw"}, "loss: 'mw' is twice in 'mw+mw'; give each loss once"),
+        ({"loss": "mw+infonce", "loss_weights": "1"}, "loss_weights: has 1 weights, and mw+infonce has 2 losses"),
+        ({"loss": "mw", "loss_weights": "2"}, "loss_weights: has no effect with loss mw; leave it out, or give a"),
+        ({"loss": "mw+infonce", "loss_weights": "1,-1"}, "loss_weights: '1,-1' is invalid; give a number from 0"),
         ({"loss": "mw+infonce", "loss_weights": "0,0"}, "give a number from 0 for each loss, separated by commas and"),
         ({"loss": "mw+infonce", "loss_weights": "1,nan"}, "give a number from 0 for each loss"),
-        ({"loss": "infonce+joint", "reduction": "sum"}, "--reduction: has no effect with --loss infonce+joint"),
+        ({"loss": "infonce+joint", "reduction": "sum"}, "reduction: has no effect with loss infonce+joint"),
         ({"loss": "mw+no.py:f"}, "no.py: no such file on "),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_wrong_sum_is_refused_in_one_line(settings: dict[str, object], words: 
 
 def test_a_setting_of_one_loss_of_the_sum_is_used() -> None:
     check_config(Config(loss=LossConfig("triplet+mw", margin=0.2, reduction="sum", learn_temperature=True)))
-    with pytest.raises(ConfigError, match=r"--teacher: mw\+kl needs the scores|--loss mw\+kl needs the scores"):
+    with pytest.raises(ConfigError, match=r"teacher: mw\+kl needs the scores|loss mw\+kl needs the scores"):
         check_config(Config(loss=LossConfig("mw+kl")))
 
 

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.metrics.answering import (
-    FEWEST_ANSWERED,
-    achieve_answers,
-    choose_answer_threshold,
-    decide,
-    unreachable,
-)
+from raytriever.metrics.answering import FEWEST_ANSWERED, achieve_answers, choose_answer_threshold, decide, unreachable
 from raytriever.metrics.confidence import RankedQuestions
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.intervals import Proportion, wilson
@@ -224,25 +218,3 @@ def test_promises_are_kept_and_intervals_hold_the_truth(count: int, ties: bool) 
         assert np.mean(true[aim]) <= aim[1] + 2 * np.std(true[aim]) / np.sqrt(runs), aim
         assert np.mean(held[aim]) >= 0.93, aim
         assert len(held[aim]) > 0.6 * runs, aim
-
-
-@pytest.mark.slow
-def test_intervals_on_the_checking_split_hold_the_truth_and_figures_of_the_choosing_split_flatter() -> None:
-    rng = np.random.default_rng(5)
-    truth = drawn(rng, 100_000)
-    runs, held, flattery = 200, {"answered": 0, "top_precision": 0, "f1": 0, "wrong": 0}, []
-    for _ in range(runs):
-        made = decide(drawn(rng, 100), drawn(rng, 100), [("top_precision", 0.85)], "score")
-        [(one, achieved)] = made.thresholds
-        if achieved is None:
-            runs -= 1
-            continue
-        true = achieve_answers(truth.scores[:, 0] >= one.score, truth)
-        for name in held:
-            share = getattr(achieved, name)
-            held[name] += share.low <= getattr(true, name).value <= share.high
-        flattery.append(one.value - true.top_precision.value)
-    assert runs > 100
-    for name, count in held.items():
-        assert 0.9 <= count / runs <= 0.99, name
-    assert np.mean(flattery) > 0.01

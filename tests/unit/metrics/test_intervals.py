@@ -20,18 +20,6 @@ def test_wilson_equals_scipy(trials: int, share: float) -> None:
     assert wilson(successes, trials) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
-def test_a_share_by_query_counts_queries_and_not_cases() -> None:
-    # A query's ten cases are alike: a hundred queries say what a hundred cases would, not a thousand.
-    rng = np.random.default_rng(0)
-    held, width = 0, []
-    for _ in range(200):
-        low, high = wilson_by_query(10 * (rng.random(100) < 0.3), np.full(100, 10))
-        held += low <= 0.3 <= high
-        width.append(high - low)
-    assert 0.9 < held / 200 < 0.99
-    assert np.mean(width) > 2.5 * np.diff(wilson(300, 1000))[0]
-
-
 def test_a_share_by_query_by_its_formula() -> None:
     parts, wholes = np.array([1, 0, 3, 2, 0]), np.array([2, 0, 4, 2, 1])
     share, queries = 6 / 9, 4

@@ -91,22 +91,6 @@ def test_each_data_set_is_resampled_on_its_own_and_the_same_again() -> None:
     assert bootstrap_interval(np.append(np.arange(101.0), np.nan)) == pytest.approx((2.5, 97.5))
 
 
-def test_an_interval_of_resampled_queries_covers() -> None:
-    rng, held = np.random.default_rng(0), 0
-    truth = area_under_risk_coverage(*draw_many(np.random.default_rng(1), 200_000))[0]
-    for _ in range(100):
-        scores, right = draw_many(rng, 150)
-        samples = area_under_risk_coverage(scores, right, resampling_weights([150], 200, 0))
-        low, high = bootstrap_interval(samples)
-        held += low <= truth <= high
-    assert 88 <= held <= 99
-
-
-def draw_many(rng: np.random.Generator, count: int) -> tuple[ndarray, ndarray]:
-    right = rng.random(count) < 0.4
-    return rng.normal(right * 1.0, 1), right
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

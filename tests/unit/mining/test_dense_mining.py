@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mining_data import dataset_of, rows_of, whole_numbers
-from sham_device import CUDA, sham_device
+from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.index import exact
@@ -124,7 +124,7 @@ def test_mining_copies_the_embeddings_to_a_gpu_once(
     monkeypatch.setattr(Corpus, "keys", lambda *arguments: blocks.append(1) or run(*arguments))
     monkeypatch.setattr(exact, "default_device", lambda: CUDA)
     reads = count_reads(monkeypatch)
-    with sham_device():
+    with simulated_gpu():
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert len(blocks) > 2
     assert np.array_equal(table.documents, expected.documents)
@@ -144,7 +144,7 @@ def test_mining_copies_a_corpus_beyond_the_memory_once(
     )
     monkeypatch.setattr(exact, "default_device", lambda: CUDA)
     reads = count_reads(monkeypatch)
-    with sham_device():
+    with simulated_gpu():
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert np.array_equal(table.documents, expected.documents)
     assert reads == [1]  # all queries are searched at once

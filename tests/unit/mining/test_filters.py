@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 
 from raytriever.data.keys import normalise
-from raytriever.mining.filters import (
-    KEPT,
-    NOT_CHOSEN,
-    RANGE,
-    RELATIVE,
-    apply_score_bounds,
-    choose,
-    contains_answer,
-)
+from raytriever.mining.filters import KEPT, NOT_CHOSEN, RANGE, RELATIVE, apply_score_bounds, choose, contains_answer
 
 
 @pytest.mark.parametrize("lowest", [-2.0, -0.5, 0.5, 2.0])

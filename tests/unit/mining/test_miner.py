@@ -20,7 +20,7 @@ from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError, DataError, ModelError
 from raytriever.mining import miner
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.config import METHODS, MiningConfig, check_mining
+from raytriever.mining.config import METHODS, MiningConfig
 from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import build_negatives_table, mine
 
@@ -197,30 +197,30 @@ def test_gold_negatives_come_from_the_data_set(word_data: tuple[RetrievalDataset
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MiningConfig(method="bm52"), "--method: unknown method 'bm52'; did you mean 'bm25'?"),
+        (MiningConfig(method="bm52"), "method: unknown method 'bm52'; did you mean 'bm25'?"),
         (MiningConfig(method="bm25,bm25"), "'bm25' is named twice"),
-        (MiningConfig(range_min=5, range_max=5), "--range-max: 5 is not above --range-min 5"),
-        (MiningConfig(range_min=2, range_max=8), "--num-negatives: 10 negatives out of 6 ranks (2 to 7)"),
+        (MiningConfig(range_min=5, range_max=5), "range_max: 5 is not above range_min 5"),
+        (MiningConfig(range_min=2, range_max=8), "num_negatives: 10 negatives out of 6 ranks (2 to 7)"),
         (
             MiningConfig(method="random", max_score=1.0),
-            "--max-score: has no effect with --method random and without --judge",
+            "max_score: has no effect with method random and without judge",
         ),
-        (MiningConfig(judge="x"), "--judge: has no effect without --relative-margin and without --absolute-margin"),
+        (MiningConfig(judge="x"), "judge: has no effect without relative_margin and without absolute_margin"),
     ],
 )
 def test_settings_that_contradict_each_other_name_the_flag(config: MiningConfig, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        check_mining(config)
+        config.check()
     assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MiningConfig(range_min=60), "--range-min: 60 skips all 60 documents"),
+        (MiningConfig(range_min=60), "range_min: 60 skips all 60 documents"),
         (MiningConfig(method="dense"), "dense and cross-query need embeddings"),
-        (MiningConfig(drop_answers=True), "--drop-answers: made has no answers"),
-        (MiningConfig(method="gold"), "--method gold: made has no gold negatives"),
+        (MiningConfig(drop_answers=True), "drop_answers=True: made has no answers"),
+        (MiningConfig(method="gold"), "method gold: made has no gold negatives"),
     ],
 )
 def test_settings_that_do_not_suit_the_data_name_the_flag(

@@ -18,10 +18,11 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import Batch, ChunkSizes
+from raytriever.training.batch import Batch
 from raytriever.training.parallel.objective import Objective
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
+CHUNK = 90  # tokens
 
 
 def prepared(
@@ -86,11 +87,11 @@ def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
         retriever = prepared(tiny_encoder, checkpointing, **settings)
         retriever.packs = packs
         loss = build_loss(LossConfig("infonce", temperature=0.1))
-        objective = Objective(retriever, loss, "fp32", ChunkSizes(sequences=3))
+        objective = Objective(retriever, loss, "fp32")
         rows = torch.arange(len(TEXTS))
-        sides = retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage")
+        sides = retriever.tokenize(TEXTS, "query", CHUNK), retriever.tokenize(TEXTS[::-1], "passage", CHUNK)
         torch.manual_seed(11)
-        value = objective(Batch(*sides, BatchIds(rows, rows[:, None], rows)), ALONE).value
+        value = objective(Batch(*sides, BatchIds(rows, rows[:, None], rows), CHUNK), ALONE).value
         value.backward()
         grads = {name: p.grad for name, p in retriever.named_parameters() if p.grad is not None}
         results.append((value.item(), torch.rand(1).item(), grads))
@@ -122,5 +123,5 @@ def test_an_encoder_without_support_is_refused(tiny_encoder: Path, monkeypatch: 
     from transformers import BertModel
 
     monkeypatch.setattr(BertModel, "supports_gradient_checkpointing", False)
-    with pytest.raises(ConfigError, match=r"--activation-checkpointing: BertModel does not support it"):
+    with pytest.raises(ConfigError, match=r"activation_checkpointing=True: BertModel does not support it"):
         prepared(tiny_encoder, True)

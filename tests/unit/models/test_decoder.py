@@ -101,7 +101,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.eos_token = None
     tokenizer.save_pretrained(base)
-    with pytest.raises(ConfigError, match=r"--append-eos yes: the tokenizer of .* has no end token"):
+    with pytest.raises(ConfigError, match=r"append_eos yes: the tokenizer of .* has no end token"):
         load(base, append_eos="yes")
 
 
@@ -138,7 +138,7 @@ def test_a_model_that_ignores_the_setting_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = StableLmModel(StableLmConfig(vocab_size=50, num_key_value_heads=2, **sizes)).eval()
-    with pytest.raises(ModelError, match=r"StableLmModel .* --bidirectional"):
+    with pytest.raises(ModelError, match=r"StableLmModel .* bidirectional"):
         set_bidirectional(model, True, tmp_path)
 
 
@@ -158,7 +158,7 @@ def test_gemma_with_its_own_setting_stays_bidirectional(tmp_path: Path) -> None:
         with torch.no_grad():
             expected, states = (each(**tokens).last_hidden_state for each in (theirs, retriever.query.backbone))
         assert torch.equal(states, expected)
-    with pytest.raises(ModelError, match=r"Gemma3TextModel .* --no-bidirectional"):
+    with pytest.raises(ModelError, match=r"Gemma3TextModel .* bidirectional=False"):
         load(base, bidirectional=False)
 
 

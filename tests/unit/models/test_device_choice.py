@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sham_device import CUDA, sham_device
+from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError
@@ -55,15 +55,18 @@ def test_a_gpu_that_was_asked_for_and_does_not_exist_is_reported(
 
 
 def test_a_gpu_is_the_default_without_a_line(capfd: pytest.CaptureFixture[str]) -> None:
-    with sham_device():
+    with simulated_gpu():
         assert default_device().type == "cuda"
     assert capfd.readouterr().err == ""
 
 
-def test_memory_that_another_process_takes_is_an_error_of_the_user(tiny_encoder: Path) -> None:
+def test_memory_that_another_process_takes_is_an_error_of_the_user(
+    tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = ModelConfig(str(tiny_encoder))
-    with sham_device(memory=40_000_000_000) as counts:
-        counts.capacity = 50_000
+    with simulated_gpu() as counts, monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "mem_get_info", lambda *_: (50_000, 40_000_000_000))
+        counts.failure = lambda operator: torch.cuda.OutOfMemoryError() if operator == "_to_copy" else None
         with pytest.raises(ConfigError) as raised:
             load_for_encoding(model, "fp32", CUDA)
     text = str(raised.value)

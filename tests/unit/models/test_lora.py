@@ -150,11 +150,7 @@ def test_adapters_are_merged_in_float32_and_written_in_the_type_of_the_base(tiny
 
 @pytest.mark.fast_every(9)
 @pytest.mark.parametrize(
-    ("architecture", "settings"),
-    [
-        ("bert", {}),
-        ("qwen3", {"pooling": "last", "append_eos": "yes"}),
-    ],
+    ("architecture", "settings"), [("bert", {}), ("qwen3", {"pooling": "last", "append_eos": "yes"})]
 )
 def test_adapters_alone_are_loaded_onto_the_base(
     tmp_path: Path, architecture: str, settings: dict[str, object]
@@ -303,14 +299,14 @@ def test_dropout_of_the_encoder_does_not_change_that_of_adapters(tiny_encoder: P
     [
         (
             {"lora_rank": 0, "lora_alpha": 8.0},
-            r"--lora-alpha: has no effect without --lora-rank; leave it out, or give --lora-rank",
+            r"lora_alpha: has no effect without lora_rank; leave it out, or give lora_rank",
         ),
-        ({"lora_rank": 0, "lora_dropout": 0.1}, r"--lora-dropout: has no effect"),
-        ({"lora_rank": 0, "save_adapters": True}, r"--save-adapters: has no effect"),
-        ({"save_adapters": True, "towers": "separate"}, r"--save-adapters: .* two transformers"),
-        ({"save_adapters": True, "bidirectional": True}, r"--save-adapters: .* --bidirectional; leave it out"),
-        ({"lora_rank": 0, "lora_targets": "query"}, r"--lora-targets: has no effect"),
-        ({"lora_targets": "query,valeu"}, r"--lora-targets: .*no linear layer 'valeu'; did you mean 'value'\?"),
+        ({"lora_rank": 0, "lora_dropout": 0.1}, r"lora_dropout: has no effect"),
+        ({"lora_rank": 0, "save_adapters": True}, r"save_adapters: has no effect"),
+        ({"save_adapters": True, "towers": "separate"}, r"save_adapters=True: .* two transformers"),
+        ({"save_adapters": True, "bidirectional": True}, r"save_adapters=True: .* bidirectional=True; leave it out"),
+        ({"lora_rank": 0, "lora_targets": "query"}, r"lora_targets: has no effect"),
+        ({"lora_targets": "query,valeu"}, r"lora_targets: .*no linear layer 'valeu'; did you mean 'value'\?"),
         ({"lora_targets": "pooler.dense"}, r"no linear layer 'pooler.dense'"),
     ],
 )
@@ -321,7 +317,7 @@ def test_settings_that_contradict_are_refused(tiny_encoder: Path, settings: dict
 
 def test_a_missing_package_names_its_extra(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigError, match=r"--lora-rank: peft is not installed; pip install 'raytriever\[lora\]'"):
+    with pytest.raises(ConfigError, match=r"lora_rank: peft is not installed; pip install 'raytriever\[lora\]'"):
         adapted(tiny_encoder)
     retriever = adapted(tiny_encoder, lora_rank=0)
     assert all(p.requires_grad for name, p in retriever.named_parameters() if "pooler" not in name)

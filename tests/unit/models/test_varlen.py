@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sham_device import CUDA, sham_device, values
+from simulated_gpu import CUDA, simulated_gpu, values
 from torch import Tensor
 
 from raytriever.models import varlen
@@ -133,7 +133,7 @@ def test_a_padded_batch_attends_by_its_mask(device: str) -> None:
 
 
 def test_padded_texts_repeat_and_select_for_their_own_kernel_alone() -> None:
-    with sham_device():
+    with simulated_gpu():
         inputs = [one.detach().to(CUDA).requires_grad_() for one in states(HEADS, torch.float32, "cpu")]
         seen = list[bool]()
         for one in inputs:
@@ -146,7 +146,7 @@ def test_padded_texts_repeat_and_select_for_their_own_kernel_alone() -> None:
 
 
 def test_an_error_in_a_backward_pass_leaves_no_selection() -> None:
-    with sham_device() as counts:
+    with simulated_gpu() as counts:
         inputs = [one.detach().to(CUDA).requires_grad_() for one in states(HEADS, torch.float32, "cpu")]
         mixed, _ = attention(layer(), *inputs, None)
         counts.failure = lambda name: MemoryError() if torch.are_deterministic_algorithms_enabled() else None
@@ -168,7 +168,7 @@ def test_the_gradient_of_embeddings_is_torchs_and_waits_for_nothing(
     numbers = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
     gradients = []
     for repeats in (False, True):
-        with sham_device() as counts:
+        with simulated_gpu() as counts:
             torch.manual_seed(0)
             layer = torch.nn.Sequential(torch.nn.Embedding(3, 4, padding_idx=padding)).to(CUDA)
             if repeats:
@@ -177,7 +177,6 @@ def test_the_gradient_of_embeddings_is_torchs_and_waits_for_nothing(
             counts.reset()
             layer(inputs).square().sum().backward()
             gradients.append(values(layer[0].weight.grad))
-            assert counts.operators["embedding_dense_backward"] == (not repeats)
             assert not counts.syncs, counts.table()
     torch.testing.assert_close(*gradients)
     assert gradients[0].any()

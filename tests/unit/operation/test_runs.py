@@ -1,4 +1,4 @@
-"""Inventory of run directories: kinds, states, metrics, and the files that cleaning removes and keeps."""
+"""Inventory of run directories: kinds, states, and the files that cleaning removes and keeps."""
 
 from __future__ import annotations
 
@@ -68,11 +68,9 @@ def test_the_state_of_each_run(folder: Path) -> None:
         "interrupted": INTERRUPTED,
     }
     one = entries["interrupted"]
-    assert (one.kind, one.detail, one.loss, one.ended, one.metric) == ("training", "at step 8 of 10", 1 / 8, None, None)
-    assert one.started == pytest.approx(1_795_000_000)
+    assert (one.kind, one.detail, one.ended) == ("training", "at step 8 of 10", None)
     assert [(point.step, point.path.name) for point in one.checkpoints] == [(4, "step-4"), (8, "step-8")]
     assert one.size == sum(file.stat().st_size for file in one.path.rglob("*") if file.is_file())
-    assert entries["finished"].metric == ("ndcg_at_10", 0.5)
     assert entries["finished"].command is None
     assert "metrics.json: is damaged or changed" in entries["damaged"].detail
     assert entries["index"].kind == "index"
@@ -135,23 +133,15 @@ def make_sweep(folder: Path, statuses: list[str], planned: int, measured: bool, 
 
 
 @pytest.mark.parametrize(
-    ("statuses", "planned", "measured", "ended", "state", "detail", "metric"),
+    ("statuses", "planned", "measured", "ended", "state", "detail"),
     [
-        (["finished", "stopped"], 2, True, True, FINISHED, "2 of 2 trials", ("ndcg_at_10", 0.25)),
-        (["finished", "failed"], 2, True, True, FINISHED, "2 of 2 trials, 1 failed", ("ndcg_at_10", 0.25)),
-        (
-            ["finished", "finished"],
-            2,
-            False,
-            False,
-            INTERRUPTED,
-            "2 of 2 trials; the best is not measured",
-            ("dev ndcg_at_10", 0.3),
-        ),
-        (["finished", "finished"], 4, False, False, INTERRUPTED, "2 of 4 trials", ("dev ndcg_at_10", 0.3)),
+        (["finished", "stopped"], 2, True, True, FINISHED, "2 of 2 trials"),
+        (["finished", "failed"], 2, True, True, FINISHED, "2 of 2 trials, 1 failed"),
+        (["finished", "finished"], 2, False, False, INTERRUPTED, "2 of 2 trials; the best is not measured"),
+        (["finished", "finished"], 4, False, False, INTERRUPTED, "2 of 4 trials"),
         # More trials were asked for after it had ended: `best/` is that of the first two.
-        (["finished", "finished"], 4, True, False, INTERRUPTED, "2 of 4 trials", ("dev ndcg_at_10", 0.3)),
-        (["running"], 4, False, False, INTERRUPTED, "0 of 4 trials", None),
+        (["finished", "finished"], 4, True, False, INTERRUPTED, "2 of 4 trials"),
+        (["running"], 4, False, False, INTERRUPTED, "0 of 4 trials"),
     ],
 )
 def test_a_sweep_is_finished_when_its_best_trial_is_measured(
@@ -162,13 +152,11 @@ def test_a_sweep_is_finished_when_its_best_trial_is_measured(
     ended: bool,
     state: str,
     detail: str,
-    metric: tuple[str, float] | None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sweep = make_sweep(tmp_path / "runs" / "sweep", statuses, planned, measured, ended)
     [one] = find_runs([tmp_path / "runs"])
-    assert (one.kind, one.state, one.detail, one.metric) == ("sweep", state, detail, metric)
-    assert one.started == pytest.approx(1_795_000_000)
+    assert (one.kind, one.state, one.detail) == ("sweep", state, detail)
     assert (one.ended is not None) == ended
 
     # `runs clean` sees the checkpoints of the trials.
@@ -188,10 +176,10 @@ def test_a_sweep_that_was_killed_before_its_first_trial_is_a_sweep(tmp_path: Pat
 def test_list_prints_the_step_and_the_command_that_continues(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("runs", ["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["state", "kind", "started", "ended", "size", "loss", "metric", "run"]
+    assert lines[0].split() == ["state", "kind", "ended", "size", "run"]
     assert len(lines) == 6
     assert lines[2].startswith("   finished  training")
-    assert lines[2].endswith(f"ndcg_at_10 0.5000  {folder}/finished (step 10 of 10)")
+    assert lines[2].endswith(f"  {folder}/finished (step 10 of 10)")
     assert lines[4].endswith(f"{folder}/interrupted (at step 8 of 10)")
     command = f"raytriever train --config {folder}/interrupted/config.yaml --output {folder}/interrupted"
     assert lines[5] == f"continue with: {command}"

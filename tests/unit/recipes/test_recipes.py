@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModel, BertConfig, PreTrainedConfig, XLMRobertaConf
 
 from raytriever.config import check_config
 from raytriever.recipes import RECIPES
+from raytriever.training.config import STRATEGIES
 
 PAPER = {"xlmr-large": 16, "xlmr-base": 32, "minilm": 64}
 _XLMR: dict[str, Any] = {
@@ -101,3 +103,23 @@ def test_the_memory_in_the_docstring_is_the_estimate(name: str) -> None:
     blocks = 2 * sum(p.numel() for p in matrices) / 1e9
     (needed,) = re.findall(r"Needs: (\d+) GB", docstring)
     assert 0 <= int(needed) - (state + activations + blocks) < 1
+
+
+LARGE, BASE, MINILM = 559_890_432, 278_043_648, 22_713_216
+WORKERS = (1, 8)
+
+
+def expected_rows() -> list[str]:
+    """Return the rows of docs/reference/recipes.md."""
+    rows = []
+    for name in STRATEGIES:
+        for workers in WORKERS:
+            cells = [f"{state_memory(n, name, workers).total / 1e9:.2f}" for n in (LARGE, BASE, MINILM)]
+            between = f"{state_memory(LARGE, name, workers, cached=True).total / 1e9:.2f}"
+            rows.append(f"| `{name}` | {workers} | {' | '.join(cells)} | {between} |")
+    return [row for row in rows if not (row.startswith("| `ddp`") and "| 1 |" not in row)]
+
+
+def test_the_table_of_the_documentation() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "recipes.md").read_text()
+    assert [row for row in text.splitlines() if row.startswith(("| `ddp`", "| `fsdp2`", "| `zero"))] == expected_rows()

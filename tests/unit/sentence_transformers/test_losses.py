@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,6 +48,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.sentence_transformers import losses
 from raytriever.sentence_transformers.batch import find_ids, text_ids
+from raytriever.training.batch import Batch
 from raytriever.training.parallel.objective import Objective
 
 
@@ -107,7 +107,7 @@ def test_a_step_is_one_of_our_trainer(cached: bool, precision: torch.dtype, fold
     passages = [text_of(5 + number, 90 + number) for number in range(16)]
     retriever = load_retriever(ModelConfig(str(folder))).to(precision)
     documents = torch.arange(16)
-    batch = SimpleNamespace(
+    batch = Batch(
         queries=retriever.tokenize(anchors, "query"),
         passages=retriever.tokenize(passages, "passage"),
         ids=BatchIds(torch.arange(8), documents[:8, None], documents),

@@ -16,11 +16,7 @@ from raytriever.api.models import path_of
 from raytriever.data.formats.rows import numbered_rows
 from raytriever.errors import StorageError
 from raytriever.store import objects
-from raytriever.store.commit import (
-    complete,
-    one_writer,
-    write_atomically,
-)
+from raytriever.store.commit import complete, one_writer, write_atomically
 from raytriever.store.disk import check_writable
 
 

@@ -17,7 +17,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.models.config import ModelConfig
-from raytriever.paths import DATASET, EMBEDDINGS, MODEL, MODELS, NEGATIVES, OUTPUT, RUN, SCORES, runs_folder
+from raytriever.paths import DATASET, EMBEDDINGS, MODEL, MODELS, NEGATIVES, PATH, SCORES, runs_folder
 from raytriever.store import lease, objects, owner, remote
 from raytriever.store import lock as locking
 from raytriever.store.cache import cache_folder
@@ -67,7 +67,7 @@ def test_a_secret_in_an_address_is_refused() -> None:
 
 def test_settings_and_arguments_that_name_paths_take_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = "s3://bucket/x"
-    for read in (path_of, OUTPUT, MODEL, RUN, EMBEDDINGS, NEGATIVES):
+    for read in (path_of, PATH, MODEL, EMBEDDINGS, NEGATIVES):
         assert address_of(read(uri)) == uri
     assert SCORES(f"{uri}/a,{uri}/b") == f"{copy_of(uri)}/a,{copy_of(uri)}/b"
     assert MODELS(f"mine={uri}") == f"mine={copy_of(uri)}"
@@ -268,8 +268,17 @@ def test_an_address_of_data_that_is_not_there_is_refused_before_anything_is_load
 ) -> None:
     write_atomically(path_of(uri) / "data" / "corpus.jsonl", "{}\n")
     DATASET.check(f"{uri}/data", "dataset")
-    with pytest.raises(DataError, match=rf"--dataset {uri}/dat: no data set of this name"):
+    with pytest.raises(DataError, match=rf"dataset {uri}/dat: no data set of this name"):
         DATASET.check(f"{uri}/dat", "dataset")
+
+
+def test_a_check_of_a_path_copies_nothing(machine: Callable[[str], None], uri: str) -> None:
+    write_atomically(path_of(uri) / "table" / "a.txt", "a row")
+    machine("two")
+    NEGATIVES.check(copy_of(f"{uri}/table"), "negatives_table")
+    assert not (path_of(uri) / "table").exists()
+    NEGATIVES.check(copy_of(f"{uri}/table"), "negatives_table", fetch=True)
+    assert (path_of(uri) / "table" / "a.txt").read_text() == "a row"
 
 
 def test_prepared_data_with_large_shards_is_read_on_another_machine(
@@ -290,7 +299,7 @@ def test_prepared_data_with_large_shards_is_read_on_another_machine(
 
 
 def test_errors_and_models_of_an_evaluation_have_the_address(machine: Callable[[str], None], uri: str) -> None:
-    with pytest.raises(DataError, match=rf"--embeddings {uri}: no such embeddings"):
+    with pytest.raises(DataError, match=rf"embeddings {uri}: no such embeddings"):
         EMBEDDINGS.check(copy_of(uri), "embeddings")
     error = StorageError("is there already", copy_of(uri), f"remove {copy_of(uri)}")
     assert (error.where, error.remedy) == (uri, f"remove {uri}")

@@ -108,20 +108,20 @@ def test_claims_are_judged(file: Path) -> None:
     [
         ("seeds: 2", "seds: 2", "mine.yaml: unknown name 'seds'; did you mean 'seeds'?"),
         ("seeds: 2", "seeds: 0", "mine.yaml: seeds: 0 is invalid; give a whole number from 1 to 100"),
-        ("loss: mw,", "loss: mv,", "mine.yaml: arm 'MW 2': --loss: unknown value 'mv'; did you mean 'mw'?"),
+        ("loss: mw,", "loss: mv,", "mine.yaml: arm 'MW 2': loss: unknown value 'mv'; did you mean 'mw'?"),
         (
             "{learning_rate:",
             "{learning_rat:",
             "arm 'MW 2': unknown setting 'learning_rat'; did you mean 'learning_",
         ),
         ("InfoNCE: {loss:", "InfoNCE: {los:", "arm 'InfoNCE': unknown section 'los'; did you mean 'loss'?"),
-        ("Letters: letters", "Letters: leters", "data set 'Letters': --dataset leters: no data set of this name"),
+        ("Letters: letters", "Letters: leters", "data set 'Letters': dataset leters: no data set of this name"),
         ("dataset: letters,", "datset: letters,", "mine.yaml: data set 'Half': has no path; give the path alone"),
-        ("ndcg@10,auc", "ndgc@10", "mine.yaml: --metrics: unknown metric 'ndgc@10'; did you mean 'ndcg'?"),
+        ("ndcg@10,auc", "ndgc@10", "mine.yaml: metrics: unknown metric 'ndgc@10'; did you mean 'ndcg'?"),
         ("above: [MW 2, InfoNCE]", "above: [MW, InfoNCE]", "claim 1: unknown name 'MW'; did you mean"),
         ("above: [MW 2, InfoNCE]", "above: MW 2", "claim 1: above names 1 arms; give two arms"),
         ("best: MW 2", "worst: MW 2", "claim 3: holds {'worst': 'MW 2'}; give one of above, alike, above_on_average"),
-        ("batch_size: 16", "batch_size: -1", "arm 'InfoNCE': --batch-size: -1 is out of range"),
+        ("batch_size: 16", "batch_size: -1", "arm 'InfoNCE': batch_size: -1 is out of range"),
         ("{loss: {loss: infonce}}", "{data: {dataset: x}}", "arm 'InfoNCE': data.dataset is set; every arm trains on"),
         ("InfoNCE: {", "MW_2: &x {", "unknown name 'InfoNCE'"),
         ("BM25: bm25", "BM25: 5", "mine.yaml: arm 'BM25': holds 5; give `NAME: value` lines"),
@@ -188,7 +188,7 @@ def test_a_changed_file_does_not_continue_the_study(file: Path, capsys: pytest.C
     assert run("study", [str(file), "--output", "out"]) == 2
     line = capsys.readouterr().err
     assert line.startswith(
-        "error: --output out: holds this study with other settings (arm InfoNCE-Half differs in training.max_steps)"
+        "error: output out: holds this study with other settings (arm InfoNCE-Half differs in training.max_steps)"
     )
     with pytest.raises(UserError, match=r"gone.yaml: cannot be read"):
         load_study(Path("gone.yaml"))

@@ -17,6 +17,7 @@ from gap import (
     GapEmbeddings,
     IndexMeasurement,
     describe_gap,
+    embed,
     format_tables,
     hold_out,
     main,
@@ -26,11 +27,15 @@ from gap import (
     recall_within,
     to_json,
 )
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import DataError
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.measure import OperatingPoint
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import distribution_distance
+from raytriever.models.config import ModelConfig
 
 
 def cloud(seed: int, rows: int, at: float = 0.0) -> ndarray:
@@ -115,3 +120,29 @@ def test_the_command_writes_what_it_prints(
     assert results["documents"] == 144
     assert results["verdict"] in printed
     assert set(results["indexes"]) == {"hnsw", "roargraph"}
+
+
+def test_held_out_passages_are_not_indexed_and_training_queries_are_those_of_train(
+    tiny_dataset: Path, tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("gap.QUERIES", 9)
+    data, _ = embed(str(tiny_encoder), str(tiny_dataset), "test")
+    dataset = open_dataset(tiny_dataset, ["train", "test"])
+    retriever = load_for_encoding(ModelConfig(str(tiny_encoder)), "fp32")
+    passages = encode_texts(retriever, dataset.passages(), "passage")
+
+    def rows(vectors: ndarray, among: ndarray) -> list[int]:
+        apart = np.abs(vectors[:, None] - among[None]).max(2)
+        assert apart.min(1).max() < 1e-5
+        return apart.argmin(1).tolist()
+
+    def texts(split: str) -> list[str]:
+        return [dataset.queries.texts[int(query)] for query in dataset.positives(split).queries]
+
+    documents, held_out = rows(data.documents, passages), rows(data.held_out, passages)
+    assert len(held_out) == 9
+    assert sorted(documents + held_out) == list(range(160))
+    assert rows(data.training, encode_texts(retriever, texts("train"), "query")) == list(range(96))
+    asked = rows(data.queries, encode_texts(retriever, texts("test"), "query"))
+    assert len(set(asked)) == 9

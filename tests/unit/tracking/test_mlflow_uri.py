@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cli.main import run
 from raytriever.errors import UserError
 from raytriever.tracking.mlflow_tracker import check_uri
 
@@ -101,24 +100,3 @@ def test_an_existing_and_a_new_database_are_accepted(tmp_path: Path) -> None:
     for uri in (f"sqlite:///{tmp_path}/empty.db", "databricks", "file:///tmp/mlruns"):
         check_uri(uri)
     assert [path.name for path in tmp_path.iterdir()] == ["empty.db"]
-
-
-@pytest.mark.parametrize("stage", ["train", "tune", "evaluate"])
-def test_a_stage_checks_the_address_before_it_opens_data(
-    stage: str,
-    tiny_encoder: Path,
-    tmp_path: Path,
-    closed_port: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port}")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    words = ["--model", str(tiny_encoder), "--output", "out"]
-    assert run(stage, words if stage != "evaluate" else [*words, "--datasets", "pydocs"]) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert len(err) == 1
-    assert "MLflow does not answer (Connection refused at 127.0.0.1" in err[0]
-    assert not (tmp_path / "cache" / "datasets").exists()

@@ -69,7 +69,7 @@ def test_a_full_disk_is_a_user_error(full_disk: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[]", '{"sent": "many"}'])
 def test_an_error_names_the_damaged_file(tmp_path: Path, content: str) -> None:
     (tmp_path / IDENTITY).write_text(content)
-    with pytest.raises(StorageError, match=r"run\.json: is damaged or changed: .*; give another --output"):
+    with pytest.raises(StorageError, match=r"run\.json: is damaged or changed: .*; give another output"):
         has_unsent_data(tmp_path, "mlflow")
 
 

@@ -23,10 +23,10 @@ from raytriever.losses.batch import PAD, RowRelevance
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
-from raytriever.models.packing import Buckets
+from raytriever.models.packing import Buckets, fill_buckets, spans
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import ChunkSizes, cut
 from raytriever.training.loader import BatchSource
+from raytriever.training.parallel.grad_cache import count_kept
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
 POSITIVES = {query: [10 * query + index for index in range(query + 1)] for query in range(6)}
@@ -135,56 +135,31 @@ def test_the_relevance_of_a_batch_is_that_of_gathered_ids(retriever: Retriever, 
             assert one.distinct is None or torch.equal(one.distinct, other.distinct)
 
 
-LENGTHS = [[2, 3, 3], [4, 9, 9, 9, 10, 11, 12], [30]]
+LENGTHS = [9, 3, 30, 12, 4, 9, 2, 11, 3, 10, 9]
 
 
-def numbered_texts(padded_left: bool = False) -> Buckets:
-    """Each text is its own number, as often as it is long."""
-    parts, number = [], 1
-    for lengths in LENGTHS:
-        ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
-        for row, length in enumerate(lengths):
-            ids[row, -length:] = number
-            if not padded_left:
-                ids[row] = ids[row].flip(0)
-            number += 1
-        parts.append({"input_ids": ids, "attention_mask": (ids > 0).long()})
-    return Buckets(parts, torch.randperm(sum(map(len, LENGTHS)), generator=torch.Generator().manual_seed(0)))
+def pad(rows: list[np.ndarray]) -> dict[str, torch.Tensor]:
+    width = max(map(len, rows))
+    return {"input_ids": torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])}
 
 
-def logged(buckets: Buckets) -> list[list[int]]:
-    """The tokens of every text, in order of the parts."""
-    return [row[row > 0].tolist() for part in buckets.buckets for row in part["input_ids"]]
+@pytest.mark.parametrize("tokens", [1, 20, 45, 1_000])
+def test_chunks_hold_every_text_once(tokens: int) -> None:
+    rows = [np.full(length, number + 1) for number, length in enumerate(LENGTHS)]
+    chunks = fill_buckets(rows, pad, tokens=tokens)
+    texts = [row[row > 0].tolist() for chunk in chunks.buckets for row in chunk["input_ids"]]
+    assert [texts[index] for index in chunks.indices.tolist()] == [row.tolist() for row in rows]
+    for chunk in chunks.buckets:
+        count, width = chunk["input_ids"].shape
+        assert count * width <= tokens or count == 1
+        assert (chunk["input_ids"][:, -1] > 0).any()
 
 
-@pytest.mark.parametrize("padded_left", [False, True])
-@pytest.mark.parametrize(
-    "chunk",
-    [ChunkSizes(2), ChunkSizes(1), ChunkSizes(100), ChunkSizes(tokens=20), ChunkSizes(tokens=1), ChunkSizes(2, 20)],
-)
-def test_nothing_is_lost_or_moved(chunk: ChunkSizes, padded_left: bool) -> None:
-    whole = numbered_texts(padded_left)
-    result = cut(whole, chunk)
-    assert logged(result) == logged(whole)
-    assert torch.equal(result.indices, whole.indices)
-    for part in result.buckets:
-        rows, width = part["input_ids"].shape
-        assert rows <= (chunk.sequences or rows)
-        assert rows * width <= (chunk.tokens or rows * width) or rows == 1
-        assert width == int(part["attention_mask"].sum(1).max())
+def test_packed_texts_are_cut_in_their_order() -> None:
+    assert list(spans([3, 4, 30, 2], 8)) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert list(spans([3, 4, 30, 2], None)) == [slice(0, 4)]
 
 
-def test_the_last_part_is_not_left_with_a_rest() -> None:
-    assert [len(part["input_ids"]) for part in cut(numbered_texts(), ChunkSizes(sequences=4)).buckets] == [3, 3, 4, 1]
-
-
-def test_a_chunk_holds_the_last_parts_that_fit_together() -> None:
-    parts = numbered_texts().buckets  # 3 of 3, 7 of 12 and 1 of 30 tokens
-    assert ChunkSizes(sequences=1).holds(parts) == 1
-    assert ChunkSizes(sequences=7).holds(parts) == 1
-    assert ChunkSizes(sequences=8).holds(parts) == 2
-    assert ChunkSizes(sequences=11).holds(parts) == 3
-    assert ChunkSizes(tokens=20).holds(parts) == 1  # a text that is longer is a part of its own
-    assert ChunkSizes(tokens=114).holds(parts) == 2
-    assert ChunkSizes(sequences=8, tokens=113).holds(parts) == 1
-    assert ChunkSizes(tokens=123).holds(parts) == 3
+def test_the_last_chunks_that_fit_together_are_encoded_once() -> None:
+    texts = [({"input_ids": torch.zeros(shape)}, "query") for shape in ((3, 3), (7, 12), (1, 30))]
+    assert [count_kept(texts, tokens) for tokens in (20, 113, 114, 122, 123)] == [1, 1, 2, 2, 3]

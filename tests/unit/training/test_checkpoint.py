@@ -26,7 +26,7 @@ from raytriever.training.checkpoint import (
     write_slices,
     write_state,
 )
-from raytriever.training.loop import build_optimizer
+from raytriever.training.optimizer import build_optimizer
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
 
 

@@ -14,8 +14,8 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.training.checkpoint import Progression, load_best
 from raytriever.training.checkpoint_writer import _buffer_for
-from raytriever.training.loop import train, with_default_operands
-from raytriever.training.parallel.objective import Objective
+from raytriever.training.loop import train
+from raytriever.training.parallel.objective import Objective, with_default_operands
 
 CHUNKS = {"whole": {}, "cached": {"grad_cache_chunk": 5}, "cached by tokens": {"grad_cache_tokens": 90}}
 

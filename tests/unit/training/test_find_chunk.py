@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sham_device import CUDA, sham_device
+from simulated_gpu import CUDA, simulated_gpu
 from torch import nn
 
 from raytriever.errors import ConfigError
@@ -17,7 +17,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import is_packed
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import train
 from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
@@ -26,13 +25,13 @@ from raytriever.training.parallel.chunk_size import (
     FILE,
     ChunkChoice,
     activations,
-    agreed,
     find_chunk,
     free_memory,
     trial,
 )
 
 CPU = torch.device("cpu")
+LONGEST = 64  # tokens of a text of the tiny encoder
 HERE = "model tiny 1, length 8, device cpu"
 
 
@@ -85,15 +84,17 @@ def test_activations_are_what_is_kept() -> None:
     assert free_memory(CPU) > 0
 
 
-def test_workers_agree_on_the_smallest() -> None:
+def test_workers_agree_on_the_smallest(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
     class Group(WorkerGroup):  # whose other worker found 24
         def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
             assert op == "max"
             return value.clamp(min=-24)
 
-    assert agreed(None, 64, Group(size=2), CPU) == 24
-    assert agreed(None, 64, ALONE, CPU) is None
-    assert agreed(8, 64, ALONE, CPU) == 8
+    work, _ = make_assignment()
+    for found, group, expected in ((None, Group(size=2), 24), (None, ALONE, None), (8, ALONE, 8)):
+        monkeypatch.setattr(module, "find_chunk", lambda *_, found=found, **__: found)
+        choice = ChunkChoice(TrainingConfig(batch_size=16), work.retriever, "fp32", CPU, group)
+        assert choice.search(64) == expected
 
 
 def test_nothing_fits_is_an_error_of_the_user(
@@ -129,17 +130,19 @@ def test_a_real_encoder_is_tried_without_a_trace(
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [(None, None), (5, ChunkSizes(sequences=5)), (48, ChunkSizes(sequences=48))]
+    ("texts", "tokens", "expected"), [(None, None, None), (5, None, 5 * LONGEST), (48, 90, 90), (None, 70, 70)]
 )
-def test_what_is_asked_for_is_taken(make_assignment, asked: int | None, expected: ChunkSizes | None) -> None:
+def test_what_is_asked_for_is_taken(
+    make_assignment, texts: int | None, tokens: int | None, expected: int | None
+) -> None:
     work, _ = make_assignment()
-    settings = TrainingConfig(batch_size=16, grad_cache_chunk=asked)
+    settings = TrainingConfig(batch_size=16, grad_cache_chunk=texts, grad_cache_tokens=tokens)
     assert ChunkChoice(settings, work.retriever, "fp32", CPU, ALONE).first(48) == expected
 
 
 def test_a_chunk_larger_than_the_share_is_refused_before_anything_is_done(make_assignment, tmp_path: Path) -> None:
     work, recorder = make_assignment(grad_cache_chunk=49)  # 16 queries with a positive and a negative each
-    with pytest.raises(ConfigError, match=r"--grad-cache-chunk: a chunk of 49 is more than the 48 texts"):
+    with pytest.raises(ConfigError, match=r"grad_cache_chunk: a chunk of 49 is more than the 48 texts"):
         train(work)
     assert not recorder.steps
     assert not work.folder.exists()
@@ -168,7 +171,7 @@ def test_the_search_encodes_texts_as_training_does(
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     layouts: list[bool] = []
-    with sham_device():
+    with simulated_gpu():
         work, recorder = make_assignment(device=CUDA, precision=precision, total_steps=2)
         work.retriever.query.register_forward_pre_hook(lambda _, inputs: layouts.append(is_packed(inputs[0])))
         work.retriever.choose_packing(precision)
@@ -185,10 +188,10 @@ def test_the_search_keeps_room_for_the_scores_of_a_batch(
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(panels, "GPU_PANEL_BYTES", 8 << 20)
-    batch, memory = 2_048, 64 << 20
-    with sham_device(memory) as counts:
+    batch, free = 2_048, 64 << 20
+    monkeypatch.setattr(module, "free_memory", lambda device: free)
+    with simulated_gpu():
         work, _ = make_assignment(device=CUDA, precision="fp32")
-        free = memory - counts.memory
         chunk = ChunkChoice(TrainingConfig(batch_size=batch), work.retriever, "fp32", CUDA, ALONE).search(2 * batch)
     [(stored, _, text_bytes)] = json.loads((tmp_path / "cache" / FILE).read_text()).values()
     assert chunk == stored

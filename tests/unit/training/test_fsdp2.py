@@ -1,4 +1,4 @@
-"""FSDP2 in a group of one process: the steps, states and errors of DDP, with whole weights and by block."""
+"""FSDP2 in a group of one process: the steps, states and errors of DDP."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from steps import take_step
 from torch import distributed, nn
 from torch.torch_version import TorchVersion
 
@@ -22,22 +22,20 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import ChunkSizes
-from raytriever.training.loop import build_optimizer
-from raytriever.training.memory.arithmetic import fits_whole
+from raytriever.training.batch import Batch
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import build_strategy
+from raytriever.training.optimizer import build_optimizer
 from raytriever.training.parallel import fsdp2
-from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.fsdp2 import FullyShard
-from raytriever.training.parallel.grad_cache import OutOfMemory
 from raytriever.training.parallel.model_state import Slice, load_snapshot, take_snapshot
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs
+from raytriever.training.parallel.strategy import Strategy
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-TEXTS = 12
+TEXTS, CHUNK = 12, 60  # texts of each side, tokens
 LORA = {"lora_rank": 2, "precision": "bf16"}
 VARIANTS: dict[str, dict[str, object]] = {
-    "whole batch": {"chunk": None},
+    "whole batch": {},
     "cached": {},
     "separate towers": {"towers": "separate"},
     "adapters": LORA,
@@ -56,7 +54,6 @@ def _no_group_remains() -> Iterator[None]:
 
 def objective(encoder: Path, device: str, **options: object) -> Objective:
     precision, head = str(options.pop("precision", "fp32")), options.pop("head", False)
-    chunk = options.pop("chunk", ChunkSizes(sequences=5))
     config = ModelConfig(str(encoder), **options)  # type: ignore[arg-type]
     retriever = load_retriever(config, base_type(config.lora_rank, precision))
     prepare_for_training(retriever, config, 0)
@@ -65,14 +62,14 @@ def objective(encoder: Path, device: str, **options: object) -> Objective:
         retriever.query.head.append(nn.Linear(32, 16))
     set_dropout(retriever, 0.0)
     loss = build_loss(LossConfig("mw", temperature=0.1, learn_temperature=True))
-    return Objective(retriever.train(), loss, precision, chunk).to(device)  # type: ignore[arg-type]
+    return Objective(retriever.train(), loss, precision).to(device)  # type: ignore[arg-type]
 
 
-def batch(model: Objective, device: str) -> SimpleNamespace:
+def batch(model: Objective, device: str, chunk: int | None = CHUNK) -> Batch:
     texts = ["".join(chr(97 + (7 * row + column) % 26) for column in range(3 + row)) for row in range(TEXTS)]
     numbers = torch.arange(TEXTS, device=device)
-    sides = [model.retriever.tokenize(texts, side).to(torch.device(device)) for side in ("query", "passage")]
-    return SimpleNamespace(queries=sides[0], passages=sides[1], ids=BatchIds(numbers, numbers[:, None], numbers))
+    sides = [model.retriever.tokenize(texts, side, chunk).to(torch.device(device)) for side in ("query", "passage")]
+    return Batch(*sides, BatchIds(numbers, numbers[:, None], numbers), chunk)
 
 
 def strategy_of(name: str, model: Objective, device: str) -> Strategy:
@@ -80,28 +77,26 @@ def strategy_of(name: str, model: Objective, device: str) -> Strategy:
     for group in optimizer.param_groups:
         group["eps"] = 1e-3  # or gradients that are nothing but rounding, such as key biases', would be steps
     target = torch.device(device, 0) if device == "cuda" else torch.device(device)
-    if name == "by block":
-        return FullyShard(StrategyInputs(model, optimizer, ALONE, target, 1.0), by_block=True)
-    return build_strategy(name, model, optimizer, ALONE, target, 1.0)
+    return build_strategy(TrainingConfig(strategy=name), model, optimizer, ALONE, target)
 
 
-def steps(strategy: Strategy, model: Objective, device: str, count: int = 2) -> list[float]:
-    return [strategy.step(batch(model, device), 1e-2, step).output.value.item() for step in range(count)]
+def steps(strategy: Strategy, model: Objective, device: str, count: int = 2, chunk: int | None = CHUNK) -> list[float]:
+    return [take_step(strategy, batch(model, device, chunk), 1e-2, step)[0].value.item() for step in range(count)]
 
 
 @pytest.mark.fast_every(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", ["fsdp2", "by block"])
-def test_a_step_is_that_of_ddp(name: str, variant: str, device: str, tiny_encoder: Path) -> None:
+def test_a_step_is_that_of_ddp(variant: str, device: str, tiny_encoder: Path) -> None:
     losses, weights = [], []
-    for strategy in ("ddp", name):
+    chunk = None if variant == "whole batch" else CHUNK
+    for strategy in ("ddp", "fsdp2"):
         model = objective(tiny_encoder, device, **VARIANTS[variant])
         built = strategy_of(strategy, model, device)
-        losses.append(steps(built, model, device))
+        losses.append(steps(built, model, device, chunk=chunk))
         weights.append(take_snapshot(model, ALONE))
         with torch.no_grad():
-            losses[-1].append(built.measure(batch(model, device)).value.item())
+            losses[-1].append(built.measure(batch(model, device, chunk)).value.item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-6 if device == "cpu" else 1e-5)
     assert losses[0][0] != losses[0][1]
     assert weights[0].keys() == weights[1].keys()
@@ -111,13 +106,12 @@ def test_a_step_is_that_of_ddp(name: str, variant: str, device: str, tiny_encode
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["fsdp2", "by block"])
-def test_a_state_goes_to_ddp_and_back(name: str, device: str, tiny_encoder: Path) -> None:
+def test_a_state_goes_to_ddp_and_back(device: str, tiny_encoder: Path) -> None:
     expected = objective(tiny_encoder, device)
     losses = steps(strategy_of("ddp", expected, device), expected, device, 3)
     saved: list[Slice] = []
     actual: list[float] = []
-    for strategy in (name, "ddp", name):
+    for strategy in ("fsdp2", "ddp", "fsdp2"):
         model = objective(tiny_encoder, device)
         built = strategy_of(strategy, model, device)
         if saved:
@@ -129,11 +123,10 @@ def test_a_state_goes_to_ddp_and_back(name: str, device: str, tiny_encoder: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["by block", "fsdp2"])
-def test_a_released_model_is_plain(name: str, tiny_encoder: Path) -> None:
+def test_a_released_model_is_plain(tiny_encoder: Path) -> None:
     model = objective(tiny_encoder, "cpu", towers="separate")
     kinds = [type(module) for module in model.modules()]
-    built = strategy_of(name, model, "cpu")
+    built = strategy_of("fsdp2", model, "cpu")
     steps(built, model, "cpu")
     snapshot = take_snapshot(model, ALONE)
     assert kinds != [type(module) for module in model.modules()]
@@ -151,15 +144,14 @@ def test_a_released_model_is_plain(name: str, tiny_encoder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["fsdp2", "by block"])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_step_that_failed_is_done_again(
-    name: str, where: str, device: str, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, device: str, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = objective(tiny_encoder, device)
     losses = steps(strategy_of("ddp", expected, device), expected, device)
     model = objective(tiny_encoder, device)
-    built = strategy_of(name, model, device)
+    built = strategy_of("fsdp2", model, device)
 
     def fail(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError
@@ -171,8 +163,8 @@ def test_a_step_that_failed_is_done_again(
 
     block = model.retriever.query.blocks[0].get_submodule("attention.output.dense")
     hook = block.register_forward_hook(fail if where == "forward" else fail_later)
-    with pytest.raises(OutOfMemory if name == "fsdp2" else torch.cuda.OutOfMemoryError):
-        built.step(batch(model, device), 1e-2, 0)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        take_step(built, batch(model, device), 1e-2, 0)
     hook.remove()
     # Below, FSDP2 cannot be reset, and the loop restarts the worker.
     assert built.abandon() == (TorchVersion(torch.__version__) >= (2, 13))
@@ -181,20 +173,12 @@ def test_a_step_that_failed_is_done_again(
     assert steps(built, model, device) == pytest.approx(losses, rel=1e-6 if device == "cpu" else 1e-5)
 
 
-def test_large_models_are_gathered_by_block() -> None:
-    memory = 80 * 10**9
-    assert fits_whole(4 * 560_000_000, 560_000_000, memory)
-    assert fits_whole(2 * 7_600_000_000, 44_000_000, memory)  # adapters on a base in bf16
-    assert not fits_whole(4 * 7_600_000_000, 7_600_000_000, memory)
-
-
-@pytest.mark.parametrize("name", ["fsdp2", "by block"])
 def test_steps_of_the_optimizer_are_restored_where_it_counts_them(
-    name: str, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fused AdamW counts on the GPU; a count on the CPU ends every resumed run."""
     model = objective(tiny_encoder, "cpu")
-    built = strategy_of(name, model, "cpu")
+    built = strategy_of("fsdp2", model, "cpu")
     steps(built, model, "cpu", 1)
     saved = [replace(one, values=one.values.clone()) for one in built.state()]
     monkeypatch.setattr(fsdp2, "device_of_steps", lambda *_: torch.device("meta"))

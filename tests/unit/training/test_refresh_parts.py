@@ -13,7 +13,7 @@ from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import ConfigError
-from raytriever.training.config import RefreshConfig, check_refresh, rank_range
+from raytriever.training.config import RefreshConfig, check_refresh
 from raytriever.training.loader import SourceVersions
 from raytriever.training.refresh import Ledger, Round, overlap, read_ledger
 
@@ -110,16 +110,10 @@ def test_overlap_is_the_share_of_rows_that_were_there_before() -> None:
     assert overlap(one, None) == overlap(one, table()) == overlap(table(), one) == 0
 
 
-@pytest.mark.parametrize("given", ["5", "5:5", "-1:4", "1:2:3", "a:b"])
-def test_what_are_no_ranks_are_refused(given: str) -> None:
-    with pytest.raises(ValueError, match="two whole numbers"):
-        rank_range(given)
-
-
 def test_the_settings_of_mining_are_those_asked_for() -> None:
-    config = RefreshConfig(5, refresh_ranks="030:0200", refresh_negatives=7, refresh_relative_margin=0.05)
+    config = RefreshConfig(5, refresh_negatives=7, refresh_relative_margin=0.05)
     mining = config.mining
-    assert (mining.method, mining.range_min, mining.depth, mining.num_negatives) == ("dense", 30, 200, 7)
+    assert (mining.method, mining.range_min, mining.depth, mining.num_negatives) == ("dense", 0, 70, 7)
     assert (mining.relative_margin, mining.absolute_margin, mining.max_score) == (0.05, None, None)
     assert RefreshConfig(refresh_pool="2:5").pool == (2, 5)
     assert RefreshConfig(refresh_pool=3).pool == (3, 3)

@@ -189,7 +189,8 @@ def test_interrupted_again_and_again_it_ends_alike(
 def test_time_asks_for_checkpoints_between_looks(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, minutes: float, saved: bool
 ) -> None:
-    settings = {**SETTINGS, "total_steps": 40, "eval_steps": 40, "checkpoint_minutes": minutes}
+    monkeypatch.setattr("raytriever.training.loop.CHECKPOINT_MINUTES", minutes)
+    settings = {**SETTINGS, "total_steps": 40, "eval_steps": 40}
     expected = whole(**settings)
     work, recorder = make_assignment(**settings)
     die_at(work, recorder, monkeypatch, 35, "step")
@@ -293,7 +294,7 @@ def test_what_would_go_on_otherwise_is_refused_by_name_and_the_way_it_is_done_ma
         others = {name: value for name, value in changes.items() if name not in ("data_digest", "towers")}
         model = ModelConfig(str(tiny_encoder), towers=changes.get("towers"))
         again, second_recorder = make_assignment(**{**SETTINGS, "model": model, **others})
-        with pytest.raises(StorageError, match=rf"step-4: {message}.*or another --output$") as caught:
+        with pytest.raises(StorageError, match=rf"step-4: {message}.*or another output$") as caught:
             train(dataclasses.replace(again, data_digest=changes.get("data_digest", "one")))
         assert "\n" not in str(caught.value)
         assert not second_recorder.steps

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -264,21 +261,3 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, small_disk: Pa
         assert [path.name for path in folder.iterdir()] == ["step-1"]
     else:
         assert not list(folder.iterdir())
-
-
-@pytest.mark.slow
-def test_a_writer_that_is_killed_leaves_no_half_checkpoint(tmp_path: Path) -> None:
-    script = Path(__file__).parent / "killed_writer.py"
-    done = subprocess.run(
-        [sys.executable, script, tmp_path, "50"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    kills, damaged, reached = (int(number) for number in done.stdout.split())
-    assert kills == 50
-    assert damaged >= 10  # kills that met a writer at work: it left something aside
-    assert reached >= 50

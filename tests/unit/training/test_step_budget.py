@@ -1,4 +1,4 @@
-"""Host waits, copies and kernel launches of a training step on a GPU, counted on the sham device by line."""
+"""Host waits and copies of a training step on a GPU, counted on a simulated one by line."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from sham_device import CUDA, Counts, sham_device, values
+from simulated_gpu import CUDA, Counts, simulated_gpu, values
 from torch import nn
 
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
 from raytriever.losses.registry import build_loss
-from raytriever.models.precision import autocast
-from raytriever.training.batch import ChunkSizes
-from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.objective import Objective
+from raytriever.training.loop import train
 from raytriever.training.parallel.strategy import NotFiniteError
 
 CPU = torch.device("cpu")
@@ -27,24 +23,6 @@ STEPS, MEASURED = 4, 2  # a step, counted from 0; in the first one torch allocat
 CHUNK = 200  # tokens
 # Of each kind one: rows, a kernel of its own, both ways, a teacher. numerics/test_mw_on_a_device.py has all losses.
 LOSSES = ("infonce", "mw", "infonce-symmetric", "kl")
-
-
-def plain_launches(work: TrainingSetup, counts: Counts, cached: bool) -> int:
-    """Return the launches of the encoder alone, forward and backward, over the same parts."""
-    retriever = work.retriever
-    objective = Objective(retriever, build_loss(work.loss), "bf16", ChunkSizes(tokens=CHUNK) if cached else None)
-    batch = objective.cut(work.train.batch(MEASURED, retriever, ALONE)).map(lambda tensor: tensor.to(CUDA))
-    total = 0
-    for texts, side in batch.passes:
-        for part in texts.buckets:
-            counts.reset()
-            with autocast("bf16", CUDA):
-                output = retriever.encode(part, side)
-            forward = counts.launches.total()
-            output.float().sum().backward()
-            total += counts.launches.total() + forward * cached
-    retriever.zero_grad(set_to_none=True)
-    return total
 
 
 @pytest.mark.fast_every(99)
@@ -55,7 +33,7 @@ def test_a_step_waits_and_copies_little(
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     settings = {"grad_cache_tokens": CHUNK} if cached else {}
-    with sham_device() as counts:
+    with simulated_gpu() as counts:
         work, recorder = taught(
             device=CUDA, precision="bf16", total_steps=STEPS, eval_steps=STEPS, loss=LossConfig(name, 0.1), **settings
         )
@@ -68,17 +46,14 @@ def test_a_step_waits_and_copies_little(
 
         train(replace(work, on_metrics=on_metrics))
         whole, side_copies, stream_waits = counts.snapshot(), counts.side_copies, counts.stream_waits
-        plain = plain_launches(work, counts, cached)
     assert sorted(reported) == list(range(STEPS))
     assert len(recorder.losses) == STEPS
     # A step is reported while the next one runs: this is what happens between two reports.
-    for kind in ("syncs", "launches", "pageable", "pinned"):
+    for kind in ("syncs", "pageable", "pinned"):
         getattr(reported[MEASURED - 1], kind).subtract(getattr(reported[MEASURED - 2], kind))
     step = reported[MEASURED - 1]
-    outside_losses = [count for line, count in step.launches.items() if not line.startswith("losses/")]
     assert step.syncs.total() <= 1, step.table()  # the event of the step before
     assert step.pageable.total() <= 1, step.table()
-    assert sum(outside_losses) <= 1.3 * plain, f"{plain}\n{step.table()}"
     assert sum(count for line, count in step.pinned.items() if line.startswith("to the host")) == 1, step.table()
     # The loader copies ahead of the steps: each batch once, on a stream of its own that the step's stream waits for.
     batches = STEPS + work.training.dev_batches
@@ -116,7 +91,7 @@ def test_no_weight_changes_from_the_step_on_that_is_not_finite(
         return losses[0]
 
     monkeypatch.setattr("raytriever.training.loop.build_loss", spoiled)
-    with sham_device() if device == CUDA else nullcontext():
+    with simulated_gpu() if device == CUDA else nullcontext():
         work, recorder = make_assignment(device=device, total_steps=9, eval_steps=9)
         with pytest.raises(NotFiniteError, match="step 2: the loss is nan"):
             train(work)
@@ -129,7 +104,7 @@ def test_no_weight_changes_from_the_step_on_that_is_not_finite(
 
 @pytest.mark.slow
 def test_what_is_saved_and_validated_comes_after_the_report_of_its_step(make_assignment) -> None:
-    with sham_device():
+    with simulated_gpu():
         work, _ = make_assignment(device=CUDA, total_steps=5, eval_steps=2, dev_batches=1)
         order: list[tuple[int, str]] = []
         train(

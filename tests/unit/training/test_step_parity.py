@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import ChunkSizes
+from raytriever.training.batch import Batch
 from raytriever.training.parallel.objective import Objective
 
 PAIRS, TEMPERATURE = 12, 0.05
@@ -67,9 +66,7 @@ def by_library(folder: Path, texts: Texts = SHORT) -> tuple[float, list[Tensor]]
     return value.item(), gradients_of(model)
 
 
-def by_raytriever(
-    folder: Path, chunk: ChunkSizes | None, packs: bool, texts: Texts = SHORT
-) -> tuple[float, list[Tensor]]:
+def by_raytriever(folder: Path, chunk: int | None, packs: bool, texts: Texts = SHORT) -> tuple[float, list[Tensor]]:
     """Return loss and gradients of a step, with or without gradient caching, of packed or padded texts."""
     queries, positives, negatives = texts
     retriever = load_retriever(ModelConfig(str(folder)))
@@ -77,12 +74,8 @@ def by_raytriever(
     loss = build_loss(LossConfig("infonce", temperature=TEMPERATURE), retriever.description.similarity == "cosine")
     documents = torch.arange(2 * len(queries))
     ids = BatchIds(torch.arange(len(queries)), documents[: len(queries), None], documents)
-    batch = SimpleNamespace(
-        queries=retriever.tokenize(queries, "query"),
-        passages=retriever.tokenize(positives + negatives, "passage"),
-        ids=ids,
-    )
-    output = Objective(retriever, loss, "fp32", chunk)(batch, ALONE)
+    sides = retriever.tokenize(queries, "query", chunk), retriever.tokenize(positives + negatives, "passage", chunk)
+    output = Objective(retriever, loss, "fp32")(Batch(*sides, ids, chunk), ALONE)
     output.value.backward()
     return output.value.item(), gradients_of(retriever)
 
@@ -103,12 +96,10 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 
 @pytest.mark.fast_every(15)
-@pytest.mark.parametrize(
-    "chunk", [None, ChunkSizes(5), ChunkSizes(tokens=300)], ids=["whole batch", "5 texts", "300 tokens"]
-)
+@pytest.mark.parametrize("chunk", [None, 80, 10_000], ids=["whole batch", "80 tokens", "one chunk"])
 @pytest.mark.parametrize(("name", "packs"), CASES)
 def test_loss_and_gradients_equal_those_of_the_library(
-    name: str, packs: bool, chunk: ChunkSizes | None, tmp_path: Path
+    name: str, packs: bool, chunk: int | None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
     WRITERS[name](folder)
@@ -130,7 +121,7 @@ def test_gradients_of_long_texts_equal_those_of_the_library(
     folder = tmp_path / "model"
     written(architecture, pooling, positions=tokens, max_length=tokens)(folder)
     texts = [text_of(9, 1), text_of(30, 2)], [text_of(tokens, 3), text_of(50, 4)], [text_of(tokens // 3, 5), "a"]
-    loss, gradients = by_raytriever(folder, ChunkSizes(1), packs, texts)
+    loss, gradients = by_raytriever(folder, 1, packs, texts)
     library_loss, library_gradients = by_library(folder, texts)
     assert loss == pytest.approx(library_loss, rel=1e-4)
     assert difference(gradients, library_gradients) < 1e-4

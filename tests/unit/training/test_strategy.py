@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from steps import take_step
 from torch import nn
 
 from raytriever.errors import ConfigError, StorageError
@@ -17,27 +18,28 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import ChunkSizes
-from raytriever.training.parallel.choice import build_strategy
+from raytriever.training.batch import Batch
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import build_strategy
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Readout, TrainingError, finite_or_refused
+from raytriever.training.parallel.strategy import Readout, Strategy, TrainingError, finite_or_refused
 
 CPU = torch.device("cpu")
-TEXTS = 48
+TEXTS, TOKENS = 48, 28  # texts of each side, tokens of the longest
 
 
-def objective(encoder: Path, chunk: ChunkSizes | None) -> Objective:
+def objective(encoder: Path) -> Objective:
     retriever = load_retriever(ModelConfig(str(encoder)))
     retriever.query.backbone.set_attn_implementation("eager")
-    return Objective(retriever, build_loss(LossConfig("mw", temperature=0.1, learn_temperature=True)), "fp32", chunk)
+    return Objective(retriever, build_loss(LossConfig("mw", temperature=0.1, learn_temperature=True)), "fp32")
 
 
-def batch(model: Objective) -> SimpleNamespace:
+def batch(model: Objective, chunk: int | None = None) -> Batch:
     texts = [f"{number} a text like all others" for number in range(TEXTS)]
     ids = BatchIds(torch.arange(TEXTS), torch.arange(TEXTS)[:, None], torch.arange(TEXTS))
-    queries, passages = (model.retriever.tokenize(texts, side) for side in ("query", "passage"))
-    return SimpleNamespace(queries=queries, passages=passages, ids=ids)
+    queries, passages = (model.retriever.tokenize(texts, side, chunk) for side in ("query", "passage"))
+    return Batch(queries, passages, ids, chunk)
 
 
 class Ledger:
@@ -49,9 +51,9 @@ class Ledger:
     def pack(self, tensor: torch.Tensor) -> _Entry:
         return _Entry(self, tensor)
 
-    def watch(self, model: Objective) -> int:
+    def watch(self, model: Objective, chunk: int | None) -> int:
         with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda entry: entry.tensor):
-            model(batch(model), ALONE).value.backward()
+            model(batch(model, chunk), ALONE).value.backward()
         return self.peak
 
 
@@ -65,23 +67,23 @@ class _Entry:
         self.ledger.live -= self.tensor.nbytes
 
 
-def test_activations_are_those_of_a_part(tiny_encoder: Path) -> None:
-    whole = Ledger().watch(objective(tiny_encoder, None))
-    part = Ledger().watch(objective(tiny_encoder, ChunkSizes(sequences=4)))
+def test_activations_are_those_of_a_chunk(tiny_encoder: Path) -> None:
+    whole = Ledger().watch(objective(tiny_encoder), None)
+    part = Ledger().watch(objective(tiny_encoder), 4 * TOKENS)
     assert part < whole / 8  # 24 parts; the last and the one that is encoded again are alive in turn
 
 
 @pytest.mark.fast_every(9)
-@pytest.mark.parametrize("chunk", [ChunkSizes(sequences=5), ChunkSizes(sequences=1000)], ids=["many parts", "all kept"])
-def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_encoder: Path, chunk: ChunkSizes) -> None:
+@pytest.mark.parametrize("texts", [5, 1_000], ids=["many chunks", "all kept"])
+def test_gradients_are_complete_one_after_another_where_a_chunk_is_left(tiny_encoder: Path, texts: int) -> None:
     """So DDP reduces those of the last layers while the first ones are differentiated."""
-    model = objective(tiny_encoder, chunk)
+    model, chunk = objective(tiny_encoder), texts * TOKENS
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    value = model(batch(model), ALONE).value
+    value = model(batch(model, chunk), ALONE).value
     value.backward()
     expected = {name: parameter.grad for name, parameter in trained.items()}
     model.zero_grad(set_to_none=True)
-    model.leaves_part, events = True, list[str]()
+    model.leaves_chunk, events = True, list[str]()
     for name, parameter in trained.items():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
 
@@ -90,7 +92,7 @@ def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_enco
             output.register_hook(lambda gradient: events.append("embeddings"))
 
     model.retriever.query.backbone.embeddings.register_forward_hook(watch)
-    left = model(batch(model), ALONE).value
+    left = model(batch(model, chunk), ALONE).value
     assert torch.equal(left, value)
     events.clear()
     left.backward()
@@ -101,42 +103,42 @@ def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_enco
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-7)
 
 
-def build(name: str, model: nn.Module) -> object:
+def build(name: str, model: nn.Module) -> Strategy:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, fused=True)
-    return build_strategy(name, model, optimizer, ALONE, CPU, 1.0)  # type: ignore[arg-type]
+    return build_strategy(TrainingConfig(strategy=name), model, optimizer, ALONE, CPU)  # type: ignore[arg-type]
 
 
 def test_a_missing_package_is_named(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(ConfigError, match=r"DeepSpeed is not installed; pip install 'raytriever\[deepspeed\]'"):
-        build("zero2", objective(tiny_encoder, None))
+        build("zero2", objective(tiny_encoder))
 
 
 def test_a_loss_that_is_not_finite_changes_nothing(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, ChunkSizes(sequences=5))
+    model = objective(tiny_encoder)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model.loss.forward = lambda *inputs: SimpleNamespace(  # type: ignore[method-assign,assignment]
         value=inputs[0].sum() * torch.inf, statistics={}
     )
     strategy = build("ddp", model)
-    update = strategy.step(batch(model), 0.1, 3)  # type: ignore[attr-defined]
+    output, norm = take_step(strategy, batch(model, 5 * TOKENS), 0.1, 3)
     with pytest.raises(TrainingError, match="step 3: the loss is "):
-        finite_or_refused(**Readout({"value": update.output.value, "norm": update.norm}).read(), number=3)
+        finite_or_refused(**Readout({"value": output.value, "norm": norm}).read(), number=3)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     del model.loss.forward
-    update = strategy.step(batch(model), 0.1, 4)  # type: ignore[attr-defined]
-    assert bool(torch.isfinite(update.norm))
+    _, norm = take_step(strategy, batch(model, 5 * TOKENS), 0.1, 4)
+    assert bool(torch.isfinite(norm))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_an_optimizer_without_a_switch_on_the_device_is_refused_at_once(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, None)
+    model = objective(tiny_encoder)
     model.loss.forward = lambda *inputs: SimpleNamespace(  # type: ignore[method-assign,assignment]
         value=inputs[0].sum() * torch.inf, statistics={}
     )
-    strategy = build_strategy("ddp", model, torch.optim.SGD(model.parameters()), ALONE, CPU, 1.0)
+    strategy = build_strategy(TrainingConfig(), model, torch.optim.SGD(model.parameters()), ALONE, CPU)
     with pytest.raises(TrainingError, match="step 3: the loss is "):
-        strategy.step(batch(model), 0.1, 3)  # type: ignore[arg-type]
+        take_step(strategy, batch(model), 0.1, 3)
 
 
 def test_slices_are_put_together_wherever_they_were_cut() -> None:

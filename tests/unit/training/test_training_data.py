@@ -98,9 +98,9 @@ def test_negatives_of_all_are_one_behind_the_other(retriever: Retriever, tiny_da
 
 
 def test_what_does_not_fit_is_refused(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
-    with pytest.raises(ConfigError, match="--dataset-weights"):
+    with pytest.raises(ConfigError, match="dataset_weights"):
         open_material(retriever, tiny_dataset, other, dataset_weights="1,2,3").train(None)
-    with pytest.raises(ConfigError, match="--negatives-mix"):
+    with pytest.raises(ConfigError, match="negatives_mix"):
         open_material(retriever, tiny_dataset, negatives_mix="bm52=1").train(None)
     with pytest.raises(DataError, match="no query has a positive of source 'llm'"):
         open_material(retriever, tiny_dataset, positives="llm").train(None)

@@ -316,40 +316,25 @@ def test_other_dev_data_and_a_damaged_record_are_refused(begin: Callable[[str], 
 
 
 @pytest.mark.parametrize(
-    ("values", "patience", "min_delta", "best", "without", "decided"),
+    ("values", "patience", "best", "without", "decided"),
     [
-        ({}, 1, 0.0, 0, 0, None),
-        ({1: 0.1, 2: 0.2}, 1, 0.0, 2, 0, None),
-        ({1: 0.2, 2: 0.2}, 2, 0.0, 1, 1, None),  # of equal ones the first
-        ({2: 0.1, 1: 0.2, 3: 0.3}, 1, 0.0, 1, 1, 2),  # in the order of steps; what is later counts for nothing
-        ({1: 0.20, 2: 0.21, 3: 0.22}, 2, 0.05, 3, 2, 3),  # better, and the best, but not by enough
-        ({1: 0.20, 2: 0.22, 3: 0.26, 4: 0.1}, 2, 0.05, 3, 1, None),  # over the last that was better by enough
-        ({1: NAN, 2: NAN}, 2, 0.0, 0, 2, 2),
-        ({1: NAN, 2: 0.1, 3: NAN}, 2, 0.0, 2, 1, None),
-        ({1: -5.0, 2: -4.0}, 1, 0.0, 2, 0, None),
+        ({}, 1, 0, 0, None),
+        ({1: 0.1, 2: 0.2}, 1, 2, 0, None),
+        ({1: 0.2, 2: 0.2}, 2, 1, 1, None),  # of equal ones the first
+        ({2: 0.1, 1: 0.2, 3: 0.3}, 1, 1, 1, 2),  # in the order of steps; what is later counts for nothing
+        ({1: NAN, 2: NAN}, 2, 0, 2, 2),
+        ({1: NAN, 2: 0.1, 3: NAN}, 2, 2, 1, None),
+        ({1: -5.0, 2: -4.0}, 1, 2, 0, None),
     ],
 )
-def test_verdicts(
-    values: dict[int, float], patience: int, min_delta: float, best: int, without: int, decided: int | None
-) -> None:
-    result = summarize(values, patience, min_delta)
+def test_verdicts(values: dict[int, float], patience: int, best: int, without: int, decided: int | None) -> None:
+    result = summarize(values, patience)
     assert (result.best_step, result.validations_without, result.decided) == (best, without, decided)
 
 
-def test_the_dev_loss_has_to_be_better_by_enough_too() -> None:
-    looks = Progression()
-    for step, loss in enumerate((1.0, 0.96, 0.93, 0.92), 1):
-        looks = looks.after_validation(step, loss, patience=3, min_delta=0.05)
-    # 0.93 is better than 1.0 by enough, 0.96 and 0.92 were not; the best is the best by however little.
-    assert (looks.best_step, looks.best_loss, looks.looks_without, looks.stopped) == (4, 0.92, 1, False)
-    assert looks.after_validation(5, 0.91, 3, 0.05).after_validation(6, 0.9, 3, 0.05).stopped
-    assert not looks.after_validation(5, 0.91, 3, 0.05).after_validation(6, 0.87, 3, 0.05).stopped
-
-
 def test_settings_that_have_no_effect_are_refused() -> None:
-    for settings in (ValidationConfig(eval_corpus=100), ValidationConfig(eval_behind=3)):
-        with pytest.raises(ConfigError, match="has no effect with --best-metric dev_loss and without --eval-datasets"):
-            check_validation(settings, TrainingConfig())
+    with pytest.raises(ConfigError, match="has no effect with best_metric dev_loss and without eval_datasets"):
+        check_validation(ValidationConfig(eval_corpus=100), TrainingConfig())
     with pytest.raises(ConfigError, match="names no data set"):
         check_validation(ValidationConfig(eval_datasets=" , "), TrainingConfig())
     check_validation(ValidationConfig(eval_corpus=100), TrainingConfig(best_metric="auc"))

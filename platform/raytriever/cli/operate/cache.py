@@ -4,97 +4,73 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from math import inf
 
-from raytriever.cli.arguments import Parser
+from raytriever.cli.command import Given
 from raytriever.errors import ConfigError
 from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, format_time
 from raytriever.options import did_you_mean
-from raytriever.store.cache import BOUNDS, cache_folder, remove_entry
+from raytriever.store.cache import cache_folder, remove_entry
 from raytriever.store.capacity import UNITS, format_size
-from raytriever.terminal import show, warn
+from raytriever.terminal import text_table, warn
 
 ACTIONS = ("list", "prune")
 
 
-def main(words: list[str]) -> None:
-    """Parse, then list or prune."""
-    arguments = _parser().parse(words)
-    if arguments.action not in ACTIONS:
-        raise ConfigError(f"unknown action {arguments.action!r}", remedy=did_you_mean(arguments.action, ACTIONS))
-    limits = {"--max-size": arguments.max_size, "--max-age": arguments.max_age}
+def run(given: Given) -> Iterator[str]:
+    """List the entries or prune them."""
+    if given.action not in ACTIONS:
+        raise ConfigError(f"unknown action {given.action!r}", remedy=did_you_mean(given.action, ACTIONS))
+    limits = {"--max-size": given.max_size, "--max-age": given.max_age}
     flags = [flag for flag, value in limits.items() if value is not None]
-    if arguments.action == "prune" and not flags:
+    if given.action == "prune" and not flags:
         remedy = "give a size, such as --max-size 10GB, or an age, such as --max-age 30d"
         raise ConfigError("`cache prune` needs --max-size or --max-age", remedy=remedy)
-    if arguments.action == "list" and flags:
+    if given.action == "list" and flags:
         raise ConfigError(f"`cache list` has no {flags[0]}", remedy="leave it out, or give `cache prune`")
     entries = cache_entries()
-    if arguments.action == "list":
-        _list(entries)
-    else:
-        _prune(entries, arguments.max_size, arguments.max_age)
+    yield from _list(entries) if given.action == "list" else _prune(entries, given.max_size, given.max_age)
 
 
-def _list(entries: list[CacheEntry]) -> None:
-    from raytriever.terminal import text_table
-
+def _list(entries: list[CacheEntry]) -> Iterator[str]:
     rows = [["last used", "size", "entry"]]
     for entry in entries:
         user = f" (in use by {entry.owner})" if entry.owner is not None else " (in use)" if entry.is_open else ""
         name = str(entry.path.relative_to(cache_folder()))
         rows.append([format_time(entry.used_at), format_size(entry.size), name + user])
     if entries:
-        show(text_table(rows))
-    for name, bound in BOUNDS.items():
-        if size := sum(entry.size for entry in entries if entry.collection == name):
-            show(f"{name}: {format_size(size)} of at most {format_size(bound)}")
-    show(f"{cache_folder()}: {len(entries)} entries, {format_size(sum(entry.size for entry in entries))}")
+        yield text_table(rows)
+    yield f"{cache_folder()}: {len(entries)} entries, {format_size(sum(entry.size for entry in entries))}"
 
 
-def _prune(entries: list[CacheEntry], max_size: int | None, max_age: float | None) -> None:
+def _prune(entries: list[CacheEntry], max_size: int | None, max_age: float | None) -> Iterator[str]:
     left = sum(entry.size for entry in entries)
     limit = inf if max_size is None else max_size
     before = -inf if max_age is None else time.time() - max_age
     for entry in entries_to_prune(entries, limit, before):
         if remove_entry(entry.path):
             left -= entry.size
-            show(f"removed {entry.path.relative_to(cache_folder())}, {format_size(entry.size)}")
+            yield f"removed {entry.path.relative_to(cache_folder())}, {format_size(entry.size)}"
         else:
             warn(f"{entry.path}: kept, because another process uses it")
-    show(f"{cache_folder()}: {format_size(left)} left")
+    yield f"{cache_folder()}: {format_size(left)} left"
     if left > limit:
         size = format_size(int(limit))
         warn(f"more than {size} is left, because the other entries are in use or cannot be created again")
 
 
-def _size(text: str) -> int:
+def read_size(text: str) -> int:
+    """Read a size in bytes; raises `ConfigError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{text!r} is not a size", "--max-size", "give a size such as 500MB or 10GB")
     return int(float(match[1]) * UNITS[(match[2] or "").upper()])
 
 
-def _age(text: str) -> float:
+def read_age(text: str) -> float:
+    """Read a time in seconds; raises `ConfigError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([hd])", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{text!r} is not an age", "--max-age", "give an age such as 12h or 30d")
     return float(match[1]) * (3_600 if match[2].lower() == "h" else 86_400)
-
-
-def _parser() -> Parser:
-    parser = Parser("cache", "List cached data sets, models and embeddings, or remove the least recently used ones.")
-    parser.add_argument("action", metavar="|".join(ACTIONS), help="list the entries, or prune the cache")
-    parser.add_argument(
-        "--max-size",
-        type=_size,
-        metavar="SIZE",
-        help="prune: size to keep, such as 500MB or 10GB; the least recently used entries are removed first",
-    )
-    parser.add_argument(
-        "--max-age",
-        type=_age,
-        metavar="AGE",
-        help="prune: time since the last use, such as 12h or 30d; entries that are older are removed",
-    )
-    return parser

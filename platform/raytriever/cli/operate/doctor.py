@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
-from raytriever.cli.arguments import Parser
+from raytriever.cli.command import Given
 from raytriever.operation.doctor import ERROR, WARNING, examine
-from raytriever.terminal import show
 
 
-def main(words: list[str]) -> None:
-    """Parse, examine, print."""
-    _parser().parse(words)
+def run(given: Given) -> Iterator[str]:
+    """Examine the machine."""
     findings = examine()
-    for _, line in findings:
-        show(line)
+    yield from (line for _, line in findings)
     errors, warnings = (sum(level == wanted for level, _ in findings) for wanted in (ERROR, WARNING))
-    show(f"\n{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}")
+    yield f"\n{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
     if errors:
         sys.exit(1)
-
-
-def _parser() -> Parser:
-    return Parser("doctor", "Check devices, servers, disks and locks.")

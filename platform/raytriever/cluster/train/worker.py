@@ -41,7 +41,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 from raytriever.store.commit import committed_directory, is_committed
 from raytriever.store.objects import is_uri, report_to
-from raytriever.training.config import SYNC
+from raytriever.training.config import BEHIND, SYNC
 from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.refresh import RefreshPlan
@@ -247,7 +247,7 @@ def _validation_plan(job: WorkerJob, workers: WorkerGroup, device: torch.device)
         return None
     return ValidationPlan(
         folder=job.folder / EVALUATIONS,
-        behind=0 if job.evaluator is None else job.config.validation.eval_behind,
+        behind=0 if job.evaluator is None else BEHIND,
         evaluator=_evaluator(job, device) if workers.rank == 0 else None,
         on_metrics=lambda step, metrics: job.queue.send(ValidationEvent(step, dict(metrics))),
         last_logged_step=_last_logged_step(job, workers, device),

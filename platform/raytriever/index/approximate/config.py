@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.options import option
+from raytriever.options import Need, option
 
 INDEXES = ("flat", "ivf", "ivfpq", "hnsw", "vamana", "roargraph")
 GRAPHS = ("hnsw", "vamana", "roargraph")
 # Default numbers of probed lists or of documents in the beam of a walk.
 EFFORT = {"flat": 1, "ivf": 16, "ivfpq": 16, "hnsw": 64, "vamana": 64, "roargraph": 64}
-_GRAPHS = f"index={'|'.join(GRAPHS)}"
+_GRAPHS = Need("index", *GRAPHS)
+_ROARGRAPH = Need("index", "roargraph")
 
 
 @dataclass(frozen=True)
@@ -22,16 +23,16 @@ class IndexConfig:
         None,
         "lists to search (ivf, ivfpq; default: 16), or candidates kept during the search of a graph (default: 64)",
         minimum=1,
-        needs="index!=flat",
+        needs=Need("index", "flat", negated=True),
     )
     lists: int | None = option(
-        None, "lists of an inverted file (default: 4 sqrt(documents))", minimum=1, needs="index=ivf|ivfpq"
+        None, "lists of an inverted file (default: 4 sqrt(documents))", minimum=1, needs=Need("index", "ivf", "ivfpq")
     )
     code_bytes: int | None = option(
         None,
         "bytes of the code of a document, a divisor of the width (ivfpq; default: a quarter of the width)",
         minimum=1,
-        needs="index=ivfpq",
+        needs=Need("index", "ivfpq"),
     )
     degree: int | None = option(
         None, "number of neighbours of a document in a graph (default: 32)", minimum=2, maximum=1024, needs=_GRAPHS
@@ -48,10 +49,10 @@ class IndexConfig:
         "nearest documents of each training query (roargraph; default: 100)",
         minimum=2,
         maximum=10_000,
-        needs="index=roargraph",
+        needs=_ROARGRAPH,
     )
     training_split: str | None = option(
-        None, "split whose queries build the graph (roargraph; default: train)", needs="index=roargraph"
+        None, "split whose queries build the graph (roargraph; default: train)", needs=_ROARGRAPH
     )
 
     def value(self, name: str) -> int:

@@ -14,31 +14,17 @@ from raytriever.training.config import TrainingConfig
 FLOAT = 4
 # Values per message of ZeRO; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
 ZERO_BUCKET = 50_000_000
-# Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.
-WHOLE_SHARE = 0.5
-# Bytes of gradients per trained weight within a whole step: the sum over the chunks, and those of one chunk.
-_GRADIENTS = 8
-
-
-def fits_whole(weights: int, trained: int, memory: int) -> bool:
-    """Return whether a worker holds all weights and gradients within a step.
-
-    Args:
-        weights: bytes of all weights.
-        trained: number of trained weights.
-        memory: bytes of a GPU. Not the free ones, so that a resumed run computes the same sums in the same order.
-    """
-    return weights + _GRADIENTS * trained <= WHOLE_SHARE * memory
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes besides the whole weights: a share of the weights, gradients, and the states of the optimizer.
+    """Bytes besides the gathered weights: a share of the weights, gradients, and the states of the optimizer.
 
-    - Share: `zero3` and `fsdp2` store a share of the weights on each worker, but gather all weights during a step.
+    - Share: `zero3` and `fsdp2` store a share of the weights on each worker. During a step, `zero3` gathers all weights
+      and `fsdp2` a block at a time.
     - Gradients: one sum over the chunks (float32, trained weights only), and the copy that DDP keeps to synchronise
       workers. ZeRO keeps a buffer of messages instead, and `zero3` also its share of the gradients and the largest one.
-      `fsdp2` keeps its share.
+      `fsdp2` keeps only its share.
     - Optimizer: two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the workers. ZeRO adds a float32 copy
       of the worker's share of the weights. Offloaded states use no GPU memory.
     """
@@ -66,7 +52,7 @@ class StateBytes:
         own, strategy = FLOAT * sum(trained), settings.strategy
         gradients = own * cached
         if strategy == "fsdp2":
-            return cls(own // workers, gradients + own // workers, -(-2 * own // workers))
+            return cls(weights // workers, own // workers, -(-2 * own // workers))
         if strategy in ("zero1", "zero2", "zero3"):
             share = 0
             gradients += FLOAT * ZERO_BUCKET

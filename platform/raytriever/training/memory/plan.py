@@ -3,8 +3,8 @@
 The parts add up to the largest moment of a step: the backward pass of a chunk, while the gradients of earlier chunks
 and the embeddings of the whole batch exist.
 
-- Weights: as prepared for training. Where all weights take too much of a GPU, `fsdp2` gathers one block, and the next
-  one, at a time, and keeps no more gradients than its share and those of a block.
+- Weights: as prepared for training. `fsdp2` gathers one block, and the next one, at a time, by messages that are copies
+  of them, and keeps no more gradients than its share and those of what is gathered.
 - A share of the weights, gradients and the states of the optimizer: see `StateBytes`.
 - Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
 - Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
@@ -16,10 +16,10 @@ and the embeddings of the whole batch exist.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes, fits_whole
+from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes
 from raytriever.training.memory.simulation import SimulatedEncoder
 
 # Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
@@ -90,31 +90,23 @@ class MemoryPlan:
             counts[name] = counts.get(name, 0) + self.towers * tensor.numel()
         return counts
 
-    def gathers_by_block(self, budget: int) -> bool:
-        """Return whether `fsdp2` gathers weights by block on a GPU of which training may use `budget` bytes."""
-        is_gpu_shard = self.training.strategy == "fsdp2" and self.encoder.device == "cuda"
-        return is_gpu_shard and not fits_whole(self._bytes_of_weights, self.trained, int(budget / (1 - MARGIN)))
-
-    @cached_property
-    def _bytes_of_weights(self) -> int:
-        return self.towers * sum(p.numel() * p.element_size() for p in self.encoder.encoder.parameters())
-
-    def parts(self, texts: int, by_block: bool = False) -> StepMemory:
+    def parts(self, texts: int) -> StepMemory:
         """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching."""
         settings, workers = self.training, self.share.workers
-        own, weights = FLOAT * self.trained, self._bytes_of_weights
+        weights = self.towers * sum(p.nbytes for p in self.encoder.encoder.parameters())
         sizes = [parameter.numel() for parameter in self.encoder.trained] * self.towers
         state = StateBytes.of(settings, workers, weights, sizes, texts < self.share.texts)
-        shard, gradients = state.share, state.gradients
-        if by_block:
-            # Gathered: what is in no block, one block, and the next one.
+        gradients = state.gradients
+        if settings.strategy == "fsdp2":
+            # Gathered: what is in no block, one block, and the next one. They travel in a message, which is a copy.
             sizes = [sum(p.nbytes for p in block.parameters()) for block in self.encoder.encoder.blocks]
-            shard = weights // workers
-            weights -= self.towers * sum(sizes) - 2 * max(sizes, default=0)
-            gradients = own // workers + min(own, weights)
+            rest, largest = weights - self.towers * sum(sizes), max(sizes, default=0)
+            weights = rest + 2 * largest
+            gradients += min(FLOAT * self.trained, weights)
+            weights += max(rest, largest)
         chunk = self._chunk(texts)
         return StepMemory(
-            weights + shard,
+            weights + state.share,
             gradients,
             state.optimizer,
             chunk.cast,
@@ -129,8 +121,7 @@ class MemoryPlan:
 
         The bytes are almost linear in the number of texts, so few numbers are simulated.
         """
-        parts = partial(self.parts, by_block=self.gathers_by_block(budget))
-        fits, fails = 1, self.share.texts
+        parts, fits, fails = self.parts, 1, self.share.texts
         if parts(fails).total <= budget:  # as it mostly does: one simulation
             return Fit(fails, parts(fails), budget)
         if parts(fits).total > budget:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import StorageError
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.memory import free_memory, is_out_of_memory, memory_error
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
@@ -23,7 +23,6 @@ from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.commit import write_atomically
-from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes
 from raytriever.training.parallel.grad_cache import DropoutState
@@ -82,12 +81,6 @@ def find_chunk(
             chunk //= 2
         _remember(key, chunk, texts, text_bytes)
     return None if chunk >= texts else chunk
-
-
-def agreed(chunk: int | None, texts: int, workers: WorkerGroup, device: torch.device) -> int | None:
-    """Return the smallest chunk of all workers."""
-    smallest = -int(workers.all_reduce(torch.tensor(-(chunk or texts), device=device), "max"))
-    return None if smallest >= texts else smallest
 
 
 def trial(retriever: Retriever, length: int, precision: str, device: torch.device) -> Callable[[int], Tensor]:
@@ -150,7 +143,7 @@ def _remember(key: str, chunk: int, texts: int, text_bytes: int) -> None:
 
 
 class ChunkChoice:
-    """Choice of the chunk of one training worker, at its start and after steps that ran out of memory.
+    """Choice of the tokens of a chunk of one training worker, at its start and after steps that ran out of memory.
 
     It is created before the strategy, which may shard the parameters, and before the optimizer has any state.
     """
@@ -161,28 +154,50 @@ class ChunkChoice:
         self._settings, self._retriever, self._precision = settings, retriever, precision
         self._device, self._workers = device, workers
         self._longest = max(retriever.description.query_length, retriever.description.passage_length)
-        self._key = _key_of(settings, retriever, self._longest, precision, device, workers)
-        given = settings.grad_cache_chunk is not None or settings.grad_cache_tokens is not None
-        self._given = ChunkSizes(settings.grad_cache_chunk, settings.grad_cache_tokens) if given else None
+        self._key = self._describe()
+        texts, tokens = settings.grad_cache_chunk, settings.grad_cache_tokens
+        limits = [limit for limit in (texts and texts * self._longest, tokens) if limit is not None]
+        self._given = min(limits, default=None)
         self._is_searched = self._given is None and device.type in SEARCHED
 
-    def first(self, texts: int) -> ChunkSizes | None:
-        """Return the chunk to begin with, None for a whole batch; all workers call it.
+    def _describe(self) -> str:
+        """Return everything that the largest chunk depends on, as one line."""
+        retriever, settings, name = self._retriever, self._settings, self._device.type
+        if name == "cuda":
+            properties = torch.cuda.get_device_properties(self._device)
+            name = f"{properties.name} {properties.total_memory}"
+        parameters = list(retriever.parameters())
+        weights, trained = sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+        return (
+            f"model {type(retriever.passage.backbone).__name__} {weights} {trained}, length {self._longest}, "
+            f"precision {self._precision}, texts {'packed' if retriever.packs else 'padded'}, device {name}, "
+            f"strategy {settings.strategy}{' offloaded' * settings.offload_optimizer}, workers {self._workers.size}"
+        )
+
+    def first(self, texts: int) -> int | None:
+        """Return the tokens of a chunk to begin with, None for a whole batch; all workers call it.
+
+        Args:
+            texts: texts that one worker encodes in a step.
 
         Raises:
             ConfigError: the configured chunk is larger than the share, or not even one text fits.
         """
-        if self._given is not None:
-            self._given.check(texts)
+        given = self._settings.grad_cache_chunk
+        if given is not None and given > texts:
+            raise ConfigError(
+                f"a chunk of {given} is more than the {texts} texts of a worker's share of a batch",
+                setting("grad_cache_chunk"),
+                f"give at most {texts}, or leave it out",
+            )
         if not self._is_searched:
             return self._given
-        sequences = self.search(texts)
-        if sequences is None:
-            # Several workers agree on an error of memory only with gradient caching; one chunk costs no second
-            # encoding.
-            return None if self._workers.size == 1 else ChunkSizes(sequences=texts)
+        fitting = self.search(texts)
+        # Several workers agree on an error of memory only with gradient caching; one chunk costs no second encoding.
+        if fitting is None and self._workers.size == 1:
+            return None
         # In tokens: of shorter texts more fit at a time.
-        return ChunkSizes(tokens=sequences * self._longest)
+        return (fitting or texts) * self._longest
 
     def search(self, texts: int) -> int | None:
         """Return the number of texts of the greatest length that fit on every worker, None where all fit."""
@@ -201,68 +216,36 @@ class ChunkChoice:
             self._key,
             reserve=reserve + batch_bytes(share, self._device.type),
         )
-        return agreed(largest, texts, self._workers, self._device)
+        smallest = -int(self._workers.all_reduce(torch.tensor(-(largest or texts), device=self._device), "max"))
+        return None if smallest >= texts else smallest
 
-    def smaller(self, chunk: ChunkSizes | None, parts: Sequence[TokenBatch], is_agreed: bool) -> ChunkSizes | None:
+    def smaller(self, chunk: int | None, chunks: Sequence[TokenBatch], is_agreed: bool) -> int | None:
         """Return half of a chunk with which a step ran out of memory, and store it for later runs.
 
         A worker that ran out of memory alone stores it for the restart of the group, which uses the smallest chunk of
         all workers. A chunk of the settings is never stored: after a restart it is the same.
 
         Args:
-            chunk: None for a whole batch.
-            parts: Parts of this worker's batch, both sides.
+            chunk: tokens; None for a whole batch.
+            chunks: Chunks of this worker's batch, both sides.
             is_agreed: whether all workers call it.
         """
         if not is_agreed and not self._is_searched:
             return chunk
-        texts, tokens = sum(map(texts_of, parts)), sum(map(tokens_of, parts))
         # A text counts with the padding of its bucket, as in a chunk.
         longest_text = max(
-            tokens_of(part) // texts_of(part) if not is_packed(part) else int(lengths_of(part).max()) for part in parts
+            tokens_of(one) // texts_of(one) if not is_packed(one) else int(lengths_of(one).max()) for one in chunks
         )
-        sizes = torch.tensor([texts, tokens, longest_text], device=self._device)
+        sizes = torch.tensor(
+            [sum(map(texts_of, chunks)), sum(map(tokens_of, chunks)), longest_text], device=self._device
+        )
         texts, tokens, longest_text = (self._workers.all_reduce(sizes, "max") if is_agreed else sizes).tolist()
-        largest = chunk or ChunkSizes(tokens=tokens)
-        in_texts = largest.sequences is not None and self._settings.grad_cache_chunk is not None
-        size = min(largest.sequences or texts, texts) if in_texts else min(largest.tokens or tokens, tokens)
-        if size <= (1 if in_texts else longest_text):
+        size = min(chunk or tokens, tokens)
+        if size <= longest_text:
             raise memory_error("a step ran out of memory with one text at a time", self._device, "passage_length")
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        if in_texts:
-            return ChunkSizes(size // 2, largest.tokens)
         if self._is_searched and (self._workers.rank == 0 or not is_agreed):
             text_bytes = _remembered().get(self._key, (0, 0, 0))[2]
             _remember(self._key, max(1, size // 2 // self._longest), texts, text_bytes)
-        return ChunkSizes(tokens=size // 2)
-
-
-def _key_of(
-    settings: TrainingConfig,
-    retriever: Retriever,
-    length: int,
-    precision: str,
-    device: torch.device,
-    workers: WorkerGroup,
-) -> str:
-    """Return everything that the chunk depends on, as one line."""
-    parameters = [(parameter.numel(), parameter.requires_grad) for parameter in retriever.parameters()]
-    weights, trained = sum(count for count, _ in parameters), sum(count for count, trains in parameters if trains)
-    values = {
-        "model": f"{type(retriever.passage.backbone).__name__} {weights} {trained}",
-        "length": length,
-        "precision": precision,
-        "texts": "packed" if retriever.packs else "padded",
-        "device": _name(device),
-        "strategy": settings.strategy + (" offloaded" if settings.offload_optimizer else ""),
-        "workers": workers.size,
-    }
-    return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return device.type
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name} {properties.total_memory}"
+        return size // 2

@@ -1,16 +1,12 @@
 """FSDP2: weights, gradients and optimizer state are sharded over the workers by PyTorch's `fully_shard`.
 
-Between steps a worker holds its shard of every trained weight (Zhao et al., 2023, arXiv:2304.11277). Within a step:
+Between steps a worker holds its shard of every weight (Zhao et al., 2023, arXiv:2304.11277). The weights of a block,
+frozen ones too, are gathered for its forward and its backward pass and then freed, and its gradients are
+reduce-scattered after each chunk. No worker ever holds all weights or gradients. Every chunk communicates, so all
+workers encode the same number of chunks: those with fewer encode one of theirs again, without effect on the loss.
 
-- *Whole*, if the memory allows: all weights are gathered once, all chunks of the batch are encoded, and the summed
-  gradients are reduce-scattered once. Frozen weights are not sharded: a step needs them whole anyway.
-- *By block*: the weights of a block, frozen ones too, are gathered for its forward and its backward pass and then
-  freed, and its gradients are reduce-scattered after each chunk. No worker ever holds all weights or gradients. Every
-  chunk communicates, so all workers encode the same number of chunks: those with fewer encode one of theirs again,
-  without effect on the loss.
-
-Gradient caching takes gradients by `torch.autograd.grad`, which FSDP2 does not see. So the whole step hands the sums
-over to FSDP2 as gradients of a backward pass of nothing, and by block each chunk has a backward pass of its own."""
+Gradient caching takes gradients by `torch.autograd.grad`, which FSDP2 does not see. So each chunk has a backward pass
+of its own. The gradients that these passes leave, as those of the loss, are reduced by a backward pass of nothing."""
 
 from __future__ import annotations
 
@@ -24,25 +20,18 @@ from torch import Tensor, nn
 
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
-from raytriever.training.batch import Batch, CutBatch
-from raytriever.training.memory.arithmetic import fits_whole
+from raytriever.training.batch import Batch
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore, slices_of
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, UpdateGuard
+from raytriever.training.parallel.strategy import Strategy
 
 
 class FullyShard(Strategy):
-    """The strategy `fsdp2`.
+    """The strategy `fsdp2`."""
 
-    Args:
-        by_block: gather weights block by block; None to decide by the memory of the GPUs, never on a CPU.
-    """
-
-    def __init__(self, inputs: StrategyInputs, by_block: bool | None = None) -> None:
-        super().__init__(inputs)
-        objective, optimizer = inputs.objective, inputs.optimizer
-        self._guard = UpdateGuard(optimizer, inputs.device)
-        self._by_block = _needs_blocks(inputs) if by_block is None else by_block
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        objective, optimizer = self._objective, self._optimizer
         self._plain = {module: (type(module), _hooks(module)) for module in objective.modules()}
         attributes = {module: set(module.__dict__) for module in self._plain}
         old = {id(parameter): name for name, parameter in objective.named_parameters()}
@@ -52,7 +41,7 @@ class FullyShard(Strategy):
         new = dict(objective.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [new[old[id(parameter)]] for parameter in group["params"]]
-        objective.parts_communicate = self._by_block
+        objective.chunks_communicate = True
 
     def _shard(self) -> list[Any]:
         """Shard the parameters in place, and return the modules whose parameters are gathered together."""
@@ -63,52 +52,29 @@ class FullyShard(Strategy):
         # Embeddings may be a view of the last states; nothing changes them in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         retriever = self._objective.retriever
-        frozen = {parameter for parameter in self._objective.parameters() if not parameter.requires_grad}
-        if self._by_block:
-            _unshare(retriever.query.backbone, retriever.passage.backbone)
-        settings: dict[str, Any] = {
-            "mesh": init_device_mesh(self._device.type, (self._workers.size,)),
-            "reshard_after_forward": self._by_block,
-            "ignored_params": None if self._by_block else frozen,
-        }
+        _unshare(retriever.query.backbone, retriever.passage.backbone)
+        mesh = init_device_mesh(self._device.type, (self._workers.size,))
         for tower in {id(tower): tower for tower in (retriever.query, retriever.passage)}.values():
             for block in tower.blocks:
-                fully_shard(block, **settings)
-        fully_shard(retriever, **settings)
-        root: Any = fully_shard(self._root, **{**settings, "reshard_after_forward": False})
-        root.set_reshard_after_backward(False, recurse=not self._by_block)
-        if self._by_block:
-            register_fsdp_forward_method(retriever, "encode")
+                fully_shard(block, mesh=mesh, reshard_after_forward=True)
+        fully_shard(retriever, mesh=mesh, reshard_after_forward=True)
+        root: Any = fully_shard(self._root, mesh=mesh, reshard_after_forward=False)
+        root.set_reshard_after_backward(False, recurse=False)
+        register_fsdp_forward_method(retriever, "encode")
         with torch.no_grad():
             root(torch.zeros((), device=self._device))  # the first module that is called becomes FSDP2's root
         root.reshard()
         return [module for module in root.modules() if isinstance(module, FSDPModule)]
 
-    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
-        """See `Strategy.step`."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+    def forward_backward(self, batch: Batch) -> LossOutput:
+        """See `Strategy.forward_backward`."""
         with self._gathered():
             output: LossOutput = self._objective(batch, self._workers)
-            self._backward(output.value)
-        total: Any = nn.utils.clip_grad_norm_(self._trained(), self._max_grad_norm)
-        norm: Tensor = total.full_tensor()
-        try:
-            self._guard.update(output.value, norm, number)
-        finally:
-            self._optimizer.zero_grad(set_to_none=True)
-        return Update(output, norm)
-
-    def _backward(self, value: Tensor) -> None:
-        """Compute the gradients and reduce-scatter those that the backward passes of blocks have not."""
-        if not self._by_block:
-            trained = self._trained()
-            gradients = torch.autograd.grad(value, trained, allow_unused=True)
-            for parameter, gradient in zip(trained, gradients, strict=True):
-                parameter.grad = None if gradient is None else gradient.contiguous()
-        elif value.requires_grad:
-            value.backward()
-        self._root(torch.zeros((), device=self._device, requires_grad=True)).backward()
+            if output.value.requires_grad:
+                output.value.backward()
+            # Reduces the gradients that the backward passes of the blocks have not.
+            self._root(torch.zeros((), device=self._device, requires_grad=True)).backward()
+        return output
 
     def abandon(self) -> bool:
         """See `Strategy.abandon`."""
@@ -147,15 +113,12 @@ class FullyShard(Strategy):
         """See `Strategy.release`."""
         for module in self._shards:
             module.unshard()
-        self._objective.parts_communicate = False
+        self._objective.chunks_communicate = False
         for module, (kind, hooks) in self._plain.items():
             module.__class__ = kind
             module.__dict__.update(hooks)
             for name in self._added[module]:
                 del module.__dict__[name]
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
 
     def _start(self, parameter: Tensor) -> int:
         """Return the index of the first value of this worker's slice of a parameter, which is cut by rows."""
@@ -166,15 +129,11 @@ class FullyShard(Strategy):
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Gather what a step holds whole: all weights, or by block those of the loss."""
+        """Gather what a step holds whole: the weights of the loss."""
         root = self._shards[0]
-        whole = [root] if self._by_block else self._shards
-        handles = [module.unshard(async_op=True) for module in whole]
-        for handle in handles:
-            handle.wait()
+        root.unshard()
         caches_casts = torch.is_autocast_cache_enabled()
-        # By block, weights that autocast has cast would stay for the whole pass.
-        torch.set_autocast_cache_enabled(caches_casts and not self._by_block)
+        torch.set_autocast_cache_enabled(False)  # weights that autocast has cast would stay for the whole pass
         try:
             yield
         except BaseException:
@@ -186,8 +145,7 @@ class FullyShard(Strategy):
             raise
         finally:
             torch.set_autocast_cache_enabled(caches_casts)
-            for module in whole:
-                module.reshard()
+            root.reshard()
 
 
 class _Root(nn.Module):
@@ -200,18 +158,6 @@ class _Root(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         """Return a copy."""
         return value.clone()
-
-
-def _needs_blocks(inputs: StrategyInputs) -> bool:
-    """Return whether the weights and gradients are too large for the GPU of any worker; all workers call it."""
-    if inputs.device.type != "cuda":
-        return False
-    parameters = list(inputs.objective.parameters())
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    memory = torch.cuda.get_device_properties(inputs.device).total_memory
-    too_large = torch.tensor(not fits_whole(weights, trained, memory), dtype=torch.int32, device=inputs.device)
-    return bool(inputs.workers.all_reduce(too_large, "max"))
 
 
 def _unshare(query: nn.Module, passage: nn.Module) -> None:

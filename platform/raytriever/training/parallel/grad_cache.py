@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -53,128 +53,157 @@ class DropoutState:
 
 
 T = TypeVar("T")
+Texts = tuple[TokenBatch, Side]  # one chunk of texts, and the side that they belong to
 Encode = Callable[[TokenBatch, Side], Tensor]
 
 
+@dataclass(eq=False)
+class _Chunk:
+    """Chunk of a batch, and what the passes over it leave.
+
+    Attributes:
+        state: Dropout state before its first pass, unless its activations are kept.
+        embeddings: Embeddings with their activations, until they are differentiated.
+        gradient: Gradient of the loss by its embeddings.
+    """
+
+    tokens: TokenBatch
+    side: Side
+    state: DropoutState = field(init=False)
+    embeddings: Tensor | None = None
+    gradient: Tensor = field(init=False)
+
+
 def cached_loss(
-    parts: Sequence[tuple[TokenBatch, Side]],
+    texts: Sequence[Texts],
     encode: Encode,
     precision: Callable[[], AbstractContextManager[Any]],
     reduce: Callable[[Tensor], LossOutput],
-    encoder: Sequence[nn.Parameter] | None,
+    encoder: Sequence[nn.Parameter],
     loss: Sequence[nn.Parameter],
     agreement: Agreement | None,
     keep: int = 1,
-    leaves_part: bool = False,
+    leaves_chunk: bool = False,
 ) -> LossOutput:
-    """Return the loss of a batch whose parts are encoded one at a time.
+    """Return the loss of a batch whose chunks are encoded one at a time.
 
     Args:
-        parts: chunks, each with its side.
-        encode: one part to embeddings `[texts, width]`, float32.
+        texts: Texts of each chunk.
+        encode: one chunk to embeddings `[texts, width]`, float32.
         precision: the context of `encode`; entered once a pass, so that weights are cast once a pass.
-        reduce: embeddings of all parts, in their order, to the loss.
-        encoder: trained parameters behind `encode`; None where each part has a backward pass, which adds its gradients
-            to them.
+        reduce: embeddings of all chunks, in their order, to the loss.
+        encoder: trained parameters behind `encode`.
         loss: trained parameters behind `reduce`.
-        agreement: Agreement of the workers on whether one ran out of memory; None where parts communicate.
-        keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
-        leaves_part: leave the backward pass of the smallest part to that of the result. Then gradients are complete one
-            after another, and a wrapper can reduce the first ones while it computes the others.
+        agreement: Agreement of the workers on whether one ran out of memory; None where chunks communicate. Then each
+            chunk has a backward pass, which adds its gradients to the parameters.
+        keep: how many of the last chunks are encoded once, their activations kept over the loss; at least 1.
+        leaves_chunk: leave the backward pass of the smallest chunk to that of the result. Then gradients are complete
+            one after another, and a wrapper can reduce the first ones while it computes the others.
 
     Raises:
         OutOfMemory: a worker ran out of memory; no gradient has been delivered.
     """
-    earlier, last = parts[:-keep], parts[-keep:]
-    device = parts[0][0]["input_ids"].device
-    states, earlier_embeddings = list[DropoutState](), list[Tensor]()
+    chunks = [_Chunk(tokens, side) for tokens, side in texts]
+    earlier, last, device = chunks[:-keep], chunks[-keep:], chunks[0].tokens["input_ids"].device
 
     def encode_all() -> list[Tensor]:
-        """Return the embeddings of the last parts, with their activations."""
+        embeddings = []
         # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
         with torch.no_grad(), precision():
-            for part in earlier:
-                states.append(DropoutState.now(device))
-                earlier_embeddings.append(encode(*part))
-        return [encode(*part) for part in last]
+            for chunk in earlier:
+                chunk.state = DropoutState.now(device)
+                embeddings.append(encode(chunk.tokens, chunk.side))
+        for chunk in last:
+            chunk.embeddings = encode(chunk.tokens, chunk.side)
+            embeddings.append(chunk.embeddings.detach())
+        return embeddings
 
-    last_embeddings = encode_all() if agreement is None else agreement.run(encode_all)
+    embeddings = torch.cat(encode_all() if agreement is None else agreement.run(encode_all)).requires_grad_()
     after = DropoutState.now(device)
-
-    embeddings = torch.cat([*earlier_embeddings, *(one.detach() for one in last_embeddings)]).requires_grad_()
     output = reduce(embeddings)
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
-
-    pieces = by_embedding.split([texts_of(part) for part, _ in parts])
+    for chunk, gradient in zip(chunks, by_embedding.split([texts_of(one.tokens) for one in chunks]), strict=True):
+        chunk.gradient = gradient
     # Smaller than others that fit: its backward pass, outside the agreement, does not run out of memory.
-    left = min(range(len(parts)), key=lambda index: tokens_of(parts[index][0])) if leaves_part else None
+    left = min(chunks, key=lambda chunk: tokens_of(chunk.tokens)) if leaves_chunk else None
+    total = None if agreement is None else _Total(encoder)
 
-    def differentiate() -> tuple[list[Tensor | None], list[Tensor]]:
-        """Return the gradients of the encoder, summed over the parts; none where the parts add them up themselves.
-
-        The second result are the embeddings of the part that is left.
-        """
-        total = None if encoder is None else _Total(encoder)
+    def differentiate() -> None:
+        """Add up the gradients of all chunks but the one that is left, which is encoded last."""
         add = torch.autograd.backward if total is None else total.add
-        left_embeddings = list[Tensor]()
-        while last_embeddings:
-            embeddings, index = last_embeddings.pop(), len(earlier) + len(last_embeddings)
-            if index == left:
-                left_embeddings.append(embeddings)
-            else:
-                add(embeddings, pieces[index])
+        for chunk in reversed(last):
+            if chunk is not left and chunk.embeddings is not None:
+                add(chunk.embeddings, chunk.gradient)
+                chunk.embeddings = None
         with precision():
-            for index in sorted(range(len(earlier)), key=lambda index: index == left):
-                states[index].restore()
-                embeddings = encode(*parts[index])
-                if index == left:
-                    left_embeddings.append(embeddings)
+            for chunk in sorted(earlier, key=lambda chunk: chunk is left):
+                chunk.state.restore()
+                embeddings = encode(chunk.tokens, chunk.side)
+                if chunk is left:
+                    chunk.embeddings = embeddings
                 else:
-                    add(embeddings, pieces[index])
-        return [] if total is None else total.gradients, left_embeddings
+                    add(embeddings, chunk.gradient)
 
-    gradients, left_embeddings = differentiate() if agreement is None else agreement.run(differentiate)
+    if agreement is None:
+        differentiate()
+    else:
+        agreement.run(differentiate)
     after.restore()
-    by_left = [pieces[left]] if left is not None else []
-    value = _deliver(output.value, [*(encoder or ()), *loss, *left_embeddings], [*gradients, *by_loss, *by_left])
-    return LossOutput(value, output.statistics)
+    known: list[tuple[Any, Tensor | None]] = list(zip(loss, by_loss, strict=True))
+    if total is not None:
+        known = [*zip(encoder, total.gradients, strict=True), *known]
+    if left is not None:
+        known.append((left.embeddings, left.gradient))
+    return LossOutput(_deliver(output.value, known), output.statistics)
+
+
+def count_kept(texts: Sequence[Texts], tokens: int) -> int:
+    """Return the number of last chunks that have at most `tokens` tokens together, at least 1."""
+    kept = total = 0
+    for chunk, _ in reversed(texts):
+        total += tokens_of(chunk)
+        if kept and total > tokens:
+            break
+        kept += 1
+    return kept
 
 
 class _Total:
-    """Sum of the gradients of some parameters over the parts."""
+    """Sum of the gradients of some parameters over the chunks."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
-        self._parts = [0] * len(parameters)
+        self._chunks = [0] * len(parameters)
         self.gradients: list[Tensor | None] = [None] * len(parameters)
 
     def add(self, embeddings: Tensor, gradient: Tensor) -> None:
-        """Add the gradient of a part; a tower that did not encode it gets none."""
+        """Add the gradient of a chunk; a tower that did not encode it gets none."""
         gradients: Iterable[Tensor | None] = torch.autograd.grad(
             embeddings, self._parameters, gradient, allow_unused=True
         )
         totals, others = list[Tensor](), list[Tensor]()
-        for index, part in enumerate(gradients):
+        for index, own in enumerate(gradients):
             total = self.gradients[index]
-            if part is None:
+            if own is None:
                 continue
             # What autograd answers may be shared between parameters: only a sum of our own is added to in place.
             if total is None:
-                self.gradients[index] = part
-            elif self._parts[index] == 1:
-                self.gradients[index] = total + part
+                self.gradients[index] = own
+            elif self._chunks[index] == 1:
+                self.gradients[index] = total + own
             else:
                 totals.append(total)
-                others.append(part)
-            self._parts[index] += 1
+                others.append(own)
+            self._chunks[index] += 1
         if totals:
             torch._foreach_add_(totals, others)  # one launch for many parameters
 
 
-def _deliver(value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
-    existing = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
+def _deliver(value: Tensor, known: Iterable[tuple[Any, Tensor | None]]) -> Tensor:
+    """Return a value whose gradients by some tensors are known."""
+    existing = [(tensor, gradient) for tensor, gradient in known if gradient is not None]
     delivered: Tensor = _Delivery.apply(
-        value.detach(), [gradient for _, gradient in existing], *(p for p, _ in existing)
+        value.detach(), [gradient for _, gradient in existing], *(tensor for tensor, _ in existing)
     )
     return delivered
 
@@ -208,13 +237,12 @@ class Agreement:
 
     One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then
     wait for it in a collective for ever. So with gradient caching the workers agree twice a step, where no collective
-    has begun: after all parts are encoded, and before the gradients are synchronized. They agree over gloo, in the
+    has begun: after all chunks are encoded, and before the gradients are synchronized. They agree over gloo, in the
     memory of the CPU, so no worker waits for its GPU.
 
     A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards what it left,
-    `ChunkChoice.smaller` halves the chunk and stores it, and the loop does the step again. Elsewhere, with FSDP2 by
-    block, and with FSDP2 of a torch before 2.13, a worker that runs out of memory raises. Ray Train then ends the
-    others and restarts the group, with a smaller chunk.
+    `ChunkChoice.smaller` halves the chunk and stores it, and the loop does the step again. Elsewhere, and with FSDP2, a
+    worker that runs out of memory raises. Ray Train then ends the others and restarts the group, with a smaller chunk.
 
     Args:
         workers: the group, for tensors in the memory of the CPU; all call the object in the same order.

@@ -1,16 +1,13 @@
-"""Strategies of data-parallel training: a step, its result and its errors, its phases in seconds; and DDP.
+"""Strategies of data-parallel training: the three calls of a step, its results and its errors; and DDP.
 
 Trained weights stay float32 and `bf16` is autocast, so every strategy trains the same model."""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from inspect import signature
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,11 +18,10 @@ from raytriever.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.models.memory import HostCopy
-from raytriever.training.batch import Batch, CutBatch
+from raytriever.training.batch import Batch
 from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
 
-PHASES = ("encode", "loss", "backward", "optimizer")
 # torch 2.13 renamed the setting and warns of its old name.
 _NEW = "forward_sync_buffers"
 _SEND_BUFFERS = _NEW if _NEW in signature(DistributedDataParallel).parameters else "broadcast_buffers"
@@ -39,55 +35,59 @@ class NotFiniteError(TrainingError):
     """The loss or the gradient of a step is not finite."""
 
 
-@dataclass(frozen=True)
-class Update:
-    """Result of a step, which may still be computed on the device.
-
-    A loss or norm that is not finite ends training where it is read: see `finite_or_refused`.
-
-    Args:
-        output: the global batch's loss before the update.
-        norm: Norm of the global batch's gradient, before clipping.
-    """
-
-    output: LossOutput
-    norm: Tensor
-
-
-@dataclass(frozen=True)
-class StrategyInputs:
-    """Values from which every strategy is built.
-
-    Args:
-        objective: on `device`, the same on every worker.
-        optimizer: over its trained parameters, without state; the strategy owns it from now on.
-        max_grad_norm: gradients are scaled down to this norm.
-    """
-
-    objective: Objective
-    optimizer: torch.optim.Optimizer
-    workers: WorkerGroup
-    device: torch.device
-    max_grad_norm: float
-
-
 class Strategy(ABC):
     """Data-parallel training of one model; all workers make every call in the same order.
 
     Without further definitions, every worker has a whole copy of the model and of the optimizer's state.
+
+    Args:
+        objective: on `device`, the same on every worker.
+        optimizer: over its trained parameters, without state.
+        max_grad_norm: gradients are scaled down to this norm.
     """
 
-    def __init__(self, inputs: StrategyInputs) -> None:
-        self._objective, self._optimizer, self._workers = inputs.objective, inputs.optimizer, inputs.workers
-        self._device, self._max_grad_norm = inputs.device, inputs.max_grad_norm
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        workers: WorkerGroup,
+        device: torch.device,
+        max_grad_norm: float,
+    ) -> None:
+        self._objective, self._optimizer, self._workers = objective, optimizer, workers
+        self._device, self._max_grad_norm = device, max_grad_norm
+        self._norm = torch.zeros((), device=device)
+        # 1 from the first step on that was not finite. Later steps, which may be finite, change nothing either.
+        self._has_failed = torch.zeros((), device=device)
 
     @abstractmethod
-    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
-        """Compute loss and gradient, clip it and update the weights. The gradient is synchronized once, cached or not.
+    def forward_backward(self, batch: Batch) -> LossOutput:
+        """Return the global batch's loss, and compute its gradient, which is synchronized once, cached or not."""
 
-        A step whose loss or gradient is not finite changes no parameter. It raises `NotFiniteError`, or where that
-        would wait for the device, no later step changes a parameter either.
+    def clip_gradients(self) -> None:
+        """Scale the gradient of the global batch down to the largest norm."""
+        norm: Any = nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm)
+        self._norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def step(self, value: Tensor, number: int) -> Tensor:
+        """Update the weights, and return the norm of the gradient before clipping, which a device may still compute.
+
+        A step whose loss `value` or gradient is not finite changes no parameter. It raises `NotFiniteError`. Where that
+        would wait for the device, no later step changes a parameter either, and the error is raised where the step is
+        read: fused AdamW has a switch on the device, which gradient scalers use.
         """
+        norm = self._norm
+        try:
+            if getattr(self._optimizer, "_step_supports_amp_scaling", False):
+                is_finite = torch.isfinite(torch.stack([value.detach().double(), norm.double()])).all()
+                self._has_failed = torch.maximum(self._has_failed, (~is_finite).float())
+                self._optimizer.found_inf = self._has_failed  # type: ignore[attr-defined]
+            else:
+                finite_or_refused(**Readout({"value": value, "norm": norm}).read(), number=number)
+            self._optimizer.step()
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def abandon(self) -> bool:
         """Discard what a step that ran out of memory left, which changed no weight.
@@ -102,7 +102,7 @@ class Strategy(ABC):
         return True
 
     @torch.no_grad()
-    def measure(self, batch: Batch | CutBatch) -> LossOutput:
+    def measure(self, batch: Batch) -> LossOutput:
         """Return the loss without gradient; the mode of the module decides on dropout."""
         with self._gathered():
             output: LossOutput = self._objective(batch, self._workers)
@@ -133,28 +133,22 @@ class Strategy(ABC):
 class Replicas(Strategy):
     """The strategy `ddp`; on one worker, the module itself."""
 
-    def __init__(self, inputs: StrategyInputs) -> None:
-        super().__init__(inputs)
-        self._guard = UpdateGuard(inputs.optimizer, inputs.device)
-        self._module: nn.Module = inputs.objective
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._module: nn.Module = self._objective
         if self._workers.size > 1 and any(parameter.requires_grad for parameter in self._module.parameters()):
-            devices = [inputs.device.index] if inputs.device.type == "cuda" else None
+            devices = [self._device.index] if self._device.type == "cuda" else None
             # Buffers are constant, so they need not be sent at every step. Gradients as views of the buckets save a
             # copy of the size of the model.
             settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._module = DistributedDataParallel(self._module, device_ids=devices, **settings)
-            inputs.objective.leaves_part = True
+            self._objective.leaves_chunk = True
 
-    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
-        """See `Strategy.step`."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+    def forward_backward(self, batch: Batch) -> LossOutput:
+        """See `Strategy.forward_backward`."""
         output: LossOutput = self._module(batch, self._workers)
         output.value.backward()
-        norm = nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm)
-        self._guard.update(output.value, norm, number)
-        self._optimizer.zero_grad(set_to_none=True)
-        return Update(output, norm)
+        return output
 
 
 # ---------------------------------------------------------------------------------------------------- results of a step
@@ -173,30 +167,6 @@ class Readout:
         return dict(zip(self._names, self._copy.read().tolist(), strict=True))
 
 
-class UpdateGuard:
-    """Updates of the weights that leave out steps that are not finite.
-
-    Fused AdamW has a switch on the device for it, which gradient scalers use: nobody waits for the device. With an
-    optimizer that has none, the step is read first.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self._optimizer = optimizer
-        self._has_switch = getattr(optimizer, "_step_supports_amp_scaling", False)
-        # 1 from the first step on that was not finite. Later steps, which may be finite, change nothing either.
-        self._has_failed = torch.zeros((), device=device)
-
-    def update(self, value: Tensor, norm: Tensor, number: int) -> None:
-        """Update the weights if loss and norm are finite, and those of all steps before."""
-        if self._has_switch:
-            is_finite = torch.isfinite(torch.stack([value.detach().double(), norm.double()])).all()
-            self._has_failed = torch.maximum(self._has_failed, (~is_finite).float())
-            self._optimizer.found_inf = self._has_failed  # type: ignore[attr-defined]
-        else:
-            finite_or_refused(**Readout({"value": value, "norm": norm}).read(), number=number)
-        self._optimizer.step()
-
-
 def finite_or_refused(value: float, norm: float, number: int) -> None:
     """Raise `NotFiniteError` unless a step's loss and the norm of its gradient are finite."""
     if not (norm < float("inf") and abs(value) < float("inf")):
@@ -206,54 +176,3 @@ def finite_or_refused(value: float, norm: float, number: int) -> None:
             f"lower {setting('learning_rate')}, raise {setting('temperature')} or {setting('warmup_steps')}, or use "
             f"{setting('precision')} fp32",
         )
-
-
-class Stopwatch:
-    """Stopwatch of the phases of training steps.
-
-    The encoder ends where the loss is called, the loss where it returns, the backward pass where the optimizer is
-    called: two hooks on the loss and one on the optimizer measure a step of any strategy. On a GPU the marks are CUDA
-    events, read with the results of the step, so that no step waits for them. With gradient caching the second encoding
-    pass counts as backward; so do the synchronization and the clipping of gradients.
-    """
-
-    def __init__(self, loss: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[Any] = []
-        self._running = False
-        loss.register_forward_pre_hook(lambda *_: self._mark(1))
-        loss.register_forward_hook(lambda *_: self._mark(2))
-        optimizer.register_step_pre_hook(lambda *_: self._mark(3))
-
-    def start(self) -> None:
-        """Start a step."""
-        self._marks, self._running = [], True
-        self._mark(0)
-
-    def stop(self) -> Callable[[], dict[str, float]]:
-        """End the step, and return a function that returns the seconds of each phase as `PHASE_seconds`.
-
-        They are empty where a phase was missing. On a GPU the function is called after the device has done the step.
-        """
-        self._mark(4)
-        self._running = False
-        marks = self._marks if len(self._marks) == len(PHASES) + 1 else []
-        return lambda: {
-            f"{phase}_seconds": _between(*ends) for phase, ends in zip(PHASES, pairwise(marks), strict=False)
-        }
-
-    def _mark(self, number: int) -> None:
-        # The optimizer may be called once per group of parameters, and validation calls the loss too.
-        if not self._running or number != len(self._marks):
-            return
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self._device))
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
-
-
-def _between(earlier: Any, later: Any) -> float:
-    """Return the seconds between two marks."""
-    return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000

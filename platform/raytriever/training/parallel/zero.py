@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO stages 0 to 3, and the slices of a state that DeepSpeed (0.19) has sharded.
+"""DeepSpeed's ZeRO stages 1 to 3, and the slices of a state that DeepSpeed (0.19) has sharded.
 
 ZeRO shards the optimizer state (1), also the gradients (2), also the weights (3) over the workers (Rajbhandari et al.,
-2020, arXiv:1910.02054); stage 0 shards nothing.
+2020, arXiv:1910.02054).
 
 Stage 3: the model is loaded whole into the memory of each worker, then sharded. From then on a worker holds its shard
 between steps and the whole model within one step (`_gathered`), because each chunk of a batch would gather it again.
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from raytriever.errors import ConfigError, setting
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
-from raytriever.training.batch import Batch, CutBatch
+from raytriever.training.batch import Batch
 from raytriever.training.memory.arithmetic import ZERO_BUCKET
 from raytriever.training.parallel.model_state import (
     STEP,
@@ -39,21 +39,21 @@ from raytriever.training.parallel.model_state import (
     shape_of,
     slices_of,
 )
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, finite_or_refused
+from raytriever.training.parallel.strategy import Strategy, finite_or_refused
 
 
 class Zero(Strategy):
     """The strategies `zero1` to `zero3`."""
 
-    def __init__(self, stage: int, inputs: StrategyInputs, offload: bool = False) -> None:
-        self._deepspeed = _deepspeed(inputs.device)
-        super().__init__(inputs)
+    def __init__(self, stage: int, *args: Any, offload: bool = False) -> None:
+        super().__init__(*args)
+        self._deepspeed = _deepspeed(self._device)
         self._stage = stage
         zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": ZERO_BUCKET, "allgather_bucket_size": ZERO_BUCKET}
         if stage == 3:
             zero["stage3_param_persistence_threshold"] = 0  # no parameter stays gathered between steps
         if offload:
-            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": inputs.device.type == "cuda"}
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": self._device.type == "cuda"}
         self._engine = self._deepspeed.initialize(
             model=self._objective,
             optimizer=self._optimizer,
@@ -71,20 +71,24 @@ class Zero(Strategy):
             # Its hooks would gather and free the parameters of every module for every chunk.
             self._engine.optimizer.parameter_offload.destroy()
 
-    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
-        """See `Strategy.step`."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+    def forward_backward(self, batch: Batch) -> LossOutput:
+        """See `Strategy.forward_backward`."""
         with self._gathered():
             output: LossOutput = self._engine(batch, self._workers)
-            value = output.value.item()
-            finite_or_refused(value, 0.0, number)
             self._engine.backward(output.value)
+        return output
+
+    def clip_gradients(self) -> None:
+        """Do nothing: DeepSpeed clips in its step."""
+
+    def step(self, value: Tensor, number: int) -> Tensor:
+        """See `Strategy.step`."""
+        finite_or_refused(value.item(), 0.0, number)
         # Where the norm is not finite, the sharded optimizer does not change its parameters.
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
-        finite_or_refused(value, norm, number)
-        return Update(output, output.value.new_full((), norm))
+        finite_or_refused(value.item(), norm, number)
+        return value.new_full((), norm)
 
     def state(self) -> Iterable[Slice]:
         """See `Strategy.state`."""

@@ -69,11 +69,7 @@ CASES = of_area(
         for name, text in EASY.items()
     ],
     *[
-        Case(
-            f"{name} in a flag's value",
-            f"train --loss '{text}'",
-            "--loss: unknown value",
-        )
+        Case(f"{name} in a flag's value", f"train --loss '{text}'", "--loss: unknown value")
         for name, text in EASY.items()
     ],
     Case("an escape sequence as a flag", "train '--\x1b[2J'", "unknown flag"),

@@ -54,24 +54,12 @@ CASES = of_area(
         Case(f"a cluster at {address}", TRAIN, "RAY_ADDRESS", env={"RAY_ADDRESS": address}, seconds=90)
         for address in ("127.0.0.1:9", "not an address", "ray://127.0.0.1:9")
     ],
-    Case(
-        "a cluster that does not answer to a job",
-        "submit --working-dir . train",
-        "http://127.0.0.1:9: the job cannot be submitted",
-        (write("jobs/train.py", ""),),
-        env={"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9"},
-    ),
     cache("a cache that is a file", "letters/corpus.jsonl", "a part of the path is a file"),
     cache("a cache within a file", "letters/corpus.jsonl/cache", "a part of the path is a file"),
     cache("a cache of 300 letters", "n" * 300, "the name is too long"),
     cache("a cache that links to itself", "circle", "symbolic links lead in a circle", link("circle", "circle")),
     cache("a cache that may not be written", "shut", "permission denied", *SHUT, unprivileged=True),
-    Case(
-        "a home that does not exist",
-        SEARCH,
-        env={"HOME": "/nowhere", "RAYTRIEVER_CACHE": "{here}/cache"},
-        code=0,
-    ),
+    Case("a home that does not exist", SEARCH, env={"HOME": "/nowhere", "RAYTRIEVER_CACHE": "{here}/cache"}, code=0),
     Case(
         "a home that may not be written",
         SEARCH,

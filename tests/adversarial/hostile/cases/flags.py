@@ -29,7 +29,6 @@ CASES = of_area(
     flag(f"train {LETTERS} --dropout 1.5", "--dropout"),
     flag(f"train {LETTERS} --keep 0", "--keep"),
     flag(f"train {LETTERS} --matryoshka-dims 4096 --output out", "--matryoshka-dims", name="a width above the model's"),
-    flag(f"train {LETTERS} --dataset-weights 1,2 --output out", "--dataset-weights", name="weights of no data sets"),
     flag(f"train {LETTERS} --loss kl --output out", "--teacher", name="a loss that wants a teacher without one"),
     *[
         flag(
@@ -52,7 +51,7 @@ CASES = of_area(
     flag("evaluate --datasets letters --model model --metrics '' --output out", "--metrics"),
     flag("evaluate --datasets letters letters --model model --output out", "--datasets", name="one data set twice"),
     flag(f"encode {LETTERS} --output out --actors 0", "--actors"),
-    flag(f"mine {LETTERS} --output out --ranks 9:3", "--range-max"),
+    flag(f"mine {LETTERS} --output out --range-min 9 --range-max 3", "--range-max"),
     flag(
         "score --dataset letters --model model --negatives negatives --output out",
         "model: has no trained weights for classifier.bias",

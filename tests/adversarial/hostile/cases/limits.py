@@ -35,10 +35,7 @@ CASES = of_area(
     few(f"prepare {LETTERS} --output out", 12),
     few(SEARCH, 12),
     Case(
-        "standard output on a full disk for help",
-        "search --help",
-        f"standard output: {FULL}",
-        shell='"$@" >/dev/full',
+        "standard output on a full disk for help", "search --help", f"standard output: {FULL}", shell='"$@" >/dev/full'
     ),
     Case(
         "standard output on a full disk for results",

@@ -57,12 +57,7 @@ def without(content: dict[str, Any]) -> None:
 
 def setting(name: str, value: Any, line: str = "") -> Case:
     """A value in config.json."""
-    return Case(
-        f"a config with {name} {value!r}",
-        SEARCH,
-        line,
-        (document(CONFIG, lambda c: c.update({name: value})),),
-    )
+    return Case(f"a config with {name} {value!r}", SEARCH, line, (document(CONFIG, lambda c: c.update({name: value})),))
 
 
 def with_file(name: str, path: str, content: str | bytes, line: str = "") -> Case:

@@ -38,19 +38,11 @@ REFUSED = "leave it out, and set it in the environment"
 CASES = of_area(
     "secrecy",
     *[
-        Case(
-            f"{name} in an address",
-            FLAGS["prepare"].replace("X", address),
-            REFUSED,
-        )
+        Case(f"{name} in an address", FLAGS["prepare"].replace("X", address), REFUSED)
         for name, address in ADDRESSES.items()
     ],
     *[
-        Case(
-            f"a signature in a flag of {stage}",
-            words.replace("X", ADDRESSES["a signature of Azure"]),
-            REFUSED,
-        )
+        Case(f"a signature in a flag of {stage}", words.replace("X", ADDRESSES["a signature of Azure"]), REFUSED)
         for stage, words in FLAGS.items()
         if stage != "prepare"
     ],

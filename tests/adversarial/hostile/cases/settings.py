@@ -35,11 +35,7 @@ CASES = of_area(
     yaml("a batch of ten thousand digits", f"training: {{batch_size: {'9' * 10_000}}}", "mine.yaml: is not YAML"),
     yaml("a rate of NaN", "training: {learning_rate: .nan}", "--learning-rate: nan"),
     yaml("a data set with a NUL", 'data: {extra_datasets: "a\\0b"}', "--extra-datasets a\\x00b: no data set of this"),
-    yaml(
-        "an object of Python",
-        "loss: {loss: !!python/object/apply:os.system ['touch HACKED']}",
-        "is not YAML",
-    ),
+    yaml("an object of Python", "loss: {loss: !!python/object/apply:os.system ['touch HACKED']}", "is not YAML"),
     yaml("a tag that is not known", "loss: !evil {loss: mw}", "is not YAML"),
     yaml("a tab as indentation", "loss:\n\tloss: mw", "is not YAML"),
     yaml("two documents", "loss: {loss: mw}\n---\nloss: {loss: infonce}\n", "is not YAML"),

@@ -258,8 +258,4 @@ def test_either_the_title_or_the_text_may_be_empty(tmp_path: Path, read, write) 
     write("corpus.jsonl", [{"_id": f"d{n}", **row} for n, row in enumerate([*passages, *bad])])
     result = read(tmp_path / "set")
     assert [(row.title, row.text) for row in result.records.documents] == [("T", ""), ("T", ""), ("", "x"), ("", "x")]
-    assert result.bad == [
-        'empty "text"',
-        'no field "text"; the fields are _id, title',
-        '"title" is int, not a string',
-    ]
+    assert result.bad == ['empty "text"', 'no field "text"; the fields are _id, title', '"title" is int, not a string']

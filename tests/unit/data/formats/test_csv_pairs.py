@@ -101,7 +101,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     assert plan.parts[0].header == ("anchor", "positive")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text('{"anchor": "a", "positive": "A"}\n')
-    with pytest.raises(DataError, match="--columns: has no effect: there is no CSV or TSV file to read"):
+    with pytest.raises(DataError, match="columns: has no effect: there is no CSV or TSV file to read"):
         recognise(Source.open(tmp_path / "set"), columns="query=Frage,passage=Antwort")
 
 

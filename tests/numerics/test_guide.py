@@ -186,7 +186,7 @@ def test_a_guide_that_is_not_finite_is_refused_by_every_worker() -> None:
         guide = guide_of(batch)
         queries = guide.queries[own].clone()
         queries[0, 0] = torch.nan if workers.rank else queries[0, 0]
-        with pytest.raises(LossInputError, match="--guide: embeddings of the guide hold NaN or infinity") as caught:
+        with pytest.raises(LossInputError, match="guide: embeddings of the guide hold NaN or infinity") as caught:
             build_loss(settings("mw"))(
                 batch.queries[own],
                 batch.passages[texts],

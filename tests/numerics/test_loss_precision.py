@@ -149,17 +149,17 @@ def test_tf32_is_allowed_in_the_products_alone() -> None:
 def test_a_gpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     like = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    with pytest.raises(LossInputError, match=r"--loss-precision: this GPU does not multiply bf16; give fp32"):
+    with pytest.raises(LossInputError, match=r"loss_precision: this GPU does not multiply bf16; give fp32"):
         Products("bf16", like)
     assert Products("tf32", like).operand_dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["kl", "margin-mse"])
 def test_a_loss_without_the_products_has_no_precision(name: str) -> None:
-    with pytest.raises(ConfigError, match="--loss-precision"):
+    with pytest.raises(ConfigError, match="loss_precision"):
         build_loss(LossConfig(loss=name, loss_precision="bf16"))
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--loss-precision.*bf16"):
+    with pytest.raises(ConfigError, match=r"loss_precision.*bf16"):
         build_loss(LossConfig(loss_precision="bf15"))

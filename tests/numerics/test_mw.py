@@ -153,7 +153,7 @@ def test_scores_beyond_the_largest_are_refused(dtype: torch.dtype, kind: str, be
     scores = (far_scores(kind, LARGEST_SCORE * beyond, dtype) * 0.01).to(dtype)
     for sign in (1, -1):
         with pytest.raises(
-            LossInputError, match=r"times the temperature, .* up to 1\.07e\+09.*raise --temperature"
+            LossInputError, match=r"times the temperature, .* up to 1\.07e\+09.*raise temperature"
         ) as raised:
             mw(scores * sign, 0.01)
         assert "\n" not in str(raised.value)

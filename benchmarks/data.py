@@ -56,7 +56,7 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
     from raytriever.cluster.ingest import run_in_ray_tasks
     from raytriever.cluster.session import ray_session
     from raytriever.data.prepare.open import open_all_splits
-    from raytriever.data.prepare.pipeline import Request, in_processes, prepare
+    from raytriever.data.prepare.pipeline import Request, in_processes, prepare_directory
     from raytriever.models.resolution import resolve_model
 
     tokenisation = minilm()
@@ -65,7 +65,7 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
 
     def prepared() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        prepare(Request(str(dataset), tokenisation), run, folder)
+        prepare_directory(Request(str(dataset), tokenisation), run, folder)
 
     def turns() -> dict[str, float]:
         before = peak_megabytes()
@@ -101,7 +101,7 @@ def large(passages: int) -> dict[str, float]:
 
     from raytriever.cluster.ingest import run_in_ray_tasks
     from raytriever.data.prepare.open import open_all_splits
-    from raytriever.data.prepare.pipeline import Request, prepare
+    from raytriever.data.prepare.pipeline import Request, prepare_directory
 
     folder = Path(os.environ["RAYTRIEVER_CACHE"]) / "generated"
     (folder / "qrels").mkdir(parents=True)
@@ -117,10 +117,10 @@ def large(passages: int) -> dict[str, float]:
     tokenisation = minilm()
     before = peak_megabytes()
     began = time.perf_counter()
-    prepared = prepare(Request(str(folder), tokenisation), run_in_ray_tasks, folder.parent / "prepared")
+    prepared = prepare_directory(Request(str(folder), tokenisation), run_in_ray_tasks, folder.parent / "prepared")
     took = time.perf_counter() - began
     grown = peak_megabytes() - before
-    dataset = open_all_splits(prepared)
+    dataset = open_all_splits(prepared.folder)
     assert len(dataset.documents) == passages
     assert dataset.positives("train").documents.tolist() == [passages - 1]
     store = ray._private.internal_api.memory_summary(stats_only=True)
@@ -139,12 +139,12 @@ def large(passages: int) -> dict[str, float]:
 
 def again(dataset: Path) -> dict[str, float]:
     """Prepare the same data a second time."""
-    from raytriever.data.prepare.pipeline import Request, in_processes, prepare
+    from raytriever.data.prepare.pipeline import Request, in_processes, prepare_directory
 
     request = Request(str(dataset), minilm())
     lines: list[str] = []
-    prepare(request, in_processes)
-    took = seconds(lambda: prepare(request, in_processes, report=lines.append))
+    prepare_directory(request, in_processes)
+    took = seconds(lambda: prepare_directory(request, in_processes, report=lines.append))
     return {"seconds": took, "logged": float("prepared before" in lines[0])}
 
 

@@ -20,12 +20,13 @@ from ray.cluster_utils import Cluster
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
 sys.path.append(str(Path(__file__).parents[2] / "dashboards"))
+from preparing import prepare
 from processes import free_port
 
 import describe
 import programs
 from raytriever.cluster import ingest
-from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.pipeline import Request
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.slow, pytest.mark.timeout(900)]
 RULES = yaml.safe_load((programs.HERE / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from preparing import prepare
 
 from raytriever.cluster.ingest import run_in_ray_tasks
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
+from raytriever.data.prepare.pipeline import Request, in_this_process
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError
 from raytriever.store.commit import read_manifest

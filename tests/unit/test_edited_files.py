@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from encoding_case import Case
 from evaluations import write_evaluation
+from preparing import prepare
 
 from indexes import write_index
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.pipeline import Request
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
 from raytriever.evaluation.files import read_per_query

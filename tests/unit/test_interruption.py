@@ -25,9 +25,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRIVERS = {
     "preparation": """
 from endless import Endless
-from raytriever.data.prepare.pipeline import Request, prepare
-from raytriever.data.prepare.pipeline import in_processes
-prepare(Request(sys.argv[1], Endless("")), run=in_processes)
+from raytriever.data.prepare.pipeline import Request, in_processes, prepare_directory
+prepare_directory(Request(sys.argv[1], Endless("")), run=in_processes)
 """,
     "single call": """
 from endless import compute

@@ -11,13 +11,14 @@ import pytest
 from beir import write_beir
 from hypothesis import given
 from hypothesis import strategies as st
+from preparing import prepare
 
 from raytriever.data.combine import combine
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.keys import Copies, KeyIndex, forms_of, key_of, keys_of
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.pipeline import Request
 from raytriever.data.prepare.prepared import PreparedDirectory
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError

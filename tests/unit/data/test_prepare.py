@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 from deadly import SKULL, STONE, Deadly
+from preparing import prepare
 
 from raytriever.data.config import DataConfig
 from raytriever.data.prepare import tokenisation
 from raytriever.data.prepare.open import lent_dev_line, open_all_splits, open_dataset
-from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process, prepare
+from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError

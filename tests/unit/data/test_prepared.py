@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from beir import HEADER, write_beir
+from preparing import prepare
 
 from raytriever.data.digests import check_directory
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.pipeline import Request
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.arrays import read_arrow

@@ -11,12 +11,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
+from preparing import prepare
 from servers import serving
 
 from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.open import fetch_dataset, open_dataset
-from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.pipeline import Request
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sources import Source, open_stream
 from raytriever.errors import DataError, StorageError

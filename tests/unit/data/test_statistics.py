@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from beir import write_beir
+from preparing import prepare
 
 from raytriever.config import Config, check_config
 from raytriever.data.config import DataConfig
 from raytriever.data.prepare.open import open_all_splits, open_dataset
-from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.pipeline import Request
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.statistics import Overlap, check_overlap, describe, overlaps
 from raytriever.errors import ConfigError, DataError

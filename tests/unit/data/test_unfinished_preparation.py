@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from beir import write_beir
+from preparing import prepare
 
 from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare import pipeline, shards
-from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
+from raytriever.data.prepare.pipeline import Request, in_this_process
 from raytriever.data.prepare.shards import WORK
 from raytriever.errors import StorageError
 from raytriever.store import capacity
@@ -39,7 +40,7 @@ def run(writer, total):
             os.kill(os.getpid(), signal.SIGKILL)
 
 pipeline._SMALLEST = {CHUNK}
-pipeline.prepare(pipeline.Request(sys.argv[1]), run, Path(sys.argv[2]))
+pipeline.prepare_directory(pipeline.Request(sys.argv[1]), run, Path(sys.argv[2]))
 """
 
 

@@ -106,13 +106,6 @@ class Request:
                 check_share(file["where"], file["rows"], file["bad"], file["first"], self.max_bad_rows)
 
 
-def prepare(
-    request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
-) -> Path:
-    """Return the directory of a prepared data set; see `prepare_directory`."""
-    return prepare_directory(request, run, output, report).folder
-
-
 def prepare_directory(
     request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
 ) -> PreparedDirectory:

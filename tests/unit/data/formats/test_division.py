@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from preparing import prepare
 
 from raytriever.data.config import SplitConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.pipeline import Request
 from raytriever.errors import ConfigError, DataError, UserError
 
 ROWS = [(f"q{number}?", f"answer {number}", "yes") for number in range(20)] + [(f"u{n}?", "", "no") for n in range(10)]

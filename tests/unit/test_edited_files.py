@@ -19,8 +19,9 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
+from raytriever.evaluation.document import document
 from raytriever.evaluation.files import read_per_query
-from raytriever.evaluation.results import read_results
+from raytriever.evaluation.results import Results
 from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
@@ -30,7 +31,6 @@ from raytriever.models.retriever import load_retriever
 from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
 from raytriever.report.page import choose_queries
-from raytriever.report.tables import result_tables, threshold_table
 from raytriever.store.commit import committed_directory, read_manifest
 from raytriever.tracking.run_state import EMPTY, has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
@@ -129,9 +129,7 @@ def compared(folder: Path, to: Path) -> None:
 
 
 def tables(folder: Path) -> None:
-    results = read_results(folder)
-    result_tables(results["models"], results["pairs"], results["baselines"])
-    threshold_table(results.get("calibration") or [])
+    document(Results.read(folder))
 
 
 @pytest.mark.slow

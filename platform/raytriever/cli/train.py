@@ -79,7 +79,8 @@ def main(words: list[str]) -> None:
     check_run_directory(output, settings, arguments.fresh)
 
     from raytriever.data.pydocs import PYDOCS
-    from raytriever.evaluation.tables import metrics_table, training_notes
+    from raytriever.evaluation.document import training_notes
+    from raytriever.evaluation.metric_tables import metrics_table
     from raytriever.experiment.directory import RunDirectory, newer_datasets
     from raytriever.experiment.train import run_experiment
 
@@ -95,7 +96,7 @@ def main(words: list[str]) -> None:
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
     config = curriculum.base
     show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
-    show(metrics_table(rows))
+    show(metrics_table(rows).as_text())
     show(training_notes(RunDirectory(finished.path, "finished").metrics(), _ROW_TITLES))
     if finished.quarantined:
         show(finished.quarantined)

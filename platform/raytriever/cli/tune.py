@@ -41,7 +41,8 @@ def main(words: list[str]) -> None:
     check_curriculum_paths(curriculum)
     output = run_output(arguments, name)
 
-    from raytriever.evaluation.tables import metrics_table, training_notes
+    from raytriever.evaluation.document import training_notes
+    from raytriever.evaluation.metric_tables import metrics_table
     from raytriever.experiment.directory import RunDirectory
     from raytriever.terminal import text_table
     from raytriever.tuning.ray.sweep import run_sweep
@@ -55,7 +56,7 @@ def main(words: list[str]) -> None:
     if swept.best is not None:
         rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
-        show(metrics_table(rows))
+        show(metrics_table(rows).as_text())
         show(training_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
         loss = str(read_settings(swept.path / "best.yaml").get("loss", {}).get("loss", ""))
         own = ["--loss", loss] if any(map(LossFile.parse, terms_of(loss))) else []  # `train` wants it named

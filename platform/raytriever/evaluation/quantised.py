@@ -23,6 +23,7 @@ from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, aim_text
 from raytriever.evaluation.request import StoredForm
+from raytriever.evaluation.results import FormRow, ThresholdRow
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries
 from raytriever.index.exact import top_k_of_blocks
 from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
@@ -104,21 +105,16 @@ def form_rows(
     measured: DatasetMeasurement,
     forms: Sequence[StoredForm],
     systems: Mapping[str, Mapping[str, Any]],
-    calibration: Sequence[Mapping[str, Any]] = (),
-) -> list[dict[str, Any]]:
+    thresholds: Sequence[ThresholdRow] = (),
+) -> list[FormRow]:
     """Return a row for each model that has stored forms, and for each of its forms.
 
     The threshold is chosen on the scores of the model itself, in fp32 with all components: for the first aim that is
     reached, else the score of highest F1 on the evaluated split.
-
-    Returns:
-        Rows of `dataset`, `model`, `system`, `dtype`, `width`, `bytes` (of one document), `metrics`, `threshold`,
-        `chosen` (how the threshold was), `precision` (None if no pair is accepted) and `recall` of pairs at it, and
-        `changed`, the share of queries whose best document is on its other side than in the model itself.
     """
     rows = []
     for model in dict.fromkeys(form.model for form in forms):
-        threshold, chosen = _threshold(measured, model, calibration)
+        threshold, chosen = _threshold(measured, model, thresholds)
         answered = _answered(measured, model, threshold)
         whole = StoredForm(model, FP32, None, 1)
         for form in [whole, *(form for form in forms if form.model == model)]:
@@ -126,33 +122,30 @@ def form_rows(
             achieved = achieve_pairs(measured.pools(name), threshold)
             width = systems[name]["width"]
             rows.append(
-                {
-                    "dataset": measured.source.name,
-                    "model": model,
-                    "system": name,
-                    "dtype": form.dtype,
-                    "width": width,
-                    "bytes": bytes_per_document(form.dtype, width),
-                    "metrics": measured.metrics(name),
-                    "threshold": threshold,
-                    "chosen": chosen,
-                    "precision": achieved.precision.value if achieved.precision.whole else None,
-                    "recall": achieved.recall.value,
-                    "changed": float((_answered(measured, name, threshold) != answered).mean()),
-                }
+                FormRow(
+                    dataset=measured.source.name,
+                    model=model,
+                    system=name,
+                    dtype=form.dtype,
+                    width=width,
+                    bytes=bytes_per_document(form.dtype, width),
+                    metrics=measured.metrics(name),
+                    threshold=threshold,
+                    chosen=chosen,
+                    precision=achieved.precision.value if achieved.precision.whole else None,
+                    recall=achieved.recall.value,
+                    changed=float((_answered(measured, name, threshold) != answered).mean()),
+                )
             )
     return rows
 
 
-def _threshold(measured: DatasetMeasurement, model: str, calibration: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
+def _threshold(measured: DatasetMeasurement, model: str, rows: Sequence[ThresholdRow]) -> tuple[float, str]:
     """Return a threshold of a model's own scores, and how it was chosen."""
-    for row in calibration:
-        if (
-            (row["dataset"], row["model"]) == (measured.source.name, model)
-            and row["reached"]
-            and row["confidence"] == SCORE
-        ):
-            return row["threshold"], f"{aim_text(row['aim'], row['wanted'])} on {row['chosen_on']}"
+    for row in rows:
+        is_own = (row.dataset, row.model, row.confidence) == (measured.source.name, model, SCORE)
+        if is_own and row.threshold is not None:
+            return row.threshold, f"{aim_text(row.aim, row.wanted)} on {row.chosen_on}"
     pools = measured.pools(model)
     return best_f1_threshold(pools.positives, pools.negatives)[0], f"highest F1 on {measured.source.split}"
 

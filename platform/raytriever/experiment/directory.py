@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 from raytriever.config import Config, read_settings
 from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.evaluation.differences.rows import TestedPair
+from raytriever.evaluation.results import TestedPair
 from raytriever.losses.config import LossConfig
 from raytriever.paths import PathKind, expanded
 from raytriever.reading.structured import conform, read_json, read_yaml

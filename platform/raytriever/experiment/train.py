@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from statistics import fmean
@@ -24,9 +24,9 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
 from raytriever.evaluation.decision import decide_questions, questions_of
-from raytriever.evaluation.differences.significance import significance_points
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import PER_QUERY
+from raytriever.evaluation.points import significance, to_points
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.directory import LOSSES, RunDirectory
@@ -207,7 +207,7 @@ def conclude(
         Point(f"{system}/{name}", value, 0, now) for system, values in rows.items() for name, value in values.items()
     ]
     absent = judged.count_absent()
-    points += significance_points(pairs, ["before"], 0, now, several=False)
+    points += to_points(significance(pairs, ["before"], several=False))
     points += [Point(f"judged/{name}", float(count), 0, now) for name, count in absent.items()]
     points.append(Point("total_seconds", time.monotonic() - started, 0, now))
     tracker.log(points)
@@ -216,7 +216,9 @@ def conclude(
         tracker.log_file(run.path / name)
     best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
     metrics = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
-    run.finish(metrics | {"pairs": pairs, "judged": absent, "bm25_analyser": analysis.content()})
+    run.finish(
+        metrics | {"pairs": [asdict(row) for row in pairs], "judged": absent, "bm25_analyser": analysis.content()}
+    )
 
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:

@@ -25,10 +25,10 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sources import Files, Row, Rows
 from raytriever.errors import DataError, StorageError
 from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
+from raytriever.evaluation.decision import decide_dataset
+from raytriever.evaluation.directory import EvaluationDirectory
 from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.files import write_measured_files, write_summary_files
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, auc_rows
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import (
     AUC,
@@ -41,7 +41,7 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.evaluation.request import OpenPart, add_unanswerable
-from raytriever.evaluation.results import Results, read_results
+from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
 from raytriever.metrics.confidence import ENTROPY
 from raytriever.models.config import ModelConfig
@@ -194,14 +194,14 @@ class TaskSearch(MtebEncoder):
         labels = [self.label_of(subset, split) for split in self.task.eval_splits for subset in self.task.hf_subsets]
         return {label: self.folder / RETRIEVAL / label for label in labels}
 
-    def figures(self) -> dict[str, dict[str, Any]] | None:
-        """Return the content of `results.json` of each directory; None if one is missing or of other settings."""
+    def figures(self) -> dict[str, Results] | None:
+        """Return the results of each directory; None if one is missing or of other settings."""
         contents = {}
         for label, folder in self.directories().items():
             try:
                 if read_manifest(folder, verify=False)["meta"].get("key") != self.measures.key:
                     return None
-                contents[label] = read_results(folder)
+                contents[label] = Results.read(folder)
             except StorageError:
                 return None
         return contents
@@ -261,20 +261,14 @@ class TaskSearch(MtebEncoder):
         except DataError as error:
             self.log(f"{error}, so there are no thresholds")
             decisions = []
-        named = self.measures.calibration_split
-        results = Results(
-            models={model: {label: measured.metrics(model)}},
-            about={label: measured.counts()},
-            auc_intervals=auc_rows(measured),
-            calibration=calibration_rows(measured, decisions, named),
-            confidences=confidence_rows(measured, decisions, named),
-        )
         request = {"model": asdict(self.config), "task": self.task.metadata.name, "subset": subset, "split": split}
         request |= {**asdict(protocol), "metrics": list(protocol.metrics)}
         meta = {"kind": "evaluation", "key": self.measures.key}
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
-            write_measured_files(folder, measured)
-            write_summary_files(folder, results, request)
+            results = Results(request=json.loads(json.dumps(request)))
+            directory = EvaluationDirectory(folder, protocol, results, self.measures.calibration_split)
+            directory.add(measured, decisions)
+            directory.finish()
 
     def _calibrate(
         self,

@@ -17,7 +17,7 @@ from typing import Any, NotRequired, TypedDict
 from raytriever.errors import ConfigError, StorageError
 from raytriever.evaluation.files import MEASURED, PER_QUERY, read_queries
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.results import RESULTS, read_results
+from raytriever.evaluation.results import RESULTS, Results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.commit import FORMAT
@@ -124,8 +124,8 @@ def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> Fi
     splits, queries = {}, {}
     for dataset in measured:
         path = folder / MEASURED / safe_name(dataset)
-        [about] = read_results(path)["about"].values()
-        splits[dataset] = about["split"]
+        [about] = Results.read(path).about.values()
+        splits[dataset] = about.split
         [whole] = read_queries(path).values()
         [values] = whole["models"].values()
         queries[dataset] = {**whole, "models": {"after": values}}
@@ -141,13 +141,12 @@ def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> Fi
 
 
 def _evaluation(folder: Path, name: str) -> FinishedRun:
-    results = read_results(folder)
-    if not any(results["models"].values()):
+    results = Results.read(folder)
+    if not any(results.models.values()):
         raise StorageError("holds no metrics", str(folder / RESULTS), "evaluate again")
-    splits = {dataset: about["split"] for dataset, about in results["about"].items()}
-    settings = {key: value for key, value in flatten(results["asked"]).items() if value != str(None)}
-    figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}
-    return FinishedRun(name, figures, splits, settings, queries=read_queries(folder))
+    splits = {dataset: about.split for dataset, about in results.about.items()}
+    settings = {key: value for key, value in flatten(results.request).items() if value != str(None)}
+    return FinishedRun(name, results.models, splits, settings, queries=read_queries(folder))
 
 
 def _settings(path: Path) -> dict[str, str]:

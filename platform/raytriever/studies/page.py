@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.evaluation.differences.significance import best_models, best_rule, collect_marks, marks_legend
+from raytriever.evaluation.metric_tables import arrange
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.tables import Figure, PaperTable, arrange, markdown
+from raytriever.evaluation.results import TestedPair
+from raytriever.evaluation.table import Cell, Table, printed
 from raytriever.metrics.significance import LEVEL
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.studies.definition import STEPS_TO_BEST
@@ -35,7 +36,7 @@ def metrics_of(results: SeededResults, dataset: str) -> list[str]:
 
 def study_tables(
     results: SeededResults, pairs: Sequence[TestedPair], baselines: Sequence[str], paper: Paper, caption: str
-) -> list[PaperTable]:
+) -> list[Table]:
     """Return the tables of a study.
 
     Args:
@@ -49,7 +50,7 @@ def study_tables(
         if results.has(row, dataset, metric):
             means[row].setdefault(dataset, {})[metric] = results.mean(row, dataset, metric)
     best = {cell: rows for cell, rows in best_models(pairs, means).items() if cell[1] != STEPS_TO_BEST}
-    columns: dict[tuple[str | None, str], list[Figure]] = {
+    columns: dict[tuple[str | None, str], list[Cell]] = {
         cell: _column(results, *cell, paper, marks, best.get(cell, ())) for cell in cells
     }
     columns |= _averages(results, cells)
@@ -76,7 +77,7 @@ def _column(
     paper: Paper,
     marks: Mapping[tuple[str | None, str, str], str],
     best: Sequence[str],
-) -> list[Figure]:
+) -> list[Cell]:
     is_measured = {row: results.has(row, dataset, metric) for row in results.rows}
     texts = {
         row: value_text(metric, results.mean(row, dataset, metric)) if is_measured[row] else "-" for row in results.rows
@@ -87,7 +88,8 @@ def _column(
         suffix = ""
         if is_measured[row]:
             suffix = _suffix(results, row, dataset, metric, paper.get((row, dataset, metric)))
-        figures.append(Figure(text, rank, marks.get((dataset, row, metric), ""), suffix))
+        mark = marks.get((dataset, row, metric), "")
+        figures.append(Cell(text, mark=mark, rank=rank, behind=suffix))
     return figures
 
 
@@ -100,7 +102,7 @@ def _suffix(results: SeededResults, row: str, dataset: str, metric: str, paper: 
     return " ".join(parts)
 
 
-def _averages(results: SeededResults, cells: Sequence[tuple[str, str]]) -> dict[tuple[str | None, str], list[Figure]]:
+def _averages(results: SeededResults, cells: Sequence[tuple[str, str]]) -> dict[tuple[str | None, str], list[Cell]]:
     """Return the mean of each row over the data sets; nothing if a row or metric is missing on one of them."""
     datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
     metrics = [metric for metric in dict.fromkeys(metric for _, metric in cells) if metric != STEPS_TO_BEST]
@@ -109,7 +111,7 @@ def _averages(results: SeededResults, cells: Sequence[tuple[str, str]]) -> dict[
         return {}
     return {
         (None, metric): [
-            Figure(value_text(metric, float(np.mean([results.mean(row, one, metric) for one in datasets]))))
+            Cell(value_text(metric, float(np.mean([results.mean(row, one, metric) for one in datasets]))))
             for row in results.rows
         ]
         for metric in metrics
@@ -135,7 +137,7 @@ def page_text(
     *,
     title: str,
     lines: Sequence[str],
-    tables: Sequence[PaperTable],
+    tables: Sequence[Table],
     claims: Sequence[tuple[Claim, Verdict]],
     trainings: Sequence[Sequence[str]],
     paper: Sequence[Sequence[str]],
@@ -151,7 +153,7 @@ def page_text(
         figures: captions by path, relative to the page.
         pairs: lines about all pairs of rows.
     """
-    parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), markdown(tables)]
+    parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), printed(tables)]
     if claims:
         verdicts = [[claim.text, claim.source, f"**{one.word}**", one.because] for claim, one in claims]
         table = markdown_table([["claim", "source", "verdict", "values"], *verdicts])

@@ -16,14 +16,14 @@ from raytriever.data.combine import combine
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.datasets import describe_datasets, sample_corpus
+from raytriever.evaluation.document import document, format_results
 from raytriever.evaluation.files import write_run
-from raytriever.evaluation.job import format_results, run_evaluation
+from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.systems import Bm25System, evaluate_embeddings
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
-from raytriever.report.evaluation import about_lines
 from raytriever.tracking.tracker import Tracker
 
 TREC = {
@@ -117,7 +117,7 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
         "other and score 0."
     )
     assert line in format_results(results)
-    assert about_lines(results.about)[0].endswith(line)
+    assert document(results)[0].about[0].endswith(line)
     assert f"letters: {line}" in (output / "table.md").read_text()
     content = json.loads((output / "results.json").read_bytes())
     about = content["about"]["letters"]

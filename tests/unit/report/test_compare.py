@@ -149,8 +149,8 @@ def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: 
         runs.append(read_directory(run, name))
     names, (labels, _) = row_names(runs), dataset_labels(runs)
     values = comparison._values({"mw": {}, "cl": {}}, comparison._queries(runs, names, labels, "mw"))
-    [row] = [row for row in pair_rows(values) if {row["model"], row["against"]} == {"mw", "cl"}]
-    assert (row["dataset"], row["metric"]) == ("my data", "ndcg_at_10")
+    [row] = [row for row in pair_rows(values) if {row.model, row.against} == {"mw", "cl"}]
+    assert (row.dataset, row.metric) == ("my data", "ndcg_at_10")
     assert runs[0].figures["after"].keys() == {"my data"}
 
 
@@ -224,7 +224,7 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
             '{"format": 1, "dataset": "d", "split": "s", "after": {"a": 1e999}, "before": 3}',
             "'before' is 3, expected",
         ),
-        ("results.json", '{"models": {}}', "has no number of its format; this version reads format 2; evaluate again"),
+        ("results.json", '{"models": {}}', "has no number of its format; this version reads format 3; evaluate again"),
     ],
 )
 def test_a_directory_without_a_run_gives_one_line(tmp_path: Path, file: str | None, content: str, message: str) -> None:

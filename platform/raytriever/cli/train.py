@@ -81,7 +81,8 @@ def main(words: list[str]) -> None:
     from raytriever.data.pydocs import PYDOCS
     from raytriever.evaluation.document import training_notes
     from raytriever.evaluation.metric_tables import metrics_table
-    from raytriever.experiment.directory import RunDirectory, newer_datasets
+    from raytriever.evaluation.results import EVALUATION, Results
+    from raytriever.experiment.directory import newer_datasets
     from raytriever.experiment.train import run_experiment
 
     for line in _overridden_flags(curriculum, _flags(arguments)):
@@ -97,7 +98,7 @@ def main(words: list[str]) -> None:
     config = curriculum.base
     show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
     show(metrics_table(rows).as_text())
-    show(training_notes(RunDirectory(finished.path, "finished").metrics(), _ROW_TITLES))
+    show(training_notes(Results.read(finished.path / EVALUATION), _ROW_TITLES))
     if finished.quarantined:
         show(finished.quarantined)
     show("\nContinue with:")

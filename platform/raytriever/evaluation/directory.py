@@ -8,20 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from numpy import ndarray
 
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, threshold_rows
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.document import document
+from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import LATEX, write_measured_files, write_mteb_files
-from raytriever.evaluation.measurements import DatasetMeasurement, auc_rows
-from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, auc_rows
+from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.quantised import form_rows
 from raytriever.evaluation.request import StoredForm
-from raytriever.evaluation.results import Analysis, Results
+from raytriever.evaluation.results import AnalysisAbout, Results
 from raytriever.evaluation.table import latex
-from raytriever.store.commit import write_atomically
+from raytriever.mining.analyser import Analysis
+from raytriever.store.commit import committed_directory, write_atomically
 
 
 @dataclass
@@ -44,7 +50,7 @@ class EvaluationDirectory:
         self,
         measured: DatasetMeasurement,
         decisions: Sequence[ModelDecision] = (),
-        bm25: Mapping[str, Analysis] | None = None,
+        bm25: Mapping[str, AnalysisAbout] | None = None,
         prompts: Mapping[str, str] | None = None,
         seconds: Mapping[str, float] | None = None,
     ) -> None:
@@ -78,3 +84,23 @@ class EvaluationDirectory:
         tables = [table for section in sections for table in section.latex]
         write_atomically(self.folder / LATEX, latex(tables))
         self.results.write(self.folder)
+
+
+def write_evaluation(
+    folder: Path, dataset: RetrievalDataset, split: str, evaluations: Mapping[str, Evaluation], baseline: str
+) -> Results:
+    """Write the directory of an evaluation of systems that were measured one by one, BM25 among them.
+
+    Args:
+        evaluations: by the name of the system, with the default protocol.
+        baseline: the system that the marks compare with.
+    """
+    name, judged = safe_name(dataset.name), select_judged_queries(dataset, split, Protocol())
+    part = PartMeasurement(name, dataset, judged, dict(evaluations))
+    measured = DatasetMeasurement(EvaluationDataset(name, {name: str(dataset.location)}, split), [part])
+    bm25: dict[str, Any] = {name: Analysis.of(dataset.documents).content()}
+    with committed_directory(folder, {"kind": "evaluation"}, replace=True) as target:
+        directory = EvaluationDirectory(target, Protocol(), Results(baselines=[baseline]))
+        directory.add(measured, bm25=bm25)
+        directory.finish()
+    return directory.results

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines
 from raytriever.evaluation.metric_tables import MetricTables, Rows, number_cell
-from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, format_absent, metric_title
+from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
 from raytriever.evaluation.table import Cell, Table, printed
 from raytriever.metrics.intervals import Proportion
@@ -107,12 +106,19 @@ def _metrics(results: Results) -> list[Section]:
 
 def notes_on(about: About) -> list[str]:
     """Return lines on what the metrics of a data set leave out: absent documents, copies, and BM25's warnings."""
-    counts = {model: f"{model} {count:,}" for model, count in about.copies_above.items() if count}
-    copies = (
-        f"Queries of {about.queries:,} with a copy of a relevant passage ranked above it: {', '.join(counts.values())}."
-        " The copy counts as not relevant."
-    )
-    return list(filter(None, [format_absent(vars(about)), copies if counts else "", *about.warnings]))
+    notes = []
+    if about.absent_relevant:
+        alone = about.unanswerable_queries
+        notes.append(
+            f"{about.absent_relevant:,} of {about.relevant:,} relevant documents are not in the corpus. They count as "
+            f"not found, as in trec_eval{f'; {alone:,} queries have no other and score 0' if alone else ''}."
+        )
+    if copies := [f"{model} {count:,}" for model, count in about.copies_above.items() if count]:
+        notes.append(
+            f"Queries of {about.queries:,} with a copy of a relevant passage ranked above it: {', '.join(copies)}. The "
+            "copy counts as not relevant."
+        )
+    return [*notes, *about.warnings]
 
 
 def _analysers(results: Results) -> list[str]:
@@ -321,8 +327,7 @@ def _lines(lines: Sequence[str]) -> str:
     return "\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-def training_notes(content: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Describe the effect of training, and what the figures leave out, for below the table of a finished run."""
-    lines = [format_absent(content["judged"]), *pair_lines(content["pairs"], names)]
-    lines += [analyser_line(content["bm25_analyser"]), content["bm25_analyser"]["warning"]]
-    return "\n".join(filter(None, lines))
+def training_notes(results: Results, names: Mapping[str, str]) -> str:
+    """Describe the effect of training, and what the metrics leave out, for below the table of a finished run."""
+    notes = [note for about in results.about.values() for note in notes_on(about)]
+    return "\n".join([*notes, *pair_lines(results.pairs, names), *_analysers(results)])

@@ -23,7 +23,7 @@ from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import AUC, KINDS, JudgedQueries
-from raytriever.evaluation.results import About, Analysis, AucRow, finite
+from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
@@ -133,7 +133,7 @@ class DatasetMeasurement:
         rows = [testable_values(part.evaluations[model]) for part in self.parts]
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
-    def about(self, bm25: Mapping[str, Analysis], prompts: Mapping[str, str]) -> About:
+    def about(self, bm25: Mapping[str, AnalysisAbout], prompts: Mapping[str, str]) -> About:
         """Return the counts of all parts and the split: queries, documents, absent documents, copies above relevant."""
         absent = [part.judged.count_absent() for part in self.parts]
         return About(

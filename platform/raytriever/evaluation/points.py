@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from raytriever.evaluation.differences.significance import pairs_with
 from raytriever.evaluation.protocol import aim_text
-from raytriever.evaluation.results import Results, TestedPair, ThresholdRow
+from raytriever.evaluation.results import Results, ThresholdRow
 from raytriever.metrics.intervals import Proportion
 from raytriever.tracking.tracker import Point
 
@@ -25,7 +24,7 @@ def points_of(results: Results) -> list[Point]:
     for model, sets in results.models.items():
         for dataset, metrics in sets.items():
             values |= _named(f"{model}/{dataset}", metrics)
-    values |= significance(results.pairs, results.baselines)
+    values |= _significance(results)
     for auc in results.auc:
         values |= _named(f"auc/{auc.model}/{auc.dataset}", {"low": auc.low, "high": auc.high})
     for row in results.thresholds:
@@ -35,13 +34,27 @@ def points_of(results: Results) -> list[Point]:
         name = f"confidence/{area.model}/{area.dataset}/{area.confidence}"
         values |= _named(name, {"area": area.area, "low": area.low, "high": area.high})
     values |= {f"absent_relevant/{dataset}": float(about.absent_relevant) for dataset, about in results.about.items()}
-    return to_points(values)
+    return _points(values)
 
 
-def significance(pairs: Sequence[TestedPair], baselines: Sequence[str], several: bool = True) -> Values:
+def points_of_training(results: Results) -> list[Point]:
+    """Return the numbers of the evaluation of a training run, on one data set.
+
+    Their names are without it: `after/METRIC`, `significance/after-before/METRIC_p` and `judged/absent_relevant`.
+    """
+    [about] = results.about.values()
+    values = _significance(results, several=False)
+    for model, sets in results.models.items():
+        values |= _named(model, next(iter(sets.values())))
+    counts = about.absent_relevant, about.relevant, about.unanswerable_queries
+    names = ("absent_relevant", "relevant", "unanswerable_queries")
+    return _points(values | _named("judged", dict(zip(names, map(float, counts), strict=True))))
+
+
+def _significance(results: Results, several: bool = True) -> Values:
     """Return the tests against the baselines. Their names have the data set if there are several."""
     values: Values = {}
-    for row in [row for baseline in baselines for row in pairs_with(pairs, baseline)]:
+    for row in [row for baseline in results.baselines for row in pairs_with(results.pairs, baseline)]:
         if row.dataset is None:
             continue
         name = "/".join([f"{row.model}-{row.against}", *([row.dataset] if several else []), row.metric])
@@ -50,7 +63,7 @@ def significance(pairs: Sequence[TestedPair], baselines: Sequence[str], several:
     return values
 
 
-def to_points(values: Values) -> list[Point]:
+def _points(values: Values) -> list[Point]:
     """Return the values as points of step 0, which MLflow draws as bars."""
     now = time.time_ns() // 1_000_000
     return [Point(name, float(value), 0, now) for name, value in values.items() if value is not None]

@@ -22,11 +22,12 @@ from raytriever.store.commit import write_atomically
 from raytriever.store.disk import disk_errors
 
 RESULTS, FORMAT = "results.json", 3
+EVALUATION = "evaluation"  # folder of the evaluation of a training run
 Metrics = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
 _AGAIN = "evaluate again into another directory"
 
 
-class Analysis(TypedDict):
+class AnalysisAbout(TypedDict):
     """What BM25's analyser makes of a corpus, see `mining.analyser.Analysis.content`."""
 
     language: str
@@ -54,7 +55,7 @@ class About:
     unanswerable_queries: int
     copies_above: dict[str, int] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
-    bm25: dict[str, Analysis] = field(default_factory=dict)
+    bm25: dict[str, AnalysisAbout] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
 
     @property

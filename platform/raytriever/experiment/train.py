@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from statistics import fmean
@@ -24,10 +24,12 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
 from raytriever.evaluation.decision import decide_questions, questions_of
+from raytriever.evaluation.directory import write_evaluation
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import PER_QUERY
-from raytriever.evaluation.points import significance, to_points
+from raytriever.evaluation.points import points_of_training
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
+from raytriever.evaluation.results import EVALUATION, RESULTS
 from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.directory import LOSSES, RunDirectory
 from raytriever.experiment.opening import OpenRun, open_run, open_run_directory, pin_sources
@@ -186,39 +188,26 @@ def conclude(
         started: `time.monotonic()` at the start of the command.
     """
     base, dataset = opened.curriculum.base, opened.dataset
-    judged = select_judged_queries(dataset, base.data.test_split, Protocol())
-    analysis = Analysis.of(dataset.documents)
-    pairs = write_training_report(
+    results = write_evaluation(run.path / EVALUATION, dataset, base.data.test_split, evaluations, "before")
+    write_training_report(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
-        base.data.test_split,
-        judged,
-        evaluations,
+        results,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(opened.curriculum),
-        [*analysis.lines, *masking_lines(folders)],
+        masking_lines(folders),
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
-    now = time.time_ns() // 1_000_000
-    # MLflow draws metrics that have step 0 alone as bars.
-    points = [
-        Point(f"{system}/{name}", value, 0, now) for system, values in rows.items() for name, value in values.items()
-    ]
-    absent = judged.count_absent()
-    points += to_points(significance(pairs, ["before"], several=False))
-    points += [Point(f"judged/{name}", float(count), 0, now) for name, count in absent.items()]
-    points.append(Point("total_seconds", time.monotonic() - started, 0, now))
-    tracker.log(points)
+    seconds = Point("total_seconds", time.monotonic() - started, 0, time.time_ns() // 1_000_000)
+    tracker.log([*points_of_training(results), seconds])
     own = [LOSSES] * (run.path / LOSSES).exists()
-    for name in ("config.yaml", *own, "report.html", "figures", "model", PER_QUERY):
+    evaluated = [f"{EVALUATION}/{name}" for name in (RESULTS, PER_QUERY)]
+    for name in ("config.yaml", *own, "report.html", "figures", "model", *evaluated):
         tracker.log_file(run.path / name)
     best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
-    metrics = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
-    run.finish(
-        metrics | {"pairs": [asdict(row) for row in pairs], "judged": absent, "bm25_analyser": analysis.content()}
-    )
+    run.finish({"dataset": dataset.name, "split": base.data.test_split, **rows, **best})
 
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:

@@ -6,19 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raytriever.activity import activity
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.differences.significance import pair_rows, testable_values
 from raytriever.evaluation.document import document
-from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.files import PER_QUERY, per_query_content, read_pools, read_queries, scores_file, write_run
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, pool_scores
-from raytriever.evaluation.metric_tables import MetricTables, Values
-from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import JudgedQueries, format_absent, metric_title
+from raytriever.evaluation.files import read_pools, read_queries, scores_file
+from raytriever.evaluation.metric_tables import Values
+from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import (
+    EVALUATION,
     FormRow,
     Results,
-    TestedPair,
     ThresholdRow,
     datasets_of,
     metrics_of,
@@ -33,9 +28,9 @@ from raytriever.report.figures import (
     styles_of,
 )
 from raytriever.report.page import Page, Picture, write_page
-from raytriever.store.commit import write_atomically
 
 REPORT, FIGURES = "report.html", "figures"
+Curve = Sequence[tuple[int, float]]
 GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
 
 
@@ -134,64 +129,37 @@ def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, fl
     return gains
 
 
-Curve = Sequence[tuple[int, float]]
-
-
 @activity("drawing the figures and the report")
 def write_training_report(
     folder: Path,
     title: str,
-    split: str,
-    judged: JudgedQueries,
-    evaluations: Mapping[str, Evaluation],
+    results: Results,
     losses: Curve,
     dev_losses: Curve,
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
     notes: Sequence[str],
-) -> list[TestedPair]:
-    """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
+) -> None:
+    """Write `figures/*` (PNG and SVG) and `report.html` of a training run, whose evaluation directory is written.
 
     The figures show the systems `before` and `after`, and the metrics of checkpoints on dev data if there are any.
-    `notes` are lines above the tables, at least one. Return the tests of all pairs, see `pair_rows`.
+    `notes` are further lines above the tables.
     """
-    dataset = judged.dataset
-    for name, evaluation in evaluations.items():
-        write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
-    dense = {name: pool_scores([evaluations[name]]) for name in ("before", "after")}
-    figures = folder / "figures"
+    figures, [dataset] = folder / FIGURES, results.about
+    dense = {name: read_pools(folder / EVALUATION, name, dataset) for name in ("before", "after")}
     captions = save_score_figures(figures, dense) | {figures / "loss.png": "Loss"}
     save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
     dev_curves = {metric_title(name): points for name, points in dev_metrics.items() if points}
     if dev_curves:
         save_curves(figures / "dev.png", dev_curves, "dev data")
         captions[figures / "dev.png"] = "Metrics of checkpoints on dev data, measured during training"
-    measured = DatasetMeasurement(
-        EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),
-        [PartMeasurement(dataset.name, dataset, judged, dict(evaluations))],
-    )
-    per_query = per_query_content(measured)
-    write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
-    figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in evaluations.items()}
-    values = {name: {dataset.name: testable_values(evaluation)} for name, evaluation in evaluations.items()}
-    pairs = pair_rows(values)
-    queries, documents = len(evaluations["after"].queries), len(dataset.documents)
+    sections = document(results)
     page = Page(
         title=title,
-        about=list(
-            filter(
-                None,
-                [
-                    f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
-                    format_absent(judged.count_absent()),
-                    f"{'. '.join(notes).rstrip('.')}.",
-                ],
-            )
-        ),
-        tables=MetricTables(figures_of, pairs, ["before"]).on_page(),
+        about=[*(line for section in sections for line in section.about), *(f"{note}." for note in notes)],
+        tables=[table for section in sections for table in section.tables],
         pictures=[Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()],
-        queries=read_queries(folder),
+        queries=read_queries(folder / EVALUATION),
         settings=config_yaml,
     )
-    write_page(folder / "report.html", page)
-    return pairs
+    write_page(folder / REPORT, page)

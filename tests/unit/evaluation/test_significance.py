@@ -18,7 +18,8 @@ from raytriever.evaluation.differences.significance import (
 )
 from raytriever.evaluation.document import training_notes
 from raytriever.evaluation.metric_tables import metrics_table
-from raytriever.evaluation.points import significance
+from raytriever.evaluation.points import points_of, points_of_training
+from raytriever.evaluation.results import About, AnalysisAbout, Results
 from raytriever.metrics.significance import holm, paired_t_test
 from raytriever.mining.analyser import analyser_line
 
@@ -122,15 +123,15 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     pairs = pair_rows(values)
     rows = pairs_with(pairs, "before")
     names = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
-    judged = {"absent_relevant": 2, "relevant": 60, "unanswerable_queries": 0}
-    analyser = {"language": "en", "warning": "BM25 finds 2.0 tokens per document."}
-    notes = training_notes({"pairs": pairs, "judged": judged, "bm25_analyser": analyser}, names).splitlines()
-    first, head, best, *lines = notes
+    analysis = AnalysisAbout(language="en", warning="BM25 finds 2.0 tokens per document.")
+    about = About(50, 90, "test", absent_relevant=2, relevant=60, unanswerable_queries=0, bm25={"set": analysis})
+    results = Results(pairs=pairs, about={"set": about}, baselines=["before"], models=figures(values))
+    notes = training_notes(results, names).splitlines()
+    first, warning, head, best, *lines = notes
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
     assert head == "All pairs: paired t-test; p after Holm's correction over the pairs, intervals without it"
     assert best == "  nDCG@10: encoder after is the best, significantly above every other"
-    results = {row.metric: row for row in rows if row.model == "after"}
-    one = results["ndcg_at_10"]
+    one = next(row for row in rows if (row.model, row.metric) == ("after", "ndcg_at_10"))
     assert f"    encoder after - encoder before  {one.difference:+.4f}  95 % {one.low:+.4f}" in lines[0] + lines[1]
     assert lines[0].endswith("p < 0.0001  significant")
     assert lines[3].startswith("  AUC: ")
@@ -138,12 +139,12 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     assert {row.metric for row in pairs} == {"ndcg_at_10", "auc"}
     assert [row.queries for row in pairs] == [50] * 6
     assert all(row.difference >= 0 and row.p_holm >= row.p for row in pairs)
-    assert notes[-2:] == [analyser_line(analyser), analyser["warning"]]
-    points = significance(pairs, ["before"], several=False)
+    assert (warning, notes[-1]) == (analysis["warning"], analyser_line(analysis))
+    points = {point.name: point.value for point in points_of_training(results)}
     assert points["significance/after-before/ndcg_at_10_p"] == one.p_holm
     assert points["significance/after-before/ndcg_at_10_low"] == one.low
-    assert len(points) == 4 * len(rows)
-    assert "significance/bm25-before/set/ndcg_at_10_difference" in significance(pairs, ["before"])
+    assert points["after/auc"] == results.models["after"]["set"]["auc"]
+    assert "significance/bm25-before/set/ndcg_at_10_difference" in {point.name for point in points_of(results)}
     lower = next(row for row in pairs_with(pairs, "after") if row.model == "before")
     upper = next(row for row in pairs if (row.model, row.against) == ("after", "before"))
     assert (lower.difference, lower.low, lower.high) == (-upper.difference, -upper.high, -upper.low)

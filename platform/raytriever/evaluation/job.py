@@ -6,7 +6,6 @@ stores its ranking so far, so an interrupted evaluation continues there.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -35,7 +34,7 @@ from raytriever.evaluation.request import (
     check_enough_questions,
     open_parts,
 )
-from raytriever.evaluation.results import Results, check_output
+from raytriever.evaluation.results import Results, as_read, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
@@ -67,7 +66,7 @@ def run_evaluation(
     precision = choose_precision(job.precision, device)
     job = replace(job, datasets=rename_duplicates(job.datasets))
     check_file_names([model.name for model in job.models], job.datasets)
-    request = json.loads(json.dumps(job.content(precision)))  # equal to the request that is read back
+    request = as_read(job.content(precision))
     check_output(output, request, fresh)
     check_writable(output)
     opened = [

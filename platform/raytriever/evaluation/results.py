@@ -267,7 +267,7 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     if fresh:
         return
     old = Results.read(output).request
-    new = json.loads(json.dumps(request))
+    new = as_read(request)
     for name in sorted(old.keys() | new.keys()):
         if not _is_same(old.get(name), new.get(name)):
             raise ConfigError(
@@ -285,6 +285,11 @@ def _is_same(before: Any, now: Any) -> bool:
         old, new = Path(before).resolve(), Path(now).resolve()
         return old == new or (old.name == new.name and not old.exists())
     return bool(before == now)
+
+
+def as_read(value: Any) -> Any:
+    """Return a value as JSON gives it back: tuples become lists."""
+    return json.loads(json.dumps(value))
 
 
 def without_nan(value: Any) -> Any:

@@ -41,7 +41,7 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.evaluation.request import OpenPart, add_unanswerable
-from raytriever.evaluation.results import Results
+from raytriever.evaluation.results import Results, as_read
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
 from raytriever.metrics.confidence import ENTROPY
 from raytriever.models.config import ModelConfig
@@ -265,7 +265,7 @@ class TaskSearch(MtebEncoder):
         request |= {**asdict(protocol), "metrics": list(protocol.metrics)}
         meta = {"kind": "evaluation", "key": self.measures.key}
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
-            results = Results(request=json.loads(json.dumps(request)))
+            results = Results(request=as_read(request))
             directory = EvaluationDirectory(folder, protocol, results, self.measures.calibration_split)
             directory.add(measured, decisions)
             directory.finish()

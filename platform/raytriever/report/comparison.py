@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,7 +52,9 @@ def compare_runs(runs: Sequence[str], output: Path) -> None:
     `runs` are directories, run ids of MLflow, or filters of its search.
     """
     check_comparison(runs, output)
-    write_comparison(output, _with_distinct_names(_read(runs)))
+    found = list(_read(runs))
+    names = unique_names([run.name for run in found])
+    write_comparison(output, [dataclasses.replace(run, name=name) for run, name in zip(found, names, strict=True)])
 
 
 def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
@@ -65,18 +67,6 @@ def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
             yield MlflowRuns().by_id(word)
         else:
             yield from MlflowRuns().by_filter(word)
-
-
-def _with_distinct_names(runs: Iterable[FinishedRun]) -> list[FinishedRun]:
-    """Append a number to each name that an earlier run has."""
-    distinct: list[FinishedRun] = []
-    for run in runs:
-        names = {one.name for one in distinct}
-        name, number = run.name, 2
-        while name in names:
-            name, number = f"{run.name} {number}", number + 1
-        distinct.append(dataclasses.replace(run, name=name))
-    return distinct
 
 
 @activity("writing the page")

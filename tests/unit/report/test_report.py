@@ -15,13 +15,17 @@ import numpy as np
 import pytest
 from evaluations import ENDS, HOSTILE, write_evaluation
 
+from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import StorageError
+from raytriever.evaluation.directory import write_evaluation as write_evaluation_of
 from raytriever.evaluation.document import document
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.files import read_queries
 from raytriever.evaluation.results import Results
+from raytriever.evaluation.systems import Bm25System
 from raytriever.evaluation.table import Cell, Table
 from raytriever.metrics.calibration import ScoredPools
-from raytriever.report.evaluation import write_evaluation_report
+from raytriever.report.evaluation import write_evaluation_report, write_training_report
 from raytriever.report.figures import save_gains, save_roc, styles_of
 from raytriever.report.page import MAX_QUERIES, Page, choose_queries, write_page
 
@@ -180,6 +184,19 @@ def test_a_damaged_file_or_one_of_another_format_gives_one_line(
     (tmp_path / file).write_text(content)
     with pytest.raises(StorageError, match=message):
         write_evaluation_report(tmp_path)
+
+
+def test_a_training_is_reported_from_its_evaluation_directory(tiny_dataset: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(tiny_dataset, ["test"])
+    systems = dict.fromkeys(("bm25", "before", "after"), evaluate(dataset, "test", Bm25System(dataset)))
+    results = write_evaluation_of(tmp_path / "evaluation", dataset, "test", systems, "before")
+    assert Results.read(tmp_path / "evaluation") == results
+    curve = [(1, 0.5), (2, 0.25)]
+    write_training_report(tmp_path, "A training", results, curve, curve[:1], {"auc": curve}, "seed: 0", ["A note"])
+    text = (tmp_path / "report.html").read_text()
+    for shown in ("A training", "A note.", "32 queries of split test", "stemmer: Snowball", "seed: 0", "All metrics"):
+        assert shown in text
+    assert {file.stem for file in (tmp_path / "figures").iterdir()} == {"roc", "scores", "calibration", "loss", "dev"}
 
 
 def test_a_system_has_one_colour_in_all_figures(tmp_path: Path) -> None:

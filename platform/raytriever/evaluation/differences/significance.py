@@ -177,22 +177,6 @@ def testable_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " quer
     return values
 
 
-def best_sentences(rows: Sequence[TestedPair], names: Mapping[str, str] | None = None) -> list[str]:
-    """Name the best system of each metric on each data set, and those that are not significantly below it."""
-    several = len({row.dataset for row in rows}) > 1
-    return [
-        _best_sentence(own, names or {}) + (f" on {own[0].dataset or MEAN}" if several else "")
-        for own in _by_column(rows)
-    ]
-
-
-def _by_column(rows: Sequence[TestedPair]) -> list[list[TestedPair]]:
-    columns: dict[tuple[str | None, str], list[TestedPair]] = {}
-    for row in rows:
-        columns.setdefault((row.dataset, row.metric), []).append(row)
-    return list(columns.values())
-
-
 def _best_sentence(rows: Sequence[TestedPair], names: Mapping[str, str]) -> str:
     wins = Counter(row.model for row in rows)
     best = wins.most_common(1)[0][0]
@@ -225,8 +209,11 @@ def pair_lines(
     several = len({row.dataset for row in rows}) > 1
     over = f"the pairs{' and data sets' * several}"
     lines = [f"All pairs: {test}; p after Holm's correction over {over}, intervals without it"]
-    for own, sentence in zip(_by_column(rows), best_sentences(rows, names), strict=True):
-        lines.append(f"  {sentence}")
+    columns: dict[tuple[str | None, str], list[TestedPair]] = {}
+    for row in rows:
+        columns.setdefault((row.dataset, row.metric), []).append(row)
+    for (dataset, _), own in columns.items():
+        lines.append(f"  {_best_sentence(own, shown)}" + (f" on {dataset or MEAN}" if several else ""))
         if most is not None and len(rows) > most:
             continue
         pairs = [f"{shown.get(row.model, row.model)} - {shown.get(row.against, row.against)}" for row in own]

@@ -19,6 +19,7 @@ from raytriever.annotation.output import write_beir
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.evaluation.decision import questions_of
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.systems import DenseSystem
 from raytriever.metrics.confidence import COMBINED, NAMES, fit_confidence
@@ -70,7 +71,9 @@ def measure(root: Path, pack: str, split: str, passages: int) -> dict[str, objec
         questions = []
         for name in ("dev", "test"):
             judged = select_judged_queries(dataset, name, Protocol())
-            questions.append(questions_of(judged, system.evaluate(name, Protocol(), judged), index, removed=0.5))
+            questions.append(
+                questions_of(judged, evaluate(dataset, name, system, Protocol(), judged), index, removed=0.5)
+            )
     dev, test = questions
     weights = resampling_weights([len(test)], SAMPLES, 0)
     areas = {

@@ -12,7 +12,7 @@ from raytriever.evaluation.differences.significance import CORRECTED, marks_lege
 from raytriever.evaluation.metric_tables import MetricTables, Rows, number_cell
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
-from raytriever.evaluation.table import Cell, Table, printed
+from raytriever.evaluation.table import Cell, ReportTable, printed
 from raytriever.metrics.intervals import Proportion
 from raytriever.mining.analyser import analyser_line
 from raytriever.terminal import markdown_cell, one_line
@@ -32,7 +32,7 @@ KIND_TITLES = {
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """One section of a report.
 
     Args:
@@ -46,21 +46,21 @@ class Section:
     text: str = ""
     markdown: str = ""
     about: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    latex: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
+    latex: Sequence[ReportTable] = ()
 
 
-def document(results: Results) -> list[Section]:
+def document(results: Results) -> list[ReportSection]:
     """Return the sections of the report of an evaluation, in their order."""
     return [
         *_metrics(results),
-        Section(text="\n".join(pair_lines(results.pairs)), markdown=_lines(pair_lines(results.pairs, most=None))),
+        ReportSection(text="\n".join(pair_lines(results.pairs)), markdown=_lines(pair_lines(results.pairs, most=None))),
         _auc(results.auc),
         _thresholds(results.thresholds),
         _confidences(results.confidences),
         _forms(results.forms),
-        Section(text="\n".join(results.quarantined)),
-        Section(
+        ReportSection(text="\n".join(results.quarantined)),
+        ReportSection(
             text="\n".join(f"MISSING: {line}" for line in results.missing),
             markdown=_lines(["Missing: " + "; ".join(results.missing)] if results.missing else []),
             about=results.missing,
@@ -73,7 +73,7 @@ def format_results(results: Results) -> str:
     return "\n".join(section.text for section in document(results) if section.text)
 
 
-def _metrics(results: Results) -> list[Section]:
+def _metrics(results: Results) -> list[ReportSection]:
     if not results.models:
         return []
     tables = MetricTables(results.models, results.pairs, results.baselines or list(results.models)[:1])
@@ -93,14 +93,14 @@ def _metrics(results: Results) -> list[Section]:
     )
     legend = [f"{marks_legend(tables.baselines)}; paired t-test, {CORRECTED}"] if tables.marks else []
     return [
-        Section(
+        ReportSection(
             text="\n".join(texts),
             markdown=printed(paper) + lines,
             about=[*about, *(f"{line}." for line in analysers)],
             tables=tables.on_page(),
             latex=paper,
         ),
-        Section(text="\n".join([*_systems(results), *analysers, *legend])),
+        ReportSection(text="\n".join([*_systems(results), *analysers, *legend])),
     ]
 
 
@@ -142,9 +142,9 @@ def _systems(results: Results) -> list[str]:
     return lines
 
 
-def _auc(rows: Sequence[AucRow]) -> Section:
+def _auc(rows: Sequence[AucRow]) -> ReportSection:
     if not rows:
-        return Section()
+        return ReportSection()
     lines = []
     for row in rows:
         bounds = "" if row.low is None or row.high is None else f" (95 %: {row.low:.4f} to {row.high:.4f})"
@@ -162,12 +162,12 @@ def _auc(rows: Sequence[AucRow]) -> Section:
     ]
     note = "95 % intervals of the AUC over the pairs of all queries. The scores of one query are one cluster."
     columns = ["data set", "model", "AUC", "from", "to", "misordered queries", "note"]
-    return Section(text="\n".join(lines), tables=[Table("AUC", columns, cells, note)])
+    return ReportSection(text="\n".join(lines), tables=[ReportTable("AUC", columns, cells, note)])
 
 
-def _thresholds(rows: Sequence[ThresholdRow]) -> Section:
+def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
     if not rows:
-        return Section()
+        return ReportSection()
     table, notes = thresholds_table(rows), threshold_notes(rows)
     on = _chosen_on(rows)
     about = (
@@ -178,14 +178,14 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> Section:
         f"independent pairs. Calibration error: the share of relevant pairs by score on {on}, used as a probability, "
         "against the judged split; 0 is best, and an interval from 0 on says that they may be exactly right."
     )
-    return Section(
+    return ReportSection(
         text="\n" + "\n".join(_paragraphs(rows, table)) + "".join(f"\n- {one_line(line)}\n" for line in notes),
         markdown=f"\nThresholds\n\n{thresholds_markdown(rows)}",
-        tables=[Table(table.title, table.columns, table.rows, " ".join([about, *notes]))],
+        tables=[ReportTable(table.title, table.columns, table.rows, " ".join([about, *notes]))],
     )
 
 
-def thresholds_table(rows: Sequence[ThresholdRow]) -> Table:
+def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
     """Return the table of thresholds.
 
     Columns of pairs, and of kinds of questions without an answer, are there if a row has such a share.
@@ -209,7 +209,7 @@ def thresholds_table(rows: Sequence[ThresholdRow]) -> Table:
         ]
         for row in rows
     ]
-    return Table("Thresholds", [*columns, "calibration error of pairs"], cells)
+    return ReportTable("Thresholds", [*columns, "calibration error of pairs"], cells)
 
 
 def thresholds_markdown(rows: Sequence[ThresholdRow]) -> str:
@@ -225,7 +225,7 @@ def threshold_notes(rows: Sequence[ThresholdRow]) -> list[str]:
     ]
 
 
-def _paragraphs(rows: Sequence[ThresholdRow], table: Table) -> list[str]:
+def _paragraphs(rows: Sequence[ThresholdRow], table: ReportTable) -> list[str]:
     """Return a paragraph for each threshold: the table is too wide for a terminal."""
     paragraphs = []
     for row, cells in zip(rows, table.rows, strict=True):
@@ -265,9 +265,9 @@ def _error(row: ThresholdRow) -> Cell:
     return Cell(f"{error.value:.3f}{bounds}", error.value)
 
 
-def _confidences(rows: Sequence[ConfidenceRow]) -> Section:
+def _confidences(rows: Sequence[ConfidenceRow]) -> ReportSection:
     if not rows:
-        return Section()
+        return ReportSection()
     cells: Rows = [
         [
             row.dataset,
@@ -283,12 +283,12 @@ def _confidences(rows: Sequence[ConfidenceRow]) -> Section:
         "lower is better. Brackets contain 95 % intervals over resampled questions."
     )
     columns = ["data set", "model", "confidence", f"AURC on {_chosen_on(rows)}", "AURC"]
-    return _plain(Table("Confidences", columns, cells, note))
+    return _plain(ReportTable("Confidences", columns, cells, note))
 
 
-def _forms(rows: Sequence[FormRow]) -> Section:
+def _forms(rows: Sequence[FormRow]) -> ReportSection:
     if not rows:
-        return Section()
+        return ReportSection()
     metrics = list(rows[0].metrics)
     columns = ["data set", "model", "components", "type", "bytes", *map(metric_title, metrics)]
     cells: Rows = [
@@ -312,14 +312,14 @@ def _forms(rows: Sequence[FormRow]) -> Section:
         f"is on the other side, are at the threshold of the scores in fp32: {'; '.join(thresholds)}."
     )
     return _plain(
-        Table("Stored forms", [*columns, "precision", "recall", "decisions changed"], cells, note), f"\n{note}\n"
+        ReportTable("Stored forms", [*columns, "precision", "recall", "decisions changed"], cells, note), f"\n{note}\n"
     )
 
 
-def _plain(table: Table, note: str = "") -> Section:
+def _plain(table: ReportTable, note: str = "") -> ReportSection:
     """Return a section that is its table everywhere, with a note below it also where it is no page."""
     text = f"\n{table.as_markdown()}{note}"
-    return Section(text=text, markdown=f"\n{table.title}\n{text}", tables=[table])
+    return ReportSection(text=text, markdown=f"\n{table.title}\n{text}", tables=[table])
 
 
 def _lines(lines: Sequence[str]) -> str:

@@ -20,10 +20,9 @@ from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.decision import decide_dataset
-from raytriever.evaluation.directory import EvaluationDirectory
-from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.directory import EvaluationDirectory, points_of
+from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
-from raytriever.evaluation.points import points_of
 from raytriever.evaluation.protocol import AUC, removed_share
 from raytriever.evaluation.quantised import FormSystem, check_samples
 from raytriever.evaluation.request import (
@@ -154,7 +153,10 @@ def _measure(
             targets.append((job.calibration_split, replace(job.protocol, metrics=(AUC,)), part.calibration))
         for split, protocol, evaluations in targets:
             whole_key = {**key, "split": split, "protocol": asdict(protocol)}
-            measure = partial(system.evaluate, split, protocol, opened.judged[split])
+            judged = opened.judged[split]
+            if isinstance(system, FormSystem):
+                system.kept = protocol.kept_of(judged.relevance)
+            measure = partial(evaluate, part.dataset, split, system, protocol, judged)
             evaluations[model.name], took = store.get(
                 model.name, source.label(opened.name), split, whole_key, partial(_timed, measure)
             )

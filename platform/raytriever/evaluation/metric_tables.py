@@ -24,7 +24,7 @@ from raytriever.evaluation.differences.significance import (
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import TestedPair, datasets_of, metrics_of
-from raytriever.evaluation.table import Cell, Table
+from raytriever.evaluation.table import Cell, ReportTable
 from raytriever.metrics.significance import LEVEL
 
 WIDE, AVERAGE, NOTHING = 4, "Average", "–"
@@ -50,11 +50,11 @@ def significance_cell(p: float) -> Cell:
     return Cell(f"{'yes' if p < LEVEL else 'no'}, p {shown}", p)
 
 
-def metrics_table(rows: Mapping[str, Mapping[str, float | None]]) -> Table:
+def metrics_table(rows: Mapping[str, Mapping[str, float | None]]) -> ReportTable:
     """Return a table of the metrics of systems, with four decimals and without marks."""
     metrics = list(dict.fromkeys(name for values in rows.values() for name in values))
     cells: Rows = [[system, *(number_cell(values.get(name)) for name in metrics)] for system, values in rows.items()]
-    return Table("", ["", *map(metric_title, metrics)], cells)
+    return ReportTable("", ["", *map(metric_title, metrics)], cells)
 
 
 class MetricTables:
@@ -86,12 +86,12 @@ class MetricTables:
         rank = ahead.index(model) if model in ahead else None
         return replace(cell, mark=self.marks.get(key, ""), hint=self._hints.get(key, ""), rank=rank)
 
-    def of_dataset(self, dataset: str) -> Table:
+    def of_dataset(self, dataset: str) -> ReportTable:
         """Return the table of one data set on a terminal."""
         rows: Rows = [[model, *(self.cell(model, dataset, metric) for metric in self.metrics)] for model in self.models]
-        return Table(dataset, ["", *map(metric_title, self.metrics)], rows)
+        return ReportTable(dataset, ["", *map(metric_title, self.metrics)], rows)
 
-    def in_print(self, splits: Mapping[str, str]) -> list[Table]:
+    def in_print(self, splits: Mapping[str, str]) -> list[ReportTable]:
         """Return the tables in print: one, or one for each metric if there are more than `WIDE` data sets."""
         averaged: list[str | None] = [*self.datasets, None] if len(self.datasets) > 1 else [*self.datasets]
         columns = {
@@ -106,12 +106,12 @@ class MetricTables:
             caption += f" {marks_legend(self.baselines)}."
         return arrange(columns, list(self.models), "Model", caption, metric_title)
 
-    def on_page(self) -> list[Table]:
+    def on_page(self) -> list[ReportTable]:
         """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
         For one data set the table of all metrics is enough: the tables per metric are left out.
         """
-        tables, rows = list[Table](), Rows()
+        tables, rows = list[ReportTable](), Rows()
         if len(self.datasets) > 1:
             for metric in self.metrics:
                 rows = [
@@ -119,7 +119,7 @@ class MetricTables:
                     for model in self.models
                 ]
                 columns = unique_names(["model", *self.datasets, "mean"])
-                tables.append(Table(metric_title(metric), columns, rows, self._note, "Metric"))
+                tables.append(ReportTable(metric_title(metric), columns, rows, self._note, "Metric"))
         rows = [
             [dataset, model, *(self.cell(model, dataset, metric) for metric in self.metrics)]
             for dataset in self.datasets
@@ -127,7 +127,7 @@ class MetricTables:
             if dataset in self.models[model]
         ]
         columns = unique_names(["data set", "model", *map(metric_title, self.metrics)])
-        return [*tables, Table("All metrics", columns, rows, self._note), *pairs_table(self.pairs)]
+        return [*tables, ReportTable("All metrics", columns, rows, self._note), *pairs_table(self.pairs)]
 
     @cached_property
     def _hints(self) -> dict[tuple[str | None, str, str], str]:
@@ -158,7 +158,7 @@ def arrange(
     first: str,
     caption: str,
     title: Callable[[str], str],
-) -> list[Table]:
+) -> list[ReportTable]:
     """Return one table in print, or one for each metric if there are more than `WIDE` data sets.
 
     `columns` have a number for each row, by data set and metric. The data set None is the mean over all.
@@ -168,9 +168,9 @@ def arrange(
     if sum(one is not None for one in datasets) <= WIDE:
         spans = [(names[one], sum(dataset == one for dataset, _ in columns)) for one in datasets]
         cells: Rows = [[row, *(column[index] for column in columns.values())] for index, row in enumerate(rows)]
-        return [Table(caption, [first, *(title(metric) for _, metric in columns)], cells, spans=spans)]
+        return [ReportTable(caption, [first, *(title(metric) for _, metric in columns)], cells, spans=spans)]
     return [
-        Table(
+        ReportTable(
             f"{title(metric)}. {caption}",
             unique_names(["Data set", *rows]),
             [[names[one], *columns[one, metric]] for one in datasets if (one, metric) in columns],
@@ -186,7 +186,7 @@ def split_text(splits: Mapping[str, str]) -> str:
     return f"{usual} ({others})" if others else usual
 
 
-def pairs_table(pairs: Sequence[TestedPair]) -> list[Table]:
+def pairs_table(pairs: Sequence[TestedPair]) -> list[ReportTable]:
     """Return the table of tests on a page. The outcome comes first: a narrow screen shows the first columns only."""
     if not pairs:
         return []
@@ -209,7 +209,7 @@ def pairs_table(pairs: Sequence[TestedPair]) -> list[Table]:
         f"{LEVEL}. From and to: the 95 % interval of the difference. It and the last p are without the correction. "
         "Effect: the mean of the differences, divided by their standard deviation."
     )
-    return [Table("Significance", columns, rows, note)]
+    return [ReportTable("Significance", columns, rows, note)]
 
 
 def _highest(pairs: Sequence[TestedPair]) -> str:

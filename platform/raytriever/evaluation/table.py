@@ -50,7 +50,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Table of a report. A `str` in a row is text, and is sorted as text on a page.
 
     Args:
@@ -138,12 +138,12 @@ class Table:
         return number if number < len(self.columns) else None
 
 
-def printed(tables: Sequence[Table]) -> str:
+def printed(tables: Sequence[ReportTable]) -> str:
     """Return tables in Markdown, each below its title."""
     return "\n".join(f"{table.title}\n\n{table.as_markdown()}" for table in tables)
 
 
-def latex(tables: Sequence[Table]) -> str:
+def latex(tables: Sequence[ReportTable]) -> str:
     """Return a LaTeX file of tables."""
     return "% wants \\usepackage{booktabs,amssymb}\n" + "\n".join(table.as_latex() for table in tables)
 

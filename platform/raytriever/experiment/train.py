@@ -24,10 +24,9 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
 from raytriever.evaluation.decision import decide_questions, questions_of
-from raytriever.evaluation.directory import write_evaluation
-from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.directory import points_of_training, write_evaluation
+from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import PER_QUERY
-from raytriever.evaluation.points import points_of_training
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.results import EVALUATION, RESULTS
 from raytriever.evaluation.systems import Bm25System
@@ -106,7 +105,7 @@ def run_experiment(
         for line in Analysis.of(dataset.documents).notes:
             log(line)
         indexes = LexicalIndexes()
-        evaluations = {"bm25": Bm25System(dataset, indexes.of(dataset)).evaluate(split)}
+        evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset, indexes.of(dataset)))}
         stages = Stages(run, opened, log)
         stages.find_negatives(indexes.of)
         del indexes  # of a large corpus, the terms take much of the memory of this process

@@ -42,7 +42,7 @@ from raytriever.evaluation.protocol import (
 )
 from raytriever.evaluation.request import OpenPart, add_unanswerable
 from raytriever.evaluation.results import Results, as_read
-from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
+from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
 from raytriever.metrics.confidence import ENTROPY
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
@@ -296,7 +296,7 @@ class TaskSearch(MtebEncoder):
         protocol = replace(protocol, metrics=(AUC,))
         opened = self._open(data["corpus"], data["queries"], data["relevant_docs"], protocol, kinds, chosen_on)
         judged = opened.judged[SPLIT]
-        return judged, self._system(opened.dataset).evaluate(SPLIT, protocol, judged)
+        return judged, evaluate(opened.dataset, SPLIT, self._system(opened.dataset), protocol, judged)
 
 
 @dataclass
@@ -307,24 +307,22 @@ class RankedQueries:
     """
 
     system: DenseSystem
-    encoded: EncodedQueries
     top_k: int
     candidates: list[ndarray] | None
     _ranking: tuple[ndarray, ndarray] | None = None
 
     @classmethod
     def of(cls, system: DenseSystem, top_k: int, top_ranked: Mapping[str, Sequence[str]] | None) -> RankedQueries:
-        """Encode all queries of a system's data set."""
+        """Return the queries of a system's data set, with their candidates if there are any."""
         dataset = system.dataset
-        encoded = system.encode(np.arange(len(dataset.queries)))
         if top_ranked is None:
-            return cls(system, encoded, top_k, None)
+            return cls(system, top_k, None)
         position = {name: row for row, name in enumerate(dataset.documents.ids)}
         candidates = [
             np.array(sorted({position[one] for one in top_ranked.get(query, ()) if one in position}), np.int64)
             for query in dataset.queries.ids
         ]
-        return cls(system, encoded, top_k, candidates)
+        return cls(system, top_k, candidates)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `evaluation.evaluate.System.search`."""
@@ -333,7 +331,7 @@ class RankedQueries:
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
         """See `evaluation.evaluate.System.score`."""
-        return self.encoded.score(queries, documents)
+        return self.system.score(queries, documents)
 
     def results(self, queries: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return the `top_k` scores of queries by document, as MTEB reads them."""
@@ -352,7 +350,7 @@ class RankedQueries:
         dataset = self.system.dataset
         depth = min(len(dataset.documents), max(depth, self.top_k))
         if self._ranking is None or self._ranking[0].shape[1] < depth:
-            self._ranking = self.encoded.search(np.arange(len(dataset.queries)), depth)
+            self._ranking = self.system.search(np.arange(len(dataset.queries)), depth)
         return self._ranking
 
     @cached_property

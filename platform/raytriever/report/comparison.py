@@ -28,7 +28,7 @@ from raytriever.evaluation.files import QueryMetrics, values_of
 from raytriever.evaluation.metric_tables import MetricTables, number_cell, p_cell, significance_cell
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.table import Cell, Table
+from raytriever.evaluation.table import Cell, ReportTable
 from raytriever.metrics.significance import LEVEL
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
@@ -204,7 +204,7 @@ def _untested(figures: Figures, values: Mapping[str, Mapping[str, Mapping[str, n
     return [f"No difference of {', '.join(none)} is tested: the run has no values by query."] if none else []
 
 
-def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
+def _settings(runs: Sequence[FinishedRun]) -> list[ReportTable]:
     """Return the settings that differ between runs of one kind. A setting that a run does not have is empty."""
     tables = []
     for trained, kind in ((True, "training"), (False, "evaluation")):
@@ -216,13 +216,13 @@ def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
         rows = [[name, *(run.settings.get(name, "") for run in members)] for name in differ]
         note = "" if rows else "All runs have the same settings."
         columns = unique_names(["setting", *(run.name for run in members)])
-        tables.append(Table(f"Settings of {kind} that differ", columns, rows, note))
+        tables.append(ReportTable(f"Settings of {kind} that differ", columns, rows, note))
     return tables
 
 
 def seed_tables(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], queries: Mapping[str, Mapping[str, Any]]
-) -> list[Table]:
+) -> list[ReportTable]:
     """Return a table that compares settings over queries and seeds; none if no setting has runs of two seeds.
 
     `names` are those of `comparison.row_names`.
@@ -272,7 +272,7 @@ def _seed_metrics(content: QueryMetrics, seed: int | None) -> SeedMetrics:
     return SeedMetrics(seed, {metric: float(np.nanmean(one)) for metric, one in values.items()}, values)
 
 
-def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> Table:
+def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> ReportTable:
     cells: list[list[str | Cell]] = [
         [
             str(row.dataset),
@@ -292,4 +292,4 @@ def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> Table:
         "part of the seeds. Significant: p, after Holm's correction over the pairs and data sets of a metric, is below "
         f"{LEVEL}. A setting with one seed is not tested."
     )
-    return Table("Settings over seeds", columns, cells, note)
+    return ReportTable("Settings over seeds", columns, cells, note)

@@ -28,7 +28,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.table import Table
+from raytriever.evaluation.table import ReportTable
 from raytriever.store.commit import write_atomically
 
 MAX_QUERIES = 200  # of one data set on a page
@@ -57,7 +57,7 @@ class Page:
 
     title: str
     about: Sequence[str] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     pictures: Sequence[Picture] = ()
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: str = ""
@@ -104,7 +104,7 @@ def _digest(content: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode('ascii')}"
 
 
-def _tables(tables: Sequence[Table]) -> str:
+def _tables(tables: Sequence[ReportTable]) -> str:
     html = []
     for number, (group, grouped) in enumerate(groupby(tables, key=lambda table: table.group)):
         members = list(grouped)

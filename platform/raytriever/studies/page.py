@@ -14,7 +14,7 @@ from raytriever.evaluation.differences.significance import best_rule, marks_lege
 from raytriever.evaluation.metric_tables import MetricTables, arrange
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import TestedPair
-from raytriever.evaluation.table import Cell, Table, printed
+from raytriever.evaluation.table import Cell, ReportTable, printed
 from raytriever.metrics.significance import LEVEL
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.studies.definition import STEPS_TO_BEST
@@ -30,7 +30,7 @@ Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 
 def study_tables(
     results: SeededResults, pairs: Sequence[TestedPair], baselines: Sequence[str], paper: Paper, caption: str
-) -> list[Table]:
+) -> list[ReportTable]:
     """Return the tables of a study.
 
     Args:
@@ -44,7 +44,7 @@ def study_tables(
             name: results.mean(row, dataset, name) for name in names if results.has(row, dataset, name)
         }
     tables = MetricTables(means, pairs, baselines)
-    columns = {
+    columns: dict[tuple[str | None, str], list[Cell]] = {
         (dataset, metric): [_cell(results, tables, row, dataset, metric, paper) for row in results.rows]
         for dataset in tables.datasets
         for metric in tables.metrics
@@ -107,7 +107,7 @@ def page_text(
     *,
     title: str,
     lines: Sequence[str],
-    tables: Sequence[Table],
+    tables: Sequence[ReportTable],
     claims: Sequence[tuple[Claim, Verdict]],
     trainings: Sequence[Sequence[str]],
     paper: Sequence[Sequence[str]],

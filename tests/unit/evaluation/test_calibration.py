@@ -17,13 +17,14 @@ from raytriever.evaluation.calibration import _later
 from raytriever.evaluation.config import CONFIDENCES
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, questions_of, threshold_rows
+from raytriever.evaluation.directory import points_of
 from raytriever.evaluation.document import document, format_results, thresholds_markdown
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement, auc_rows
-from raytriever.evaluation.points import points_of
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.results import Results, ThresholdRow
 from raytriever.evaluation.systems import Bm25System
-from raytriever.evaluation.table import Cell, Table
+from raytriever.evaluation.table import Cell, ReportTable
 from raytriever.metrics.answering import decide
 from raytriever.metrics.calibration import ScoredPools, achieve_pairs, choose_pair_threshold
 from raytriever.metrics.confidence import RankedQuestions
@@ -36,7 +37,7 @@ def measured_of(split: str = "test") -> DatasetMeasurement:
     return DatasetMeasurement(EvaluationDataset("d", {"d": "d"}, split), [])
 
 
-def page_of(results: Results) -> Table:
+def page_of(results: Results) -> ReportTable:
     [table] = [table for section in document(results) for table in section.tables]
     return table
 
@@ -145,7 +146,7 @@ def test_a_question_that_loses_its_answer_counts_once(
     folder = write_beir(tmp_path / "set", documents, [f"word{n}" for n in range(40)], test=judged)
     dataset = open_dataset(str(folder), ["test"])
     index, found = Bm25Index(dataset.passages()), select_judged_queries(dataset, "test", Protocol())
-    evaluation = Bm25System(dataset, index).evaluate("test", Protocol(), found)
+    evaluation = evaluate(dataset, "test", Bm25System(dataset, index), Protocol(), found)
     some = questions_of(found, evaluation, index, share)
     lost = some.kinds == "removed"
     assert (len(some), lost.sum()) == (40, round(40 * share))

@@ -16,9 +16,9 @@ from raytriever.evaluation.differences.significance import (
     pair_rows,
     pairs_with,
 )
+from raytriever.evaluation.directory import points_of, points_of_training
 from raytriever.evaluation.document import training_notes
 from raytriever.evaluation.metric_tables import metrics_table
-from raytriever.evaluation.points import points_of, points_of_training
 from raytriever.evaluation.results import About, AnalysisAbout, Results
 from raytriever.metrics.significance import holm, paired_t_test
 from raytriever.mining.analyser import analyser_line

@@ -10,7 +10,7 @@ from evaluations import threshold_row
 from raytriever.evaluation import results
 from raytriever.evaluation.document import thresholds_markdown
 from raytriever.evaluation.metric_tables import MetricTables, metrics_table
-from raytriever.evaluation.table import Cell, Table, latex, printed
+from raytriever.evaluation.table import Cell, ReportTable, latex, printed
 from raytriever.terminal import markdown_table, printable, text_table
 
 MODELS = {
@@ -37,14 +37,14 @@ PAIRS = [
 ]
 
 
-def rows_of(table: Table) -> dict[str, list[tuple[str, int | None, str]]]:
+def rows_of(table: ReportTable) -> dict[str, list[tuple[str, int | None, str]]]:
     return {
         str(row[0]): [(cell.text, cell.rank, cell.mark) for cell in row[1:] if isinstance(cell, Cell)]
         for row in table.rows
     }
 
 
-def in_print(models: Any, pairs: list[results.TestedPair], baselines: list[str]) -> list[Table]:
+def in_print(models: Any, pairs: list[results.TestedPair], baselines: list[str]) -> list[ReportTable]:
     splits = dict.fromkeys(results.datasets_of(models), "test")
     return MetricTables(models, pairs, baselines).in_print(splits)
 
@@ -111,14 +111,14 @@ NAMES += ["a & b \\\\", "\u202ex", "%"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_stays_within_its_cell(name: str) -> None:
-    table = Table("caption", ["", name], [[name, Cell("0.5")]])
+    table = ReportTable("caption", ["", name], [[name, Cell("0.5")]])
     for text in (table.as_markdown(), markdown_table([["", name], [name, "0.5"]])):
         lines = text.strip().splitlines()
         assert len(lines) == 3
         assert {line.replace("\\|", "").count("|") for line in lines} == {3}
         assert "<script" not in text
         assert printable(text) == text
-    plain, tex = (latex([Table("caption", ["", x], [[x, Cell("0.5")]])]) for x in ("x", name))
+    plain, tex = (latex([ReportTable("caption", ["", x], [[x, Cell("0.5")]])]) for x in ("x", name))
     for sign in ("&", "\\\\\n", "\\end{", "\n"):
         assert tex.replace("\\&", "").count(sign) == plain.replace("\\&", "").count(sign)
     assert "%" not in tex.replace("\\%", "").replace("% wants", "")

@@ -18,6 +18,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import UserError
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.directory import write_evaluation as write_evaluation_of
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
 from raytriever.report import comparison
@@ -131,7 +132,7 @@ def test_the_auc_of_runs_is_tested(tmp_path: Path) -> None:
 
 def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: Path) -> None:
     dataset = open_dataset(str(shutil.copytree(tiny_dataset, tmp_path / "my data")), ["test"])
-    found = Bm25System(dataset).evaluate("test")
+    found = evaluate(dataset, "test", Bm25System(dataset))
     runs = []
     for number, name in enumerate(("mw", "cl")):
         run = training_run(tmp_path / name, name, 0.5)

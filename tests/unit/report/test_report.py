@@ -23,7 +23,7 @@ from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.files import read_queries
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
-from raytriever.evaluation.table import Cell, Table
+from raytriever.evaluation.table import Cell, ReportTable
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.report.evaluation import write_evaluation_report, write_training_report
 from raytriever.report.figures import save_gains, save_roc, styles_of
@@ -103,7 +103,7 @@ def test_a_page_with_one_table_escapes_its_texts(tmp_path: Path) -> None:
     rows = [["a", Cell("0.5", 0.5, "+", "better", rank=0)], ["<i>", Cell("<0.1", 0.0)]]
     write_page(
         tmp_path / "p.html",
-        Page("T & {{data}}", ["{{script}}"], [Table("x", ["model", "y"], rows)], settings="<a: 1>"),
+        Page("T & {{data}}", ["{{script}}"], [ReportTable("x", ["model", "y"], rows)], settings="<a: 1>"),
     )
     text = (tmp_path / "p.html").read_text()
     assert "<h1>T &amp; {{data}}</h1>\n<p>{{script}}</p>" in text

@@ -65,7 +65,7 @@ def bare(steps: int) -> list[float]:
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.loading import load_for_encoding
     from raytriever.encoding.shards import tokenisation_of
-    from raytriever.evaluation.protocol import Protocol
+    from raytriever.evaluation.evaluate import evaluate
     from raytriever.evaluation.systems import DenseSystem
     from raytriever.losses.distributed import ALONE
     from raytriever.models.config import ModelConfig
@@ -116,7 +116,7 @@ def bare(steps: int) -> list[float]:
             write_model(retriever.eval(), aside)
         own = ModelConfig(model=str(folder / "model"))
         dataset = open_dataset("letters", [config.data.dev_split], tokenisation=tokenisation)
-        DenseSystem(dataset, own, load_for_encoding(own, "fp32", device)).evaluate(config.data.dev_split, Protocol())
+        evaluate(dataset, config.data.dev_split, DenseSystem(dataset, own, load_for_encoding(own, "fp32", device)))
         seconds.append(time.perf_counter() - began)
         shutil.rmtree(folder)
     return seconds[1:]

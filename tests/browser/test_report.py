@@ -100,7 +100,7 @@ def test_thresholds_sort_and_those_out_of_reach_stand_last(browser: Chromium, pa
         assert len(numbers) == 10
         assert numbers == sorted(numbers, reverse=numbers[0] > numbers[-1])
     assert {text.split()[0] for text in column(browser, 2, index)} == {"precision", "recall"}
-    assert "0.9000 at best" in column(browser, 4, index)
+    assert "0.900 at best" in column(browser, 4, index)
     assert browser.errors == []
 
 

@@ -34,7 +34,11 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     assert re.search(r"mlflow ui --backend-store-uri \S+  \(then open http://\S+/#/experiments/1/runs\)", done.stdout)
     assert "raytriever search" in done.stdout
     assert yaml.safe_load((run / "config.yaml").read_text())["training"]["num_workers"] == 2
-    for name in ("runs/bm25.trec", "runs/before.trec", "runs/after.trec", "figures/roc.png", "report.html"):
+    for name in (
+        *(f"evaluation/runs/{system}.letters.trec" for system in ("bm25", "before", "after")),
+        "figures/roc.png",
+        "report.html",
+    ):
         assert (run / name).stat().st_size > 500, name
     assert sorted(path.name for path in (run / "checkpoints").iterdir())
     read_manifest(run / "model")

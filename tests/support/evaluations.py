@@ -9,33 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.evaluation.decision import SHARES
-from raytriever.evaluation.results import RESULTS, Results
+from raytriever.evaluation.results import About, ErrorRow, Results, TestedPair, ThresholdRow
+from raytriever.metrics.intervals import Proportion
 
 HOSTILE = "what is <script>window.hacked = 1</script> & <img src=x onerror='window.hacked = 2'> \"quoted\"?"
 ENDS = "</script><script>window.hacked = 3</script><!-- {{title}} 模型"
 METRICS = ("ndcg_at_10", "mrr_at_10")
 
 
-def about_of(queries: int, documents: int = 4000, split: str = "test") -> dict[str, Any]:
+def about_of(queries: int, documents: int = 4000, split: str = "test") -> About:
     """Return the facts about a data set whose relevant documents are all in its corpus."""
-    absent = {"absent_relevant": 0, "relevant": queries, "unanswerable_queries": 0}
-    return {"queries": queries, "documents": documents, "split": split, **absent, "copies_above": {}}
+    return About(queries, documents, split, absent_relevant=0, relevant=queries, unanswerable_queries=0)
 
 
-def threshold_row(**values: Any) -> dict[str, Any]:
-    """Return a row of `decision.calibration_rows`; figures that are not given are None."""
-    counts = [key for keys in SHARES.values() for key in keys]
-    figures = [f"{name}{end}" for name in (*SHARES, "calibration_error") for end in ("", "_low", "_high")]
-    row = dict.fromkeys([*counts, *figures, "chosen", "checked", "low", "high"])
-    row |= {"confidence": "score", "chosen_on": "dev", "checked_on": "test", "unanswerable": {}, "notes": []}
-    return row | values
-
-
-def write_results(folder: Path, **values: Any) -> None:
-    """Write the `results.json` of `Results` with these values."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULTS).write_text(Results(**values).content({}))
+def threshold_row(**values: Any) -> ThresholdRow:
+    """Return a threshold that is out of reach, and has no shares, unless these are given."""
+    row = {"dataset": "d", "model": "m", "aim": "precision", "wanted": 0.9, "confidence": "score", "chosen_on": "dev"}
+    row |= {"checked_on": "test", "threshold": None, "chosen": 0.5, "calibration_error": ErrorRow(0.1, None, None)}
+    return ThresholdRow(**(row | values))
 
 
 def write_evaluation(
@@ -46,11 +37,11 @@ def write_evaluation(
 ) -> Path:
     """Write a whole evaluation; the values of a model grow with its place."""
     rng = np.random.default_rng(3)
-    results: dict[str, Any] = {"models": {}, "baselines": [models[0]], "pairs": [], "calibration": [], "about": {}}
+    results = Results(baselines=[models[0]])
     for sub in ("per_query", "scores"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
     for dataset in datasets:
-        results["about"][dataset] = about_of(queries)
+        results.about[dataset] = about_of(queries)
         per_query: dict[str, Any] = {
             "dataset": dataset,
             "queries": [f"q{i}" for i in range(queries)],
@@ -62,7 +53,7 @@ def write_evaluation(
             values = {metric: np.clip(rng.random(queries) * 0.7 + 0.15 * index, 0, 1) for metric in METRICS}
             values["ndcg_at_10"][0] = 0.0
             means = {metric: float(of_metric.mean()) for metric, of_metric in values.items()}
-            results["models"].setdefault(model, {})[dataset] = means | {"auc": 0.8 + 0.05 * index}
+            results.models.setdefault(model, {})[dataset] = means | {"auc": 0.8 + 0.05 * index}
             top = [
                 [
                     [
@@ -89,17 +80,16 @@ def write_evaluation(
             )
             if index:
                 for metric in METRICS:
-                    row = {"dataset": dataset, "metric": metric, "model": model, "against": models[0]}
-                    row |= {"difference": 0.15 * index, "low": 0.1 * index, "high": 0.2 * index, "p": 0.001}
-                    results["pairs"].append({**row, "p_holm": 0.002, "effect": 0.5, "queries": queries})
+                    numbers = 0.15 * index, 0.1 * index, 0.2 * index, 0.001, 0.002, 0.5, queries
+                    results.pairs.append(TestedPair(dataset, metric, model, models[0], *numbers))
         for index, model in enumerate(models):
             for aim, wanted in (("precision", 0.9), ("recall", 0.8)):
-                row = threshold_row(dataset=dataset, model=model, aim=aim, wanted=wanted, chosen=wanted)
-                row |= {"threshold": 0.5 + 0.1 * index, "reached": True}
-                row |= {"checked": wanted - 0.02 * index, "low": wanted - 0.1, "high": wanted + 0.05}
-                if index == 0 and aim == "precision":  # BM25 never gets there
-                    row |= {"threshold": None, "reached": False, "checked": None, "low": None, "high": None}
-                results["calibration"].append(row | {"calibration_error": 0.01 * (1 + index)})
+                row = {"dataset": dataset, "model": model, "aim": aim, "wanted": wanted, "chosen": wanted}
+                row["calibration_error"] = ErrorRow(0.01 * (1 + index), None, None)
+                if index or aim == "recall":  # BM25 never has the precision
+                    share = Proportion(round(100 * wanted) - 2 * index, 100, wanted - 0.1, wanted + 0.05)
+                    row |= {"threshold": 0.5 + 0.1 * index, "checked": share}
+                results.thresholds.append(threshold_row(**row))
         (folder / "per_query" / f"{dataset}.json").write_text(json.dumps(per_query))
-    write_results(folder, **results)
+    results.write(folder)
     return folder

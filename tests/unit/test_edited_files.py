@@ -20,8 +20,9 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
+from raytriever.evaluation.document import document
 from raytriever.evaluation.files import read_per_query
-from raytriever.evaluation.results import read_results
+from raytriever.evaluation.results import Results
 from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
@@ -31,7 +32,6 @@ from raytriever.models.retriever import load_retriever
 from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
 from raytriever.report.page import choose_queries
-from raytriever.report.tables import result_tables, threshold_table
 from raytriever.store.commit import committed_directory, read_manifest
 from raytriever.tracking.run_state import EMPTY, has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
@@ -118,11 +118,7 @@ def check(file: Path, read: Callable[[], object]) -> tuple[int, int]:
 
 def metrics_of_a_run() -> dict[str, Any]:
     figures = {"ndcg_at_10": 0.5, "auc": 0.8}
-    pair = {"dataset": "letters", "metric": "auc", "model": "after", "against": "before", "difference": 0.1}
-    pair |= {"low": 0.05, "high": 0.15, "p": 0.01, "p_holm": 0.02, "effect": 0.5, "queries": 40}
-    notes = {"absent_relevant": 0, "relevant": 40, "unanswerable_queries": 0}
-    content = {"dataset": "letters", "split": "test", "bm25": figures, "before": figures, "after": figures}
-    return content | {"pairs": [pair], "judged": notes, "bm25_analyser": {"language": "en", "warning": ""}}
+    return {"dataset": "letters", "split": "test", "bm25": figures, "before": figures, "after": figures}
 
 
 def compared(folder: Path, to: Path) -> None:
@@ -130,9 +126,7 @@ def compared(folder: Path, to: Path) -> None:
 
 
 def tables(folder: Path) -> None:
-    results = read_results(folder)
-    result_tables(results["models"], results["pairs"], results["baselines"])
-    threshold_table(results.get("calibration") or [])
+    document(Results.read(folder))
 
 
 @pytest.mark.slow
@@ -155,8 +149,8 @@ def test_the_metrics_of_a_finished_run(tmp_path: Path) -> None:
     run.finish(metrics_of_a_run())
     refused, count = check(tmp_path / "metrics.json", run.metrics)
     assert refused > count / 2
-    refused, count = check(tmp_path / "metrics.json", lambda: read_directory(tmp_path, "run"))
-    assert refused > count / 4  # it does not read the tests of the pairs
+    write_evaluation(tmp_path / "evaluation", queries=2)
+    check(tmp_path / "metrics.json", lambda: read_directory(tmp_path, "run"))
 
 
 def test_an_identity(tmp_path: Path) -> None:

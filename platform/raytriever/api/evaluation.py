@@ -6,7 +6,9 @@ import os
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
+from math import nan
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -52,7 +54,10 @@ class Report:
         self.path: Path | None = None if temporary else folder
         if temporary:
             weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
-        self.metrics: dict[str, dict[str, dict[str, float]]] = results.models
+        self.metrics: dict[str, dict[str, dict[str, float]]] = {
+            model: {name: {key: nan if v is None else v for key, v in row.items()} for name, row in sets.items()}
+            for model, sets in results.models.items()
+        }
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a frame with a row for each model and data set: `model`, `dataset`, and a column for each metric.
@@ -77,7 +82,7 @@ class Report:
         `difference` with its 95 % interval `low` to `high`, `p`, `p_holm` (corrected for the number of pairs and data
         sets of the metric), `effect` (Cohen's d_z) and `queries`.
         """
-        return [dict(row) for row in self._results.pairs]
+        return [asdict(row) for row in self._results.pairs]
 
     @public
     def save(self, output: str | os.PathLike[str]) -> Path:
@@ -101,7 +106,7 @@ class Report:
         return folder
 
     def __str__(self) -> str:
-        from raytriever.evaluation.job import format_results
+        from raytriever.evaluation.document import format_results
 
         return format_results(self._results).strip()
 

@@ -40,8 +40,9 @@ def evaluate(given: Given) -> Iterator[str]:
         scores.raise_failures()
         return
 
+    from raytriever.evaluation.document import format_results
     from raytriever.evaluation.files import LATEX
-    from raytriever.evaluation.job import format_results, run_evaluation
+    from raytriever.evaluation.job import run_evaluation
     from raytriever.evaluation.request import build_evaluation_job
     from raytriever.evaluation.results import RESULTS
     from raytriever.report.evaluation import write_evaluation_report

@@ -48,8 +48,10 @@ def main(words: list[str]) -> None:
     )
 
     from raytriever.data.pydocs import PYDOCS
-    from raytriever.evaluation.tables import metrics_table, training_notes
-    from raytriever.experiment.directory import RunDirectory, newer_datasets
+    from raytriever.evaluation.document import training_notes
+    from raytriever.evaluation.metric_tables import metrics_table
+    from raytriever.evaluation.results import EVALUATION, Results
+    from raytriever.experiment.directory import newer_datasets
 
     if not finished.is_new:
         warn(f"{finished.path} is finished; --fresh removes it and trains again")
@@ -58,8 +60,8 @@ def main(words: list[str]) -> None:
             warn(line)
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
     show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {config.losses}")
-    show(metrics_table(rows))
-    show(training_notes(RunDirectory(finished.path, "finished").metrics(), _ROW_TITLES))
+    show(metrics_table(rows).as_text())
+    show(training_notes(Results.read(finished.path / EVALUATION), _ROW_TITLES))
     if finished.quarantined:
         show(finished.quarantined)
     show("\nContinue with:")

@@ -37,8 +37,9 @@ def main(words: list[str]) -> None:
     check_config_paths(base)
     output = run_output(arguments, name)
 
-    from raytriever.evaluation.tables import metrics_table, training_notes
-    from raytriever.experiment.directory import RunDirectory
+    from raytriever.evaluation.document import training_notes
+    from raytriever.evaluation.metric_tables import metrics_table
+    from raytriever.evaluation.results import EVALUATION, Results
     from raytriever.terminal import text_table
     from raytriever.tuning.ray.sweep import run_sweep
     from raytriever.tuning.trial_log import TrialError, sweep_rows
@@ -51,8 +52,8 @@ def main(words: list[str]) -> None:
     if swept.best is not None:
         rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
-        show(metrics_table(rows))
-        show(training_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
+        show(metrics_table(rows).as_text())
+        show(training_notes(Results.read(swept.path / "best" / EVALUATION), _ROW_TITLES))
         loss = str(read_settings(swept.path / "best.yaml").get("loss", {}).get("loss", ""))
         own = ["--loss", loss] if any(map(LossFile.parse, terms_of(loss))) else []  # `train` wants it named
         best = quote_command("raytriever", "train", "--config", swept.path / "best.yaml", *own, "--output")

@@ -1,4 +1,4 @@
-"""Decision to answer: the confidences and thresholds of each model on a data set, as rows of `results.json` and tables.
+"""Decision to answer: the confidences and thresholds of each model on a data set, as rows of `results.json`.
 
 Thresholds are chosen on one split, and checked on the evaluated one; with few questions those of both choose them, and
 are counted (`metrics.answering.decide`). Thresholds of pairs need no confidence: they are scores.
@@ -6,10 +6,10 @@ are counted (`metrics.answering.decide`). Thresholds of pairs need no confidence
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy import ndarray
@@ -28,12 +28,12 @@ from raytriever.evaluation.protocol import (
     aim_text,
     is_missed,
 )
+from raytriever.evaluation.results import ConfidenceRow, ErrorRow, ThresholdRow, finite
 from raytriever.metrics.answering import (
     CONFORMAL,
     FEWEST_ANSWERED,
     AnswerAim,
     AnswerDecision,
-    AnswersAchieved,
     Threshold,
     achieve_answers,
     decide,
@@ -64,14 +64,7 @@ from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_int
 from raytriever.mining.bm25 import Bm25Index, compare_best
 
 _SAMPLES = 500  # of the intervals of areas
-# Shares on the checked questions: keys of the counted cases and of all cases.
-SHARES = {
-    "coverage": ("answered_queries", "queries"),
-    "top_precision": ("relevant_answers", "shown_answers"),
-    "wrong": ("wrong_answers", "questions"),
-    "checked_precision": ("relevant_pairs_above", "pairs_above"),
-    "checked_recall": ("relevant_pairs_above", "relevant_pairs"),
-}
+_Shares = dict[str, Proportion]
 
 
 @dataclass(frozen=True)
@@ -225,103 +218,54 @@ def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict
     ]
 
 
-def calibration_rows(
+def threshold_rows(
     measured: DatasetMeasurement, decisions: Sequence[ModelDecision], chosen_on: str
-) -> list[dict[str, Any]]:
-    """Return a row for each model and aim.
-
-    Returns:
-        - `dataset`, `model`, `aim`, `wanted`, `confidence` (what the threshold is a value of), `chosen_on`,
-          `checked_on` (the same as `chosen_on` with few questions).
-        - Where it was chosen: `threshold` (None if the aim is out of reach), `reached`, `chosen` (value of the aim).
-        - On the checked questions: `checked` (the value of the aim) with `low` and `high`. For an aim of answers
-          `queries` (with an answer), `answered_queries` of these and their share `coverage`, `shown_answers`,
-          `relevant_answers` and their share `top_precision`, `questions` (all), `wrong_answers` and their share
-          `wrong`, and `unanswerable`: for each kind of questions without an answer `part`, `whole`, `value`, `low`,
-          `high` of those that are shown one. For an aim of pairs `pairs_above`, `relevant_pairs_above`,
-          `relevant_pairs`, `checked_precision` and `checked_recall`. Each share has its 95 % interval as `NAME_low` and
-          `NAME_high`. A share of nothing is None.
-        - `calibration_error`: error of scores as probabilities, between the splits, with its interval
-          (`metrics.probability`).
-        - `notes`: sentences on missing or uncertain figures.
-    """
-    rows = []
-    for one in decisions:
-        answers = one.answers
-        where = _where(answers, chosen_on, measured.source.split)
-        order = [threshold for threshold, _ in answers.thresholds] if answers is not None else []
+) -> list[ThresholdRow]:
+    """Return a row for each model and aim."""
+    rows, apart = [], (chosen_on, measured.source.split)
+    for decision in decisions:
+        answers, error = decision.answers, decision.error
+        made: list[tuple[Threshold, str, tuple[str, str], _Shares, Proportion | None, _Shares]] = []
+        for threshold, pairs in decision.pairs:
+            shares = {"pair_precision": pairs.precision, "pair_recall": pairs.recall} if pairs else {}
+            made.append((threshold, SCORE, apart, shares, shares.get(f"pair_{threshold.aim}"), {}))
+        of_answers = answers.thresholds if answers is not None else []
+        for number, (threshold, found) in enumerate(of_answers):
+            assert answers is not None
+            shares, checked, kinds = {}, None, decision.unasked[number] if decision.unasked else {}
+            if found is not None:
+                shares = {"coverage": found.answered, "top_precision": found.top_precision, "wrong": found.wrong}
+                checked, kinds = found.of(threshold.aim), {**found.unanswerable, **kinds}
+            where = apart if answers.is_checked_apart else (" and ".join(dict.fromkeys(apart)),) * 2
+            made.append((threshold, answers.confidence.name, where, shares, checked, kinds))
+        order = [threshold for threshold, _ in of_answers]
         decides = next((threshold for threshold in order if threshold.reached), None)
-        thresholds: list[tuple[Threshold, AnswersAchieved | PairsAchieved | None, dict[str, Proportion]]] = [
-            (threshold, achieved, {}) for threshold, achieved in one.pairs
-        ]
-        if answers is not None:
-            unasked = one.unasked or [{} for _ in answers.thresholds]
-            thresholds += [(*each, extra) for each, extra in zip(answers.thresholds, unasked, strict=True)]
-        for threshold, achieved, extra in thresholds:
-            is_answer = threshold.aim in ANSWER_AIMS
-            row: dict[str, Any] = {
-                "dataset": measured.source.name,
-                "model": one.model,
-                "aim": threshold.aim,
-                "wanted": threshold.wanted,
-                "confidence": answers.confidence.name if is_answer and answers is not None else SCORE,
-                "threshold": threshold.score if threshold.reached else None,
-                "reached": threshold.reached,
-                "chosen": threshold.value,
-                "chosen_on": where[0] if is_answer else chosen_on,
-                "checked_on": where[1] if is_answer else measured.source.split,
-                "calibration_error": one.error.value,
-                "calibration_error_low": one.error.low,
-                "calibration_error_high": one.error.high,
-                **_shares(threshold, achieved, extra),
-            }
+        for threshold, confidence, where, shares, checked, kinds in made:
+            row = ThresholdRow(
+                dataset=measured.source.name,
+                model=decision.model,
+                aim=cast("AnswerAim", threshold.aim),
+                wanted=threshold.wanted,
+                confidence=confidence,
+                chosen_on=where[0],
+                checked_on=where[1],
+                threshold=threshold.score if threshold.reached else None,
+                chosen=finite(threshold.value),
+                calibration_error=ErrorRow(*map(finite, (error.value, error.low, error.high))),
+                shares=shares,
+                checked=checked,
+                unanswerable=kinds,
+            )
             is_replaced = not threshold.reached and decides is not None and threshold in order[: order.index(decides)]
-            row["notes"] = _notes(row, threshold, answers, decides if is_replaced else None)
-            rows.append(row)
+            rows.append(replace(row, notes=_notes(row, threshold, answers, decides if is_replaced else None)))
     return rows
 
 
-def _where(answers: AnswerDecision | None, chosen_on: str, split: str) -> tuple[str, str]:
-    """Return where thresholds of answers were chosen, and where they were checked: on the same few questions."""
-    if answers is None or answers.is_checked_apart:
-        return chosen_on, split
-    both = " and ".join(dict.fromkeys((chosen_on, split)))
-    return both, both
-
-
-def _shares(
-    threshold: Threshold, achieved: AnswersAchieved | PairsAchieved | None, extra: Mapping[str, Proportion]
-) -> dict[str, Any]:
-    """Return the shares that a threshold achieves, as keys of a row; missing ones are None."""
-    bounds = [f"{name}{end}" for name in (*SHARES, "checked") for end in ("", "_low", "_high")]
-    counts = [key for keys in SHARES.values() for key in keys]
-    row: dict[str, Any] = dict.fromkeys([*counts, *bounds, "checked", "low", "high"])
-    del row["checked_low"], row["checked_high"]
-    row["unanswerable"] = {}
-    if achieved is None:
-        return row
-    if isinstance(achieved, PairsAchieved):
-        shares = {"checked_precision": achieved.precision, "checked_recall": achieved.recall}
-        aimed = achieved.precision if threshold.aim == "precision" else achieved.recall
-    else:
-        shares = {"coverage": achieved.answered, "top_precision": achieved.top_precision, "wrong": achieved.wrong}
-        aimed = achieved.of(threshold.aim)
-        kinds = {**achieved.unanswerable, **extra}
-        row["unanswerable"] = {kind: {**vars(share), "value": share.value} for kind, share in kinds.items()}
-    for name, share in shares.items():
-        row |= dict(zip(SHARES[name], (share.part, share.whole), strict=True))
-        if share.whole:
-            row |= {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
-    if aimed.whole:
-        row |= {"checked": aimed.value, "low": aimed.low, "high": aimed.high}
-    return row
-
-
 def _notes(
-    row: Mapping[str, Any], threshold: Threshold, answers: AnswerDecision | None, instead: Threshold | None
+    row: ThresholdRow, threshold: Threshold, answers: AnswerDecision | None, instead: Threshold | None
 ) -> list[str]:
     """Return sentences on the missing or uncertain figures of a row; `instead` is the threshold that replaces it."""
-    aim, wanted, split, judged = threshold.aim, threshold.wanted, row["chosen_on"], row["checked_on"]
+    aim, wanted, split, judged = threshold.aim, threshold.wanted, row.chosen_on, row.checked_on
     if not threshold.reached:
         if aim in CONFORMAL and wanted is not None and answers is not None:
             lines = [f"There is no threshold: {unreachable(aim, wanted, answers.chosen[0])}."]
@@ -335,19 +279,21 @@ def _notes(
             best = best if threshold.value == threshold.value else "there are fewer"
         share = "a precision" if wanted is None else f"a precision of {wanted:g}"
         return [f"There is no threshold, because {among} {share}; {best}."]
-    if row["pairs_above"] == 0:
+    empty = [name for name in ("pair_precision", "top_precision") if name in row.shares and not row.shares[name].whole]
+    if "pair_precision" in empty:
         return [f"No pair of {judged} scores at or above the threshold, so there is no precision."]
-    if row["shown_answers"] == 0:
+    if "top_precision" in empty:
         return [f"No question of {judged} reaches the threshold, so none is answered, and there is no precision."]
     notes = []
-    if aim in CONFORMAL and row["confidence"] == COMBINED:
+    if aim in CONFORMAL and row.confidence == COMBINED:
         notes = [f"{COMBINED} is fitted to the same answers, so no share is promised."]
-    if is_missed(aim, wanted, row["low"], row["high"]):
-        found = f"{row['checked']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+    checked, shown = row.checked, row.shares.get("top_precision")
+    if checked and checked.whole and is_missed(aim, wanted, checked.low, checked.high):
+        found = f"{checked.value:.3f} ({checked.low:.3f} to {checked.high:.3f})"
         notes += [f"The aim is missed on {judged}: {found}. Give a stricter aim, or more questions to choose on."]
-    elif (row["shown_answers"] or FEWEST_ANSWERED) < FEWEST_ANSWERED:
+    elif shown and shown.whole < FEWEST_ANSWERED:
         notes += [
-            f"Few answers: {row['shown_answers']:,} of {row['questions']:,} questions of {judged} have one. Below "
+            f"Few answers: {shown.whole:,} of {row.shares['wrong'].whole:,} questions of {judged} have one. Below "
             f"{FEWEST_ANSWERED} a precision says little; see its interval."
         ]
     return notes
@@ -355,37 +301,23 @@ def _notes(
 
 def confidence_rows(
     measured: DatasetMeasurement, decisions: Sequence[ModelDecision], chosen_on: str
-) -> list[dict[str, Any]]:
-    """Return a row for each model and confidence, with its area under the risk-coverage curve.
-
-    Returns:
-        Rows of `dataset`, `model`, `confidence`, `chosen_on`, `area_chosen` (out of fold, where it was chosen), `area`
-        with its 95 % interval `low` to `high` (on the checked questions), and `decides`.
-    """
+) -> list[ConfidenceRow]:
+    """Return a row for each model and confidence, with its area under the risk-coverage curve."""
     rows = []
-    for one in decisions:
-        answers = one.answers
+    for decision in decisions:
+        answers = decision.answers
         if answers is None:
             continue
         chosen, checked = answers.chosen[0], answers.checked[0]
-        where = _where(answers, chosen_on, measured.source.split)[0]
+        split = measured.source.split
+        where = chosen_on if answers.is_checked_apart else " and ".join(dict.fromkeys((chosen_on, split)))
         names = [name for name in NAMES if name != COMBINED or chosen.bm25 is not None]
         weights = resampling_weights([len(checked)], _SAMPLES, 0)
         for name in names:
             held_out = held_out_confidence(name, chosen)
             values = fit_confidence(name, chosen).of(checked) if answers.is_checked_apart else held_out
             low, high = bootstrap_interval(area_under_risk_coverage(values, checked.right, weights))
-            rows.append(
-                {
-                    "dataset": measured.source.name,
-                    "model": one.model,
-                    "confidence": name,
-                    "chosen_on": where,
-                    "area_chosen": area_of(held_out, chosen),
-                    "area": area_of(values, checked),
-                    "low": low,
-                    "high": high,
-                    "decides": name == answers.confidence.name,
-                }
-            )
+            areas = area_of(held_out, chosen), area_of(values, checked), low, high
+            decides = name == answers.confidence.name
+            rows.append(ConfidenceRow(measured.source.name, decision.model, name, where, *areas, decides))
     return rows

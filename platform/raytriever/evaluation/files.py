@@ -19,13 +19,9 @@ from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
-from raytriever.evaluation.decision_tables import calibration_table, confidence_table, form_table
-from raytriever.evaluation.differences.significance import pair_lines
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies
-from raytriever.evaluation.protocol import AUC, Protocol, format_absent
-from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
-from raytriever.evaluation.tables import latex, markdown, paper_tables
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
+from raytriever.evaluation.protocol import AUC, Protocol
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.arrays import read_arrays
@@ -76,19 +72,13 @@ class QueryValues(TypedDict):
     relevant: list[list[Any]]
 
 
-def write_dataset_files(
+def write_mteb_files(
     folder: Path, measured: DatasetMeasurement, protocol: Protocol, seconds: Mapping[str, float]
 ) -> None:
-    """Write the files of one data set: TREC runs, results per query, pooled scores, MTEB results.
-
-    `seconds` is the time that each model took, encoding included.
-    """
-    write_measured_files(folder, measured)
-    name = measured.source.name
+    """Write MTEB's result of each model on one data set; `seconds` is its time, encoding included."""
     for model in measured.models:
-        write_atomically(
-            folder / "mteb" / model / f"{name}.json", mteb_content(measured, model, protocol, seconds[model])
-        )
+        content = mteb_content(measured, model, protocol, seconds[model])
+        write_atomically(folder / "mteb" / model / f"{measured.source.name}.json", content)
 
 
 @activity("writing the rankings")
@@ -105,32 +95,6 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
     write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
-
-
-def write_summary_files(folder: Path, results: Results, request: Mapping[str, Any]) -> None:
-    """Write the files over all data sets: `results.json`, `table.md`, `table.tex`."""
-    splits = {name: str(about["split"]) for name, about in results.about.items()}
-    tables = paper_tables(results.models, results.pairs, splits, results.baselines)
-    text = markdown(tables)
-    for name, about in results.about.items():
-        text += "".join(
-            f"\n{name}: {line}\n"
-            for line in [format_absent(about), format_copies(about), *bm25_warnings(about)]
-            if line
-        )
-    if results.pairs:
-        text += "\n" + "\n".join(pair_lines(results.pairs, most=None)) + "\n"
-    if results.calibration:
-        text += f"\nThresholds\n\n{calibration_table(results.calibration)}"
-    if results.confidences:
-        text += f"\nConfidences\n\n{confidence_table(results.confidences)}"
-    if results.forms:
-        text += f"\nStored forms\n\n{form_table(results.forms)}"
-    if results.missing:
-        text += "\nMissing: " + "; ".join(results.missing) + "\n"
-    write_atomically(folder / "table.md", text)
-    write_atomically(folder / LATEX, latex(tables))
-    write_atomically(folder / RESULTS, results.content(request))
 
 
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation job: measure models on several data sets, write the directory of the evaluation, and format the results.
+"""Evaluation job: measure models on several data sets, and write the directory of the evaluation.
 
 The directory is written whole or not at all. Each measurement is stored at once (`measurements`), and a long search
 stores its ranking so far, so an interrupted evaluation continues there.
@@ -14,35 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy import ndarray
 
 from raytriever.encoding.corpus import plan_embeddings
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
-from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
-from raytriever.evaluation.decision_tables import calibration_text, confidence_table, decision_points, form_table
-from raytriever.evaluation.differences.significance import (
-    CORRECTED,
-    collect_marks,
-    marks_legend,
-    pair_lines,
-    pair_rows,
-    significance_points,
-)
-from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.files import write_dataset_files, write_summary_files
-from raytriever.evaluation.measurements import (
-    DatasetMeasurement,
-    MeasurementStore,
-    PartMeasurement,
-    auc_lines,
-    auc_points,
-    auc_rows,
-    format_copies,
-)
-from raytriever.evaluation.protocol import AUC, format_absent, removed_share
-from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
+from raytriever.evaluation.decision import decide_dataset
+from raytriever.evaluation.directory import EvaluationDirectory, points_of
+from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
+from raytriever.evaluation.protocol import AUC, removed_share
+from raytriever.evaluation.quantised import FormSystem, check_samples
 from raytriever.evaluation.request import (
     EvaluatedModel,
     EvaluationJob,
@@ -51,17 +33,13 @@ from raytriever.evaluation.request import (
     check_enough_questions,
     open_parts,
 )
-from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
+from raytriever.evaluation.results import Results, as_read, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
-from raytriever.evaluation.tables import metrics_table, systems_note
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.store.commit import committed_directory
 from raytriever.store.disk import check_writable
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
-
-# Values of each query by model, data set and metric.
-Values = dict[str, dict[str, dict[str, ndarray]]]
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
 
 def run_evaluation(
@@ -87,7 +65,7 @@ def run_evaluation(
     precision = choose_precision(job.precision, device)
     job = replace(job, datasets=rename_duplicates(job.datasets))
     check_file_names([model.name for model in job.models], job.datasets)
-    request = job.content(precision)
+    request = as_read(job.content(precision))
     check_output(output, request, fresh)
     check_writable(output)
     opened = [
@@ -102,8 +80,9 @@ def run_evaluation(
     check_samples(job.forms, [part.dataset for parts in opened for part in parts])
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
-    results = Results(missing=list(job.missing), systems=encoders.systems, baselines=list(job.baselines))
-    values: Values = {model.name: {} for model in job.models}
+    results = Results(
+        missing=list(job.missing), systems=encoders.systems, baselines=list(job.baselines), request=request
+    )
     calibrations: list[Calibrated] = []
     store = MeasurementStore.of(output, log)
     backend = backend or RetrievalBackend()
@@ -111,67 +90,33 @@ def run_evaluation(
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
+            directory = EvaluationDirectory(folder, job.protocol, results, job.calibration_split, job.forms)
             for one, parts in zip(job.datasets, opened, strict=True):
                 bm25_parts = parts if any(model.config is None for model in job.models) else []
-                analyses = {one.label(part.name): Analysis.of(part.dataset.documents).content() for part in bm25_parts}
+                analyses: dict[str, Any] = {
+                    one.label(part.name): Analysis.of(part.dataset.documents).content() for part in bm25_parts
+                }
                 _log_dataset(one, parts, analyses, f"{precision} on {device}", log)
                 for model, chosen in prompts[one.name].items():
                     log(f"{one.name}: {model}: {chosen}")
                 seconds: dict[str, float] = {}
                 measured = DatasetMeasurement(one, [measure(one, part, seconds=seconds) for part in parts])
-                write_dataset_files(folder, measured, job.protocol, seconds)
-                _collect(results, measured, values, analyses, prompts[one.name])
+                decisions = decide_dataset(measured, job.aims, job.confidence, removed_share(job.unanswerable))
+                directory.add(measured, decisions, analyses, prompts[one.name], seconds)
                 if on_result is not None:
                     for model in measured.models:
-                        on_result(model, one.name, results.models[model][one.name])
-                results.auc_intervals += auc_rows(measured)
-                decisions = decide_dataset(measured, job.aims, job.confidence, removed_share(job.unanswerable))
-                results.calibration += calibration_rows(measured, decisions, job.calibration_split)
-                results.confidences += confidence_rows(measured, decisions, job.calibration_split)
+                        metrics = measured.metrics(model).items()
+                        on_result(model, one.name, {name: value for name, value in metrics if value is not None})
                 calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")
-                results.forms += form_rows(measured, job.forms, results.systems, results.calibration)
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
-            results.pairs = pair_rows(values)
-            write_summary_files(folder, results, request)
+            directory.finish()
             if report is not None:
                 report(folder)
         store.remove()
         save_calibrations(calibrations, output, log)
         _log_results(run, results, output)
     return results
-
-
-def format_results(results: Results) -> str:
-    """Format the results as text: a table of each data set with marks of significance, then thresholds and notes."""
-    all_marks = collect_marks(results.pairs, results.baselines)
-    blocks = []
-    for dataset, about in results.about.items():
-        rows = {model: by_dataset[dataset] for model, by_dataset in results.models.items()}
-        marks = {(model, metric): mark for (name, model, metric), mark in all_marks.items() if name == dataset}
-        over = f", the mean over {len(about['parts'])} parts" if "parts" in about else ""
-        table = metrics_table(rows, marks)
-        lines = [
-            f"\n{about['split']} split of {dataset}{over}",
-            table,
-            format_absent(about),
-            format_copies(about),
-            *bm25_warnings(about),
-        ]
-        blocks.append("\n".join(filter(None, lines)))
-    notes = [systems_note(results.systems)] if len(results.systems) > 1 else []
-    notes += bm25_analysers(results.about)
-    if all_marks:
-        notes.append(f"{marks_legend(results.baselines)}; paired t-test, {CORRECTED}")
-    notes += pair_lines(results.pairs)
-    notes += auc_lines(results.auc_intervals)
-    tables = ((calibration_text, results.calibration), (confidence_table, results.confidences))
-    notes += [f"\n{table(rows)}" for table, rows in tables if rows]
-    if results.forms:
-        notes.append(f"\n{form_table(results.forms)}")
-    notes += results.quarantined
-    notes += [f"MISSING: {line}" for line in results.missing]
-    return "\n".join([*blocks, *notes])
 
 
 def _measure(
@@ -208,7 +153,10 @@ def _measure(
             targets.append((job.calibration_split, replace(job.protocol, metrics=(AUC,)), part.calibration))
         for split, protocol, evaluations in targets:
             whole_key = {**key, "split": split, "protocol": asdict(protocol)}
-            measure = partial(system.evaluate, split, protocol, opened.judged[split])
+            judged = opened.judged[split]
+            if isinstance(system, FormSystem):
+                system.kept = protocol.kept_of(judged.relevance)
+            measure = partial(evaluate, part.dataset, split, system, protocol, judged)
             evaluations[model.name], took = store.get(
                 model.name, source.label(opened.name), split, whole_key, partial(_timed, measure)
             )
@@ -278,29 +226,6 @@ def _log_dataset(
             log(f"{label}: {analysis['warning']}")
 
 
-def _collect(
-    results: Results,
-    measured: DatasetMeasurement,
-    values: Values,
-    analyses: Mapping[str, Any],
-    prompts: Mapping[str, str],
-) -> None:
-    """Add the figures of a data set to the results, and its values per query to `values`."""
-    source, name = measured.source, measured.source.name
-    for model in measured.models:
-        results.models.setdefault(model, {})[name] = measured.metrics(model)
-        values[model][name] = measured.testable_values(model)
-        if source.is_divided:
-            for part in measured.parts:
-                results.parts.setdefault(model, {})[measured.label(part)] = part.evaluations[model].metrics
-    results.about[name] = {
-        **measured.counts(),
-        **({"parts": source.labels} if source.is_divided else {}),
-        **({"bm25": dict(analyses)} if analyses else {}),
-        **({"prompts": dict(prompts)} if prompts else {}),
-    }
-
-
 def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) -> list[str]:
     """Write the bad rows of each part into the unfinished directory; return a line about each with its later path."""
     lines = []
@@ -332,18 +257,6 @@ def _record(measured: DatasetMeasurement) -> DatasetRecord:
 
 
 def _log_results(run: Tracker, results: Results, folder: Path) -> None:
-    now = time.time_ns() // 1_000_000
-    run.log(
-        [
-            Point(f"{model}/{dataset}/{name}", value, 0, now)
-            for model, rows in results.models.items()
-            for dataset, metrics in rows.items()
-            for name, value in metrics.items()
-        ]
-        + significance_points(results.pairs, results.baselines, 0, now)
-        + auc_points(results.auc_intervals, 0, now)
-        + decision_points(results.calibration, results.confidences, 0, now)
-        + [Point(f"absent_relevant/{one}", about["absent_relevant"], 0, now) for one, about in results.about.items()]
-    )
+    run.log(points_of(results))
     for child in sorted(folder.iterdir()):
         run.log_file(child)

@@ -23,12 +23,12 @@ from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import AUC, KINDS, JudgedQueries
+from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.commit import remove, write_atomically
 from raytriever.store.parts import Parts
-from raytriever.tracking.tracker import Point
 
 
 def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluation: Evaluation) -> int:
@@ -51,18 +51,6 @@ def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluat
             for place in np.flatnonzero(is_copy[row])
         )
     return count
-
-
-def format_copies(about: Mapping[str, Any]) -> str:
-    """Describe the counts of a data set in one line; empty if no system ranks a copy above a relevant passage."""
-    counts = {model: count for model, count in about["copies_above"].items() if count}
-    if not counts:
-        return ""
-    listed = ", ".join(f"{model} {count:,}" for model, count in counts.items())
-    return (
-        f"Queries of {about['queries']:,} with a copy of a relevant passage ranked above it: {listed}. The copy counts "
-        "as not relevant."
-    )
 
 
 UNFINISHED, FORMAT = ".unfinished", 2
@@ -109,6 +97,10 @@ class PartMeasurement:
     calibration: dict[str, Evaluation] = field(default_factory=dict)
     calibration_judged: JudgedQueries | None = None
 
+    def metrics(self, model: str) -> dict[str, float | None]:
+        """Return the metrics of a model; None for a metric that no query has."""
+        return {name: finite(value) for name, value in self.evaluations[model].metrics.items()}
+
 
 @dataclass(frozen=True)
 class DatasetMeasurement:
@@ -126,10 +118,10 @@ class DatasetMeasurement:
         """Return the part's name in file names."""
         return self.source.label(part.name)
 
-    def metrics(self, model: str) -> dict[str, float]:
-        """Return each metric's mean over the parts; all parts have the same weight."""
+    def metrics(self, model: str) -> dict[str, float | None]:
+        """Return each metric's mean over the parts, which have the same weight; None if a part has no value."""
         rows = [part.evaluations[model].metrics for part in self.parts]
-        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        return {name: finite(float(np.mean([row[name] for row in rows]))) for name in rows[0]}
 
     def testable_values(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
         """Return values of all queries, part by part, weighted so that their mean is that of the parts' means.
@@ -141,21 +133,24 @@ class DatasetMeasurement:
         rows = [testable_values(part.evaluations[model]) for part in self.parts]
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
-    def counts(self) -> dict[str, Any]:
-        """Return figures of all parts and the split: queries, documents, absent documents, copies above relevant."""
+    def about(self, bm25: Mapping[str, AnalysisAbout], prompts: Mapping[str, str]) -> About:
+        """Return the counts of all parts and the split: queries, documents, absent documents, copies above relevant."""
         absent = [part.judged.count_absent() for part in self.parts]
-        return {
-            "queries": sum(len(part.judged.queries) for part in self.parts),
-            "documents": sum(len(part.dataset.documents) for part in self.parts),
-            "split": self.source.split,
-            **{count: sum(one[count] for one in absent) for count in absent[0]},
-            "copies_above": {
+        return About(
+            queries=sum(len(part.judged.queries) for part in self.parts),
+            documents=sum(len(part.dataset.documents) for part in self.parts),
+            split=self.source.split,
+            copies_above={
                 model: sum(
                     count_copies_above(part.dataset, part.judged, part.evaluations[model]) for part in self.parts
                 )
                 for model in self.models
             },
-        }
+            parts=self.source.labels if self.source.is_divided else [],
+            bm25=dict(bm25),
+            prompts=dict(prompts),
+            **{count: sum(one[count] for one in absent) for count in absent[0]},
+        )
 
     def pools(self, model: str) -> ScoredPools:
         """Return the scores of all parts in one pool."""
@@ -264,14 +259,10 @@ def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
     )
 
 
-def auc_rows(measured: DatasetMeasurement) -> list[dict[str, Any]]:
+def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:
     """Return a row for each model whose AUC was measured.
 
     A divided data set has no rows, because its AUC is a mean over parts and has no interval.
-
-    Returns:
-        Rows of `dataset`, `model`, `auc`, `low`, `high` (95 %, queries as clusters; NaN if there is no interval),
-        `misordered_queries` and `note` (a sentence if the interval is uncertain or missing, otherwise None).
     """
     if measured.source.is_divided:
         return []
@@ -279,37 +270,7 @@ def auc_rows(measured: DatasetMeasurement) -> list[dict[str, Any]]:
     for model, evaluation in measured.parts[0].evaluations.items():
         pools = measured.pools(model)
         if AUC in evaluation.metrics and len(pools.positives) and len(pools.negatives):
-            interval = auc_interval(pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries)
-            rows.append(
-                {
-                    "dataset": measured.source.name,
-                    "model": model,
-                    "auc": interval.auc,
-                    "low": interval.low,
-                    "high": interval.high,
-                    "misordered_queries": interval.misordered,
-                    "note": interval.note,
-                }
-            )
+            one = auc_interval(pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries)
+            bounds = finite(one.low), finite(one.high)
+            rows.append(AucRow(measured.source.name, model, one.auc, *bounds, one.misordered, one.note))
     return rows
-
-
-def auc_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format a line for each row: data set, model, AUC, interval and note."""
-    lines = [f"{row['dataset']}, {row['model']}: AUC {row['auc']:.4f}{_bounds(row)}" for row in rows]
-    return [f"{line}. {row['note']}" if row["note"] else line for line, row in zip(lines, rows, strict=True)]
-
-
-def auc_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) -> list[Point]:
-    """Return the bounds as points for the tracker, `MODEL/DATASET/auc_low` and `MODEL/DATASET/auc_high`."""
-    return [
-        Point(f"{row['model']}/{row['dataset']}/auc_{end}", row[end], step, milliseconds)
-        for row in rows
-        for end in ("low", "high")
-        if row[end] == row[end]
-    ]
-
-
-def _bounds(row: Mapping[str, Any]) -> str:
-    low, high = row["low"], row["high"]
-    return "" if low is None or low != low else f" (95 %: {low:.4f} to {high:.4f})"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -189,18 +189,6 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
             f"{dataset.name}, split {split!r}",
             f"leave acc@K out of {METRICS_FLAG}, or add answers.jsonl (docs/reference/formats.md)",
         )
-
-
-def format_absent(counts: Mapping[str, Any]) -> str:
-    """Describe `JudgedQueries.count_absent` in one line; empty if the corpus holds every relevant document."""
-    if not counts["absent_relevant"]:
-        return ""
-    alone = counts["unanswerable_queries"]
-    line = (
-        f"{counts['absent_relevant']:,} of {counts['relevant']:,} relevant documents are not in the corpus. They count "
-        "as not found, as in trec_eval"
-    )
-    return f"{line}; {alone:,} queries have no other and score 0." if alone else f"{line}."
 
 
 def read_metrics(text: str) -> tuple[str, ...]:

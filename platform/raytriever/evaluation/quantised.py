@@ -19,14 +19,13 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError, setting
-from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.protocol import JudgedQueries, Protocol, aim_text
+from raytriever.evaluation.protocol import RUN_DEPTH, aim_text
 from raytriever.evaluation.request import StoredForm
-from raytriever.evaluation.systems import DenseSystem, EncodedQueries
+from raytriever.evaluation.results import FormRow, ThresholdRow
+from raytriever.evaluation.systems import DenseSystem, score_pairs
 from raytriever.index.exact import top_k_of_blocks
 from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
-from raytriever.index.score import pair_scores
 from raytriever.metrics.calibration import achieve_pairs, best_f1_threshold
 from raytriever.metrics.confidence import SCORE
 
@@ -45,42 +44,51 @@ def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDatas
             )
 
 
-@dataclass(frozen=True)
+@dataclass
 class FormSystem:
-    """Stored form of the embeddings of a dense system."""
+    """Stored form of the embeddings of a dense system: a `System`.
+
+    `kept` is the number of results of each query that are chosen by rescoring; see `Protocol.kept_of`.
+    """
 
     dense: DenseSystem
     form: StoredForm
+    kept: int = RUN_DEPTH
 
-    def evaluate(self, split: str, protocol: Protocol, judged: JudgedQueries) -> Evaluation:
-        """Search the form with a split's queries, and measure the results; see `DenseSystem.evaluate`."""
-        whole, rescored = self.dense.queries(split), self.form.rescore_multiplier * protocol.kept_of(judged.relevance)
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """See `System.search`."""
+        if self.quantised is None:
+            return top_k_of_blocks(self.encode(queries), self.blocks(), depth, self.dense.ties)
+        return self.quantised.search(self.encode(queries), depth, self.form.rescore_multiplier * self.kept)
 
-        def search(queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-            if self.quantised is None:
-                return top_k_of_blocks(queries, self.blocks(), depth, self.dense.ties)
-            return self.quantised.search(queries, depth, rescored)
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """See `System.score`."""
+        if self.quantised is None:
+            return score_pairs(self.encode, self.read, queries, documents)
+        asked, rows = np.unique(queries, return_inverse=True)
+        return self.quantised.score(self.encode(asked), rows, documents)
 
-        queries = EncodedQueries(search, self._score, self._cut(whole.embeddings), whole.row)
-        return evaluate(self.dense.dataset, split, queries, protocol, judged)
+    def encode(self, queries: ndarray) -> Float32[ndarray, "queries components"]:
+        """Return the embeddings of queries, given by their positions."""
+        return self._cut(self.dense.encode(queries))
 
     @cached_property
     def quantised(self) -> QuantisedDocuments | None:
         """Quantised documents; None for a form in fp32."""
         if self.form.dtype == FP32:
             return None
-        store = self.dense.store
+        store = self.dense.encode_corpus()
         sample = np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64)
         quantiser = Quantiser.fit(self.form.dtype, self.read(sample))
         return QuantisedDocuments(quantiser, self.blocks, self.read, self.dense.ties)
 
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Yield first rows and embeddings of the documents."""
-        return ((first, self._cut(values)) for first, values in self.dense.store.blocks())
+        return ((first, self._cut(values)) for first, values in self.dense.encode_corpus().blocks())
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
         """Return the embeddings of documents."""
-        return self._cut(self.dense.store.read(rows))
+        return self._cut(self.dense.encode_corpus().read(rows))
 
     def _cut(self, embeddings: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows components"]:
         """Return the first components, normalised if the model is compared by cosine."""
@@ -92,32 +100,21 @@ class FormSystem:
         norms = np.linalg.norm(cut, axis=1, keepdims=True)
         return cut / np.maximum(norms, np.finfo(np.float32).tiny)
 
-    def _score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
-        if self.quantised is not None:
-            return self.quantised.score(queries, rows, documents)
-        distinct, index = np.unique(documents, return_inverse=True)
-        return pair_scores(queries, self.read(distinct), rows, index)
-
 
 def form_rows(
     measured: DatasetMeasurement,
     forms: Sequence[StoredForm],
     systems: Mapping[str, Mapping[str, Any]],
-    calibration: Sequence[Mapping[str, Any]] = (),
-) -> list[dict[str, Any]]:
+    thresholds: Sequence[ThresholdRow] = (),
+) -> list[FormRow]:
     """Return a row for each model that has stored forms, and for each of its forms.
 
     The threshold is chosen on the scores of the model itself, in fp32 with all components: for the first aim that is
     reached, else the score of highest F1 on the evaluated split.
-
-    Returns:
-        Rows of `dataset`, `model`, `system`, `dtype`, `width`, `bytes` (of one document), `metrics`, `threshold`,
-        `chosen` (how the threshold was), `precision` (None if no pair is accepted) and `recall` of pairs at it, and
-        `changed`, the share of queries whose best document is on its other side than in the model itself.
     """
     rows = []
     for model in dict.fromkeys(form.model for form in forms):
-        threshold, chosen = _threshold(measured, model, calibration)
+        threshold, chosen = _threshold(measured, model, thresholds)
         answered = _answered(measured, model, threshold)
         whole = StoredForm(model, FP32, None, 1)
         for form in [whole, *(form for form in forms if form.model == model)]:
@@ -125,33 +122,30 @@ def form_rows(
             achieved = achieve_pairs(measured.pools(name), threshold)
             width = systems[name]["width"]
             rows.append(
-                {
-                    "dataset": measured.source.name,
-                    "model": model,
-                    "system": name,
-                    "dtype": form.dtype,
-                    "width": width,
-                    "bytes": bytes_per_document(form.dtype, width),
-                    "metrics": measured.metrics(name),
-                    "threshold": threshold,
-                    "chosen": chosen,
-                    "precision": achieved.precision.value if achieved.precision.whole else None,
-                    "recall": achieved.recall.value,
-                    "changed": float((_answered(measured, name, threshold) != answered).mean()),
-                }
+                FormRow(
+                    dataset=measured.source.name,
+                    model=model,
+                    system=name,
+                    dtype=form.dtype,
+                    width=width,
+                    bytes=bytes_per_document(form.dtype, width),
+                    metrics=measured.metrics(name),
+                    threshold=threshold,
+                    chosen=chosen,
+                    precision=achieved.precision.value if achieved.precision.whole else None,
+                    recall=achieved.recall.value,
+                    changed=float((_answered(measured, name, threshold) != answered).mean()),
+                )
             )
     return rows
 
 
-def _threshold(measured: DatasetMeasurement, model: str, calibration: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
+def _threshold(measured: DatasetMeasurement, model: str, rows: Sequence[ThresholdRow]) -> tuple[float, str]:
     """Return a threshold of a model's own scores, and how it was chosen."""
-    for row in calibration:
-        if (
-            (row["dataset"], row["model"]) == (measured.source.name, model)
-            and row["reached"]
-            and row["confidence"] == SCORE
-        ):
-            return row["threshold"], f"{aim_text(row['aim'], row['wanted'])} on {row['chosen_on']}"
+    for row in rows:
+        is_own = (row.dataset, row.model, row.confidence) == (measured.source.name, model, SCORE)
+        if is_own and row.threshold is not None:
+            return row.threshold, f"{aim_text(row.aim, row.wanted)} on {row.chosen_on}"
     pools = measured.pools(model)
     return best_f1_threshold(pools.positives, pools.negatives)[0], f"highest F1 on {measured.source.split}"
 

@@ -1,100 +1,51 @@
-"""Results of an evaluation, and their file `results.json`.
+"""Results of an evaluation as typed rows, and their file `results.json`, whose keys are the fields of `Results`.
 
-    {"format": 2, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
-     "baselines": [NAME], "pairs": [...], "auc_intervals": [...], "calibration": [...], "confidences": [...],
-     "forms": [...], "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}}, "asked": {...}}
-
-`asked` is the content of the request. The same command replaces its results; another one is refused.
+A value that does not exist is None, and null in the file. A share is `{"part", "whole", "low", "high"}`: counted cases,
+all cases, and the bounds of its 95 % interval.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.evaluation.decision import SHARES
-from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.calibration import PairAim
-from raytriever.mining.analyser import analyser_line
+from raytriever.metrics.intervals import Proportion
 from raytriever.reading.structured import conform, read_json
+from raytriever.store.commit import write_atomically
 from raytriever.store.disk import disk_errors
 
-RESULTS, FORMAT = "results.json", 2
-Rows = dict[str, dict[str, dict[str, float]]]
-
-
-@dataclass
-class Results:
-    """Results of an evaluation.
-
-    Args:
-        models: metrics by model and data set.
-        parts: metrics by model and part, for divided data sets.
-        about: facts about each data set: its queries, documents, split and parts, the number of relevant documents
-            that the corpus lacks, and, if BM25 is measured, the analysis of its documents.
-        baselines: one or two models that the marks compare with.
-        pairs: a test for each data set, metric and pair of models, see `significance.pair_rows`.
-        auc_intervals: a row for each data set and model, see `measurements.auc_rows`.
-        calibration: a row for each data set, model and aim, see `decision.calibration_rows`.
-        confidences: a row for each data set, model and confidence, see `decision.confidence_rows`.
-        forms: a row for each data set, model and stored form, see `quantised.form_rows`.
-        systems: how each model reads texts, and the width of its embeddings.
-        quarantined: lines about bad rows, for the user.
-        missing: a line for each missing data set of a suite.
-    """
-
-    models: Rows = field(default_factory=dict)
-    parts: Rows = field(default_factory=dict)
-    about: dict[str, dict[str, Any]] = field(default_factory=dict)
-    baselines: list[str] = field(default_factory=list)
-    pairs: list[TestedPair] = field(default_factory=list)
-    auc_intervals: list[dict[str, Any]] = field(default_factory=list)
-    calibration: list[dict[str, Any]] = field(default_factory=list)
-    confidences: list[dict[str, Any]] = field(default_factory=list)
-    forms: list[dict[str, Any]] = field(default_factory=list)
-    systems: dict[str, dict[str, Any]] = field(default_factory=dict)
-    quarantined: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    def content(self, request: Mapping[str, Any]) -> str:
-        """Return the text of `results.json`; NaN becomes null."""
-        rows = ("baselines", "pairs", "auc_intervals", "calibration", "confidences", "forms")
-        parts = ("models", "parts", "about", *rows, "systems", "missing")
-        whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(request)}
-        return json.dumps(without_nan(whole), indent=1, ensure_ascii=False) + "\n"
-
-
-def bm25_warnings(about: Mapping[str, Any]) -> list[str]:
-    """Return the warnings about BM25's figures on a data set, one for each part; see `mining.analyser.Analysis`."""
-    analyses = about.get("bm25", {})
-    several = len(analyses) > 1
-    return [
-        f"{part}: {one['warning']}" if several else one["warning"] for part, one in analyses.items() if one["warning"]
-    ]
-
-
-def bm25_analysers(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line on each analyser of BM25, with the part of a data set that it belongs to if there are several."""
-    lines = {part: analyser_line(one) for each in about.values() for part, one in each.get("bm25", {}).items()}
-    distinct = list(dict.fromkeys(lines.values()))
-    return distinct if len(distinct) < 2 else [f"{part}: {line}" for part, line in lines.items()]
+RESULTS, FORMAT = "results.json", 3
+EVALUATION = "evaluation"  # folder of the evaluation of a training run
+Metrics = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
+_AGAIN = "evaluate again into another directory"
 
 
 class AnalysisAbout(TypedDict):
-    """Analysis of a part by BM25's analyser, see `mining.analyser.Analysis`."""
+    """Statistics of BM25's analyser on a corpus, see `mining.analyser.Analysis.content`."""
 
     language: str
-    warning: str | None
+    warning: str
 
 
-class About(TypedDict):
-    """One data set of an evaluation."""
+@dataclass(frozen=True)
+class About:
+    """One data set of an evaluation.
+
+    Args:
+        queries, documents: numbers over all parts.
+        absent_relevant, relevant, unanswerable_queries: see `JudgedQueries.count_absent`.
+        copies_above: by model, see `measurements.count_copies_above`.
+        parts: labels of the parts of a divided data set.
+        bm25: by part, if BM25 is measured.
+        prompts: by model, a line with the prompts that it has for this data set alone.
+    """
 
     queries: int
     documents: int
@@ -102,12 +53,54 @@ class About(TypedDict):
     absent_relevant: int
     relevant: int
     unanswerable_queries: int
-    copies_above: dict[str, int]  # by model, see `copies.count_copies_above`
-    bm25: NotRequired[dict[str, AnalysisAbout]]
+    copies_above: dict[str, int] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+    bm25: dict[str, AnalysisAbout] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about BM25's figures, one for each part that has one."""
+        named = len(self.bm25) > 1
+        return [f"{part}: " * named + row["warning"] for part, row in self.bm25.items() if row["warning"]]
 
 
-class AucRow(TypedDict):
-    """Interval of one AUC, see `measurements.auc_rows`."""
+@dataclass(frozen=True)
+class TestedPair:
+    """Test of two systems on one metric.
+
+    Args:
+        dataset: None for the mean over the data sets.
+        model: the system with the higher mean.
+        difference: its mean minus that of `against`, at least 0; `low` to `high` is its 95 % interval.
+        p: of the two-sided paired t-test, or of the t-test over queries and seeds.
+        p_holm: after Holm's correction over the pairs and data sets of the metric.
+        effect: Cohen's d_z; None if it is infinite, and for a test over seeds.
+        queries: number of queries; None for a test over seeds.
+    """
+
+    dataset: str | None
+    metric: str
+    model: str
+    against: str
+    difference: float
+    low: float
+    high: float
+    p: float
+    p_holm: float
+    effect: float | None = None
+    queries: int | None = None
+
+
+@dataclass(frozen=True)
+class AucRow:
+    """AUC of the pooled scores of a model on an undivided data set.
+
+    Args:
+        low, high: 95 % interval, with queries as clusters; None if there is none.
+        misordered_queries: queries with a pair in the wrong order.
+        note: sentence on an uncertain or missing interval.
+    """
 
     dataset: str
     model: str
@@ -118,43 +111,59 @@ class AucRow(TypedDict):
     note: str | None
 
 
-class CalibrationRecord(TypedDict):
-    """One threshold, see `decision.calibration_rows`."""
+@dataclass(frozen=True)
+class ErrorRow:
+    """Calibration error with its interval; None if no bin has pairs of two queries."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class ThresholdRow:
+    """Threshold of a model for one aim, chosen on some queries and checked on others.
+
+    Args:
+        aim, wanted: what it was chosen for; see `protocol.aim_text`.
+        confidence: what it is a value of, such as `score` or `entropy`.
+        chosen_on, checked_on: splits; the same if few queries chose the threshold and were counted at it.
+        threshold: None if the aim is out of reach.
+        chosen: value of the aim where the threshold was chosen; if it is out of reach, the best there is.
+        shares: on the checked queries. For an aim of answers `coverage` (shown an answer, of those with one),
+            `top_precision` (relevant, of those shown) and `wrong` (not relevant, of all); for an aim of pairs
+            `pair_precision` and `pair_recall`. Empty if the aim is out of reach.
+        checked: the share that the aim wants.
+        unanswerable: queries without an answer that are shown one, by their kind.
+        calibration_error: of scores as probabilities, between the splits; see `metrics.probability`.
+        notes: sentences on missing or uncertain figures.
+    """
 
     dataset: str
     model: str
     aim: AnswerAim | PairAim
     wanted: float | None
-    threshold: float | None
-    reached: bool
-    checked: float | None
-    low: float | None
-    high: float | None
-    calibration_error: float | None
-    chosen_on: str
     confidence: str
+    chosen_on: str
     checked_on: str
-    unanswerable: dict[str, ShareRecord]
-    notes: list[str]
+    threshold: float | None
+    chosen: float | None
+    calibration_error: ErrorRow
+    shares: dict[str, Proportion] = field(default_factory=dict)
+    checked: Proportion | None = None
+    unanswerable: dict[str, Proportion] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
-# Further keys of a threshold.
-_FIGURES = {f"{name}{end}" for name in (*SHARES, "calibration_error") for end in ("", "_low", "_high")}
-_FIGURES |= {"chosen", *(count for counts in SHARES.values() for count in counts)}
+@dataclass(frozen=True)
+class ConfidenceRow:
+    """Area under the risk-coverage curve of one confidence; lower is better.
 
-
-class ShareRecord(TypedDict):
-    """Share with its interval."""
-
-    part: int
-    whole: int
-    value: float | None
-    low: float
-    high: float
-
-
-class ConfidenceRecord(TypedDict):
-    """Area under the risk-coverage curve of one confidence, see `decision.confidence_rows`."""
+    Args:
+        area_chosen: out of fold, on the queries where it was chosen.
+        area: on the checked queries, with its 95 % interval `low` to `high`.
+        decides: whether thresholds are values of this confidence.
+    """
 
     dataset: str
     model: str
@@ -167,8 +176,17 @@ class ConfidenceRecord(TypedDict):
     decides: bool
 
 
-class FormRow(TypedDict):
-    """One stored form, see `quantised.form_rows`."""
+@dataclass(frozen=True)
+class FormRow:
+    """Stored embeddings of a model in one type and width.
+
+    Args:
+        system: name of the form among the models of the evaluation.
+        bytes: of one document.
+        threshold: of the model's own scores, and `chosen`: how it was.
+        precision, recall: of pairs at the threshold; the precision is None if no pair is accepted.
+        changed: share of queries whose best document is on the other side of the threshold than for the model itself.
+    """
 
     dataset: str
     model: str
@@ -184,46 +202,57 @@ class FormRow(TypedDict):
     changed: float
 
 
-class ResultsContent(TypedDict):
-    """Content of `results.json`."""
+@dataclass
+class Results:
+    """Results of an evaluation.
 
-    models: dict[str, dict[str, dict[str, float | None]]]
-    about: dict[str, About]
-    baselines: list[str]
-    pairs: list[TestedPair]
-    auc_intervals: list[AucRow]
-    calibration: list[CalibrationRecord]
-    confidences: list[ConfidenceRecord]
-    forms: list[FormRow]
-    parts: dict[str, dict[str, dict[str, float | None]]]
-    systems: dict[str, dict[str, Any]]
-    missing: list[str]
-    asked: dict[str, Any]
+    Args:
+        parts: metrics by model and part of a divided data set.
+        baselines: one or two models that the marks compare with.
+        systems: how each model reads texts, and the width of its embeddings.
+        quarantined: lines about bad rows.
+        missing: a line for each missing data set of a suite.
+        request: all that decides the results. The same command replaces them; another one is refused.
+    """
+
+    models: Metrics = field(default_factory=dict)
+    parts: Metrics = field(default_factory=dict)
+    about: dict[str, About] = field(default_factory=dict)
+    baselines: list[str] = field(default_factory=list)
+    pairs: list[TestedPair] = field(default_factory=list)
+    auc: list[AucRow] = field(default_factory=list)
+    thresholds: list[ThresholdRow] = field(default_factory=list)
+    confidences: list[ConfidenceRow] = field(default_factory=list)
+    forms: list[FormRow] = field(default_factory=list)
+    systems: dict[str, dict[str, Any]] = field(default_factory=dict)
+    quarantined: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    request: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write `results.json` into a directory."""
+        content = without_nan({"format": FORMAT, **asdict(self)})
+        write_atomically(folder / RESULTS, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path, remedy: str = _AGAIN) -> Results:
+        """Read the `results.json` of a directory; raises `StorageError` if it has none, or a damaged one."""
+        path = folder / RESULTS
+        try:
+            with disk_errors(path, reading=True):
+                content = read_json(path, dict[str, Any], remedy, format=FORMAT)
+        except FileNotFoundError as error:
+            where = f"name the {setting('output')} of `raytriever evaluate`"
+            raise StorageError("holds no results.json", str(folder), where) from error
+        results = conform({key: content[key] for key in content if key != "format"}, str(path), cls, remedy)
+        if missing := [name for sets in results.models.values() for name in sets if name not in results.about]:
+            raise StorageError(f"is damaged or changed: 'about.{missing[0]}' is missing", str(path), remedy)
+        return results
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """Read the `results.json` of a directory; see `ResultsContent`."""
-    path, remedy = folder / RESULTS, "evaluate again into another directory"
-    try:
-        with disk_errors(path, reading=True):
-            content = read_json(path, dict[str, Any], remedy, format=FORMAT)
-    except FileNotFoundError as error:
-        raise StorageError(
-            "holds no results.json", str(folder), f"name the {setting('output')} of `raytriever evaluate`"
-        ) from error
-    conform(content, str(path), ResultsContent, remedy)
-    for row in content["calibration"]:
-        if missing := sorted(_FIGURES - row.keys()):
-            raise StorageError(f"is damaged or changed: 'calibration.{missing[0]}' is missing", str(path), remedy)
-        conform({name: row[name] for name in _FIGURES}, str(path), dict[str, float | None], remedy)
-        shares = ((name, f"{name}_low", f"{name}_high", *counts) for name, counts in SHARES.items())
-        has_gap = any(row[keys[0]] is not None and None in [row[key] for key in keys] for keys in shares)
-        if has_gap or (row["reached"] and (row["threshold"] is None or row["chosen"] is None)):
-            raise StorageError("is damaged or changed: a threshold or what it achieves is missing", str(path), remedy)
-    for name in (name for sets in content["models"].values() for name in sets):
-        if name not in content["about"]:
-            raise StorageError(f"is damaged or changed: 'about.{name}' is missing", str(path), remedy)
-    return content
+def finite(value: float) -> float | None:
+    """Return a number, or None in place of one that is not finite."""
+    return value if math.isfinite(value) else None
 
 
 def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
@@ -237,8 +266,8 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
         raise ConfigError("is not empty and holds no evaluation", setting("output", output), "give another directory")
     if fresh:
         return
-    old = read_results(output)["asked"]
-    new = json.loads(json.dumps(request))
+    old = Results.read(output).request
+    new = as_read(request)
     for name in sorted(old.keys() | new.keys()):
         if not _is_same(old.get(name), new.get(name)):
             raise ConfigError(
@@ -258,6 +287,11 @@ def _is_same(before: Any, now: Any) -> bool:
     return bool(before == now)
 
 
+def as_read(value: Any) -> Any:
+    """Return a value as JSON gives it back: tuples become lists."""
+    return json.loads(json.dumps(value))
+
+
 def without_nan(value: Any) -> Any:
     """Return JSON values with null in place of numbers that are not finite."""
     if isinstance(value, Mapping):
@@ -265,3 +299,18 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nan(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def datasets_of(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the data sets on which any model was measured, in order of appearance."""
+    return list(dict.fromkeys(name for sets in models.values() for name in sets))
+
+
+def metrics_of(models: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Return the metrics that any model has, in order of appearance."""
+    return list(dict.fromkeys(name for sets in models.values() for values in sets.values() for name in values))
+
+
+def rows_of(rows: Sequence[Any], dataset: str) -> list[Any]:
+    """Return the rows of one data set."""
+    return [row for row in rows if row.dataset == dataset]

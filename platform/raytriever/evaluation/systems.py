@@ -23,7 +23,7 @@ from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.protocol import JudgedQueries, Protocol
+from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, StoredForm
 from raytriever.index.exact import tie_order, top_k
 from raytriever.index.score import pair_scores
@@ -113,40 +113,9 @@ def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class EncodedQueries:
-    """Encoded queries and the corpus that they search: a `System`.
-
-    Args:
-        find: returns scores and documents of the best results of embeddings, best first.
-        pairs: returns the score of each pair of a row of some embeddings and a document.
-        row: row of each query of the data set in `embeddings`, -1 for those that are not encoded.
-    """
-
-    find: Callable[[ndarray, int], tuple[ndarray, ndarray]]
-    pairs: Callable[[ndarray, ndarray, ndarray], ndarray]
-    embeddings: Float32[ndarray, "queries width"]
-    row: Int64[ndarray, " all_queries"]
-
-    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        """See `System.search`."""
-        return self.find(self.embeddings[self.row[queries]], depth)
-
-    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
-        """See `System.score`."""
-        return self.pairs(self.embeddings, self.row[queries], documents)
-
-
-def _rows_of(dataset: RetrievalDataset, positions: ndarray) -> Int64[ndarray, " all_queries"]:
-    """Return the row of each query of a data set, given the positions of the encoded ones; -1 for the others."""
-    row = np.full(len(dataset.queries), -1)
-    row[positions] = np.arange(len(positions))
-    return row
-
-
-@dataclass(frozen=True)
+@dataclass
 class DenseSystem:
-    """Dense retriever on one data set. The corpus is encoded once for all splits.
+    """Dense retriever on one data set: a `System`. The corpus and each query are encoded once.
 
     `prompts` are those of the data set, if it has other names than its own.
     """
@@ -157,49 +126,73 @@ class DenseSystem:
     backend: RetrievalBackend = RetrievalBackend()
     prompts: Prompts | None = None
 
-    @cached_property
-    def store(self) -> EmbeddingStore:
-        """Embeddings of the corpus, encoded when they are first needed."""
-        return embed_corpus(self.config, self.retriever, self.dataset, self.backend.encode, self.prompts)
+    def __post_init__(self) -> None:
+        self._row = np.full(len(self.dataset.queries), -1)  # of each query in `_queries`, -1 if it is not encoded
+        self._queries = np.zeros((0, self.retriever.width), np.float32)
+        self._store: EmbeddingStore | None = None
+
+    def encode_corpus(self) -> EmbeddingStore:
+        """Encode the documents, unless they are encoded, and return the store of their embeddings."""
+        if self._store is None:
+            self._store = embed_corpus(self.config, self.retriever, self.dataset, self.backend.encode, self.prompts)
+        return self._store
+
+    def encode(self, queries: Int64[ndarray, " queries"]) -> Float32[ndarray, "queries width"]:
+        """Encode queries, given by their positions, unless they are encoded, and return their embeddings."""
+        new = np.unique(queries[self._row[queries] < 0])
+        if len(new):
+            self._row[new] = len(self._queries) + np.arange(len(new))
+            embeddings = encode_queries(self.retriever, self.dataset, new, prompts=self.prompts)
+            self._queries = np.concatenate([self._queries, embeddings])
+        return self._queries[self._row[queries]]
 
     @cached_property
     def ties(self) -> Int64[ndarray, " documents"]:
         """Place of each document among equal scores."""
         return tie_order(self.dataset.documents.ids)
 
-    def evaluate(self, split: str, protocol: Protocol | None = None, judged: JudgedQueries | None = None) -> Evaluation:
-        """Encode the split's queries, search the store exactly, and measure the results; see `evaluate.evaluate`."""
-        return evaluate(self.dataset, split, self.queries(split), protocol, judged)
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """See `System.search`."""
+        return self.backend.search(self.encode_corpus(), self.encode(queries), depth, self.ties)
 
-    def queries(self, split: str) -> EncodedQueries:
-        """Return the queries of a split, encoded at the first call."""
-        if split not in self._queries:
-            positions = self.dataset.relevant_queries(split)
-            if split in self.dataset.unanswerable:
-                positions = np.union1d(positions, self.dataset.unanswerable[split])
-            self._queries[split] = self.encode(positions)
-        return self._queries[split]
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """See `System.score`."""
+        return score_pairs(self.encode, self.encode_corpus().read, queries, documents)
 
-    @cached_property
-    def _queries(self) -> dict[str, EncodedQueries]:
-        return {}
 
-    def encode(self, positions: Int64[ndarray, " queries"]) -> EncodedQueries:
-        """Encode queries of the data set by their positions, to search the store with them."""
-        embeddings = encode_queries(self.retriever, self.dataset, positions, prompts=self.prompts)
-        return EncodedQueries(self._search, self._score, embeddings, _rows_of(self.dataset, positions))
-
-    def _search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        return self.backend.search(self.store, queries, depth, self.ties)
-
-    def _score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
-        distinct, index = np.unique(documents, return_inverse=True)
-        return pair_scores(queries, self.store.read(distinct), rows, index)
+def score_pairs(
+    encode: Callable[[ndarray], ndarray], read: Callable[[ndarray], ndarray], queries: ndarray, documents: ndarray
+) -> Float32[ndarray, " pairs"]:
+    """Return the score of each pair, given functions that return the embeddings of queries and of documents."""
+    asked, rows = np.unique(queries, return_inverse=True)
+    distinct, index = np.unique(documents, return_inverse=True)
+    return pair_scores(encode(asked), read(distinct), rows, index)
 
 
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:
     """Evaluate a retriever on one split with the default protocol; `retriever` was loaded with `config`."""
-    return DenseSystem(dataset, config, retriever).evaluate(split)
+    return evaluate(dataset, split, DenseSystem(dataset, config, retriever))
+
+
+@dataclass(frozen=True)
+class EmbeddedSystem:
+    """Embeddings of the queries of a split and of all documents: a `System`."""
+
+    dataset: RetrievalDataset
+    positions: Int64[ndarray, " queries"]
+    queries: Float32[ndarray, "queries width"]
+    documents: Float32[ndarray, "documents width"]
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """See `System.search`."""
+        return top_k(self._encode(queries), self.documents, depth, tie_order(self.dataset.documents.ids))
+
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """See `System.score`."""
+        return score_pairs(self._encode, self.documents.__getitem__, queries, documents)
+
+    def _encode(self, queries: ndarray) -> ndarray:
+        return self.queries[np.searchsorted(self.positions, queries)]
 
 
 def evaluate_embeddings(
@@ -211,14 +204,8 @@ def evaluate_embeddings(
 ) -> Evaluation:
     """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents."""
     dataset = replace(dataset, unanswerable={})
-    ties = tie_order(dataset.documents.ids)
-    encoded = EncodedQueries(
-        lambda some, depth: top_k(some, documents, depth, ties),
-        lambda some, rows, of: pair_scores(some, documents, rows, of),
-        queries,
-        _rows_of(dataset, dataset.relevant_queries(split)),
-    )
-    return evaluate(dataset, split, encoded, protocol)
+    system = EmbeddedSystem(dataset, dataset.relevant_queries(split), queries, documents)
+    return evaluate(dataset, split, system, protocol)
 
 
 @dataclass(frozen=True)
@@ -232,10 +219,6 @@ class Bm25System:
     def index(self) -> Bm25Index:
         """Index of the documents."""
         return Bm25Index.of(self.dataset.documents) if self.built is None else self.built
-
-    def evaluate(self, split: str, protocol: Protocol | None = None, judged: JudgedQueries | None = None) -> Evaluation:
-        """Measure the results of a split; see `evaluate.evaluate`."""
-        return evaluate(self.dataset, split, self, protocol, judged)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""

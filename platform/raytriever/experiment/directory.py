@@ -15,7 +15,6 @@ from typing import Any, TypedDict
 
 from raytriever.config import difference, read_settings
 from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.losses.config import LossConfig
 from raytriever.paths import expanded
 from raytriever.reading.structured import conform, read_json, read_yaml
@@ -27,30 +26,12 @@ LOSSES = "losses"  # folder of the files of the user's own losses
 _REMEDY = f"give another {setting('output')}, or {setting('fresh', True)} to replace the run"
 
 
-class JudgedCounts(TypedDict):
-    """Numbers of relevant documents, of those that are not in the corpus, and of queries without any."""
-
-    absent_relevant: int
-    relevant: int
-    unanswerable_queries: int
-
-
-class AnalyserWarning(TypedDict):
-    """Language of BM25's analyser, and its warning; empty without one."""
-
-    language: str
-    warning: str
-
-
 class RunMetrics(TypedDict):
-    """Content of `metrics.json`: metrics by system, and notes on them."""
+    """Content of `metrics.json`: metrics by system. The directory `evaluation/` has all results."""
 
     bm25: dict[str, float]
     before: dict[str, float]
     after: dict[str, float]
-    pairs: list[TestedPair]
-    judged: JudgedCounts
-    bm25_analyser: AnalyserWarning
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
 from raytriever.evaluation.decision import decide_questions, questions_of
-from raytriever.evaluation.differences.significance import significance_points
-from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.directory import points_of_training, write_evaluation
+from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import PER_QUERY
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
+from raytriever.evaluation.results import EVALUATION, RESULTS
 from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.directory import LOSSES, RunDirectory
 from raytriever.experiment.run import OpenRun, find_negatives, folders_of, open_run, train_run
@@ -101,7 +102,7 @@ def run_experiment(
         for line in Analysis.of(dataset.documents).notes:
             log(line)
         cache = NegativesCache(log)
-        evaluations = {"bm25": Bm25System(dataset, cache.index(dataset)).evaluate(split)}
+        evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset, cache.index(dataset)))}
         negatives = find_negatives(opened, path, cache)
         del cache  # of a large corpus, the terms take much of the memory of this process
         log(f"{config.model.model}: {retriever.summary()}")
@@ -182,37 +183,26 @@ def conclude(
         started: `time.monotonic()` at the start of the command.
     """
     config, dataset = opened.config, opened.dataset
-    judged = select_judged_queries(dataset, config.data.test_split, Protocol())
-    analysis = Analysis.of(dataset.documents)
-    pairs = write_training_report(
+    results = write_evaluation(run.path / EVALUATION, dataset, config.data.test_split, evaluations, "before")
+    write_training_report(
         run.path,
         f"{config.model.model} trained with {config.losses} on {dataset.name}",
-        config.data.test_split,
-        judged,
-        evaluations,
+        results,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(config),
-        [*analysis.lines, *masking_lines(folders)],
+        masking_lines(folders),
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
-    now = time.time_ns() // 1_000_000
-    # MLflow draws metrics that have step 0 alone as bars.
-    points = [
-        Point(f"{system}/{name}", value, 0, now) for system, values in rows.items() for name, value in values.items()
-    ]
-    absent = judged.count_absent()
-    points += significance_points(pairs, ["before"], 0, now, several=False)
-    points += [Point(f"judged/{name}", float(count), 0, now) for name, count in absent.items()]
-    points.append(Point("total_seconds", time.monotonic() - started, 0, now))
-    tracker.log(points)
+    seconds = Point("total_seconds", time.monotonic() - started, 0, time.time_ns() // 1_000_000)
+    tracker.log([*points_of_training(results), seconds])
     own = [LOSSES] * (run.path / LOSSES).exists()
-    for name in ("config.yaml", *own, "report.html", "figures", "model", PER_QUERY):
+    evaluated = [f"{EVALUATION}/{name}" for name in (RESULTS, PER_QUERY)]
+    for name in ("config.yaml", *own, "report.html", "figures", "model", *evaluated):
         tracker.log_file(run.path / name)
     best = best_checkpoint(folders[-1], config.trainings[-1])
-    metrics = {"dataset": dataset.name, "split": config.data.test_split, **rows, **best}
-    run.finish(metrics | {"pairs": pairs, "judged": absent, "bm25_analyser": analysis.content()})
+    run.finish({"dataset": dataset.name, "split": config.data.test_split, **rows, **best})
 
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:

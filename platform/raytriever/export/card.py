@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytriever.evaluation.decision_tables import KIND_TITLES, calibration_table, proportion_text
+from raytriever.evaluation.document import KIND_TITLES, share_cell, thresholds_markdown
 from raytriever.evaluation.protocol import aim_text
+from raytriever.evaluation.results import Results
 from raytriever.losses.config import LossConfig
-from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM
 from raytriever.search.calibration import Calibration
@@ -53,8 +53,7 @@ class CardFacts:
         licence: an SPDX identifier of the hub, or None.
         config: settings of the run that trained the model; empty if no run of raytriever did.
         trained: `metrics.json` of that run; empty if there is none.
-        results: metrics of an evaluation by data set, with `about` and the `calibration` rows of this model; may be
-            empty.
+        results: those of this model alone in an evaluation; may be empty.
         calibration: what the scores mean for one corpus; None if it is unknown.
         graphs: one line per exported format.
     """
@@ -65,9 +64,14 @@ class CardFacts:
     licence: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     trained: Mapping[str, Any] = field(default_factory=dict)
-    results: Mapping[str, Any] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
     calibration: Calibration | None = None
     graphs: Sequence[str] = ()
+
+    @property
+    def evaluated(self) -> Mapping[str, Mapping[str, float | None]]:
+        """Metrics of the evaluation by data set."""
+        return next(iter(self.results.models.values()), {})
 
 
 def model_card(facts: CardFacts) -> str:
@@ -158,20 +162,19 @@ def _results(facts: CardFacts) -> list[str]:
         rows = {_TRAINED[name]: facts.trained[name] for name in _TRAINED if facts.trained.get(name)}
         title = f"`{facts.trained['dataset']}`, split `{facts.trained['split']}`, measured at the end of training"
         parts.append(f"## Results\n{title}:\n\n{_table(rows)}")
-    models = facts.results.get("models", {})
+    models, about = facts.evaluated, facts.results.about
     if models:
         head = "" if facts.trained else "## Results\n"
-        splits = {about["split"] for about in facts.results.get("about", {}).values()}
+        splits = {one.split for one in about.values()}
         parts.append(
             f"{head}Measured after training,"
             f" split {', '.join(f'`{one}`' for one in sorted(splits))}:\n\n{_table(models)}"
         )
-    rows = facts.results.get("calibration", [])
-    if rows:
+    if facts.results.thresholds:
         parts.append(
             "## Thresholds\nA query is answered if its confidence is at least the threshold, a pair is relevant if its"
             " score is. Each threshold was chosen for all queries, and checked on others:\n\n"
-            f"{calibration_table(rows)}"
+            f"{thresholds_markdown(facts.results.thresholds)}"
         )
     return parts
 
@@ -186,9 +189,9 @@ def _calibration(calibration: Calibration | None) -> list[str]:
         [
             aim_text(one.aim, one.wanted),
             f"{one.score:.4f}",
-            _share(one.answered),
-            _share(one.top_precision),
-            *(_share(one.unanswerable[kind]) if kind in one.unanswerable else "-" for kind in kinds),
+            share_cell(one.answered, "none").text,
+            share_cell(one.top_precision, "none").text,
+            *(share_cell(one.unanswerable.get(kind), "-").text for kind in kinds),
         ]
         for one in calibration.thresholds
     ]
@@ -210,10 +213,6 @@ def _calibration(calibration: Calibration | None) -> list[str]:
     return [f"## Answers\n{about}\n" + (f"\n{markdown_table([head, *rows])}" if rows else "")]
 
 
-def _share(share: Proportion) -> str:
-    return proportion_text(share.part, share.whole, share.value, share.low, share.high) if share.whole else "none"
-
-
 def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:
     names = [name for name in MAIN if any(row.get(name) is not None for row in rows.values())]
     names = names or sorted({name for row in rows.values() for name in row})[:6]
@@ -230,8 +229,8 @@ def _hub_results(facts: CardFacts) -> list[Any]:
     measured: dict[str, tuple[str, Mapping[str, float | None]]] = {}
     if facts.trained.get("after"):
         measured[facts.trained["dataset"]] = (facts.trained["split"], facts.trained["after"])
-    for name, row in facts.results.get("models", {}).items():
-        measured[name] = (facts.results["about"][name]["split"], row)
+    for name, row in facts.evaluated.items():
+        measured[name] = (facts.results.about[name].split, row)
     return [
         EvalResult(
             task_type="information-retrieval",

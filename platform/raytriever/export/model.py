@@ -22,7 +22,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.errors import ModelError, StorageError, setting
 from raytriever.evaluation.calibration import FOLDER
-from raytriever.evaluation.results import read_results
+from raytriever.evaluation.results import Results
 from raytriever.export.card import CardFacts, model_card
 from raytriever.export.config import ExportConfig
 from raytriever.export.graph import FILES, check_packages, open_graph, write_graph
@@ -81,7 +81,7 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
     check_writable(output)
     if output.exists():
         raise StorageError("exists", setting("output", output), "give another directory, or remove this one")
-    results = _read_results(Path(settings.evaluation), config.model) if settings.evaluation else {}
+    results = _read_results(Path(settings.evaluation), config.model) if settings.evaluation else Results()
     calibration = _current_calibration(config, settings.evaluation, results, report)
     # transformers imports DeepSpeed if it is installed, and DeepSpeed logs many lines if there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -114,16 +114,16 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
 
 
 def _current_calibration(
-    config: ModelConfig, evaluation: str | None, results: Mapping[str, Any], report: Callable[[str], None]
+    config: ModelConfig, evaluation: str | None, results: Results, report: Callable[[str], None]
 ) -> Calibration | None:
     """Return the calibration to export: that of the evaluation, or else that of the model directory.
 
     It must belong to the model's weights and settings; a line says if it does not.
     """
     files = [resolve_model(config.model, config.revision) / CALIBRATION]
-    if evaluation and len(results["models"]) == 1:
-        [dataset] = results["models"]
-        files.insert(0, Path(evaluation) / FOLDER / f"{results['name']}.{dataset}.json")
+    if evaluation and len(results.about) == 1:
+        [name], [dataset] = results.models, results.about
+        files.insert(0, Path(evaluation) / FOLDER / f"{name}.{dataset}.json")
     for file in files:
         calibration = read_calibration(file)
         if calibration is None:
@@ -225,19 +225,18 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
     return {}
 
 
-def _read_results(folder: Path, model: str) -> dict[str, Any]:
-    results = read_results(folder)
+def _read_results(folder: Path, model: str) -> Results:
+    """Return the results of one model of an evaluation."""
+    results = Results.read(folder)
     names = [
-        name
-        for name, system in results["systems"].items()
-        if Path(copy_of(system["model"])) in _equivalent_paths(model)
+        name for name, system in results.systems.items() if Path(copy_of(system["model"])) in _equivalent_paths(model)
     ]
     if not names:
-        measured = ", ".join(system["model"] for system in results["systems"].values())
+        measured = ", ".join(system["model"] for system in results.systems.values())
         raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that you export")
     name = names[0]
-    rows = [row for row in results["calibration"] if row["model"] == name]
-    return {"name": name, "models": results["models"][name], "about": results["about"], "calibration": rows}
+    rows = [row for row in results.thresholds if row.model == name]
+    return Results(models={name: results.models[name]}, about=results.about, thresholds=rows)
 
 
 def _equivalent_paths(model: str) -> set[Path]:

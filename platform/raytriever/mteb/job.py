@@ -26,6 +26,7 @@ from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.protocol import metric_title, parse_aims, read_metrics, removed_share
 from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
+from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.mteb.encoder import require_mteb
@@ -373,13 +374,14 @@ class _ModelRun:
                 "go online, or leave the task out",
             ) from error
 
-    def _score(self, task: Any, result: Any, figures: Mapping[str, Mapping[str, Any]]) -> TaskScore:
+    def _score(self, task: Any, result: Any, figures: Mapping[str, Results]) -> TaskScore:
         rows = [
-            metrics for content in figures.values() for sets in content["models"].values() for metrics in sets.values()
+            metrics for content in figures.values() for sets in content.models.values() for metrics in sets.values()
         ]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        metrics = {name: float(np.mean([row[name] for row in rows if row.get(name) is not None])) for name in names}
-        return TaskScore(self.model.name, task.metadata.name, task.metadata.type, float(result.get_score()), metrics)
+        means = {}
+        for name in dict.fromkeys(name for row in rows for name in row):
+            means[name] = float(np.mean([value for row in rows if (value := row.get(name)) is not None]))
+        return TaskScore(self.model.name, task.metadata.name, task.metadata.type, float(result.get_score()), means)
 
 
 def _first_line(error: Exception) -> str:

@@ -25,10 +25,10 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sources import Files, Row, Rows
 from raytriever.errors import DataError, StorageError
 from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
+from raytriever.evaluation.decision import decide_dataset
+from raytriever.evaluation.directory import EvaluationDirectory
 from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.files import write_measured_files, write_summary_files
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, auc_rows
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import (
     AUC,
@@ -41,8 +41,8 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.evaluation.request import OpenPart, add_unanswerable
-from raytriever.evaluation.results import Results, read_results
-from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
+from raytriever.evaluation.results import Results, as_read
+from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
 from raytriever.metrics.confidence import ENTROPY
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
@@ -194,14 +194,14 @@ class TaskSearch(MtebEncoder):
         labels = [self.label_of(subset, split) for split in self.task.eval_splits for subset in self.task.hf_subsets]
         return {label: self.folder / RETRIEVAL / label for label in labels}
 
-    def figures(self) -> dict[str, dict[str, Any]] | None:
-        """Return the content of `results.json` of each directory; None if one is missing or of other settings."""
+    def figures(self) -> dict[str, Results] | None:
+        """Return the results of each directory; None if one is missing or of other settings."""
         contents = {}
         for label, folder in self.directories().items():
             try:
                 if read_manifest(folder, verify=False)["meta"].get("key") != self.measures.key:
                     return None
-                contents[label] = read_results(folder)
+                contents[label] = Results.read(folder)
             except StorageError:
                 return None
         return contents
@@ -261,20 +261,14 @@ class TaskSearch(MtebEncoder):
         except DataError as error:
             self.log(f"{error}, so there are no thresholds")
             decisions = []
-        named = self.measures.calibration_split
-        results = Results(
-            models={model: {label: measured.metrics(model)}},
-            about={label: measured.counts()},
-            auc_intervals=auc_rows(measured),
-            calibration=calibration_rows(measured, decisions, named),
-            confidences=confidence_rows(measured, decisions, named),
-        )
         request = {"model": asdict(self.config), "task": self.task.metadata.name, "subset": subset, "split": split}
         request |= {**asdict(protocol), "metrics": list(protocol.metrics)}
         meta = {"kind": "evaluation", "key": self.measures.key}
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
-            write_measured_files(folder, measured)
-            write_summary_files(folder, results, request)
+            results = Results(request=as_read(request))
+            directory = EvaluationDirectory(folder, protocol, results, self.measures.calibration_split)
+            directory.add(measured, decisions)
+            directory.finish()
 
     def _calibrate(
         self,
@@ -302,7 +296,7 @@ class TaskSearch(MtebEncoder):
         protocol = replace(protocol, metrics=(AUC,))
         opened = self._open(data["corpus"], data["queries"], data["relevant_docs"], protocol, kinds, chosen_on)
         judged = opened.judged[SPLIT]
-        return judged, self._system(opened.dataset).evaluate(SPLIT, protocol, judged)
+        return judged, evaluate(opened.dataset, SPLIT, self._system(opened.dataset), protocol, judged)
 
 
 @dataclass
@@ -313,24 +307,22 @@ class RankedQueries:
     """
 
     system: DenseSystem
-    encoded: EncodedQueries
     top_k: int
     candidates: list[ndarray] | None
     _ranking: tuple[ndarray, ndarray] | None = None
 
     @classmethod
     def of(cls, system: DenseSystem, top_k: int, top_ranked: Mapping[str, Sequence[str]] | None) -> RankedQueries:
-        """Encode all queries of a system's data set."""
+        """Return the queries of a system's data set, with their candidates if there are any."""
         dataset = system.dataset
-        encoded = system.encode(np.arange(len(dataset.queries)))
         if top_ranked is None:
-            return cls(system, encoded, top_k, None)
+            return cls(system, top_k, None)
         position = {name: row for row, name in enumerate(dataset.documents.ids)}
         candidates = [
             np.array(sorted({position[one] for one in top_ranked.get(query, ()) if one in position}), np.int64)
             for query in dataset.queries.ids
         ]
-        return cls(system, encoded, top_k, candidates)
+        return cls(system, top_k, candidates)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `evaluation.evaluate.System.search`."""
@@ -339,7 +331,7 @@ class RankedQueries:
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
         """See `evaluation.evaluate.System.score`."""
-        return self.encoded.score(queries, documents)
+        return self.system.score(queries, documents)
 
     def results(self, queries: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return the `top_k` scores of queries by document, as MTEB reads them."""
@@ -358,7 +350,7 @@ class RankedQueries:
         dataset = self.system.dataset
         depth = min(len(dataset.documents), max(depth, self.top_k))
         if self._ranking is None or self._ranking[0].shape[1] < depth:
-            self._ranking = self.encoded.search(np.arange(len(dataset.queries)), depth)
+            self._ranking = self.system.search(np.arange(len(dataset.queries)), depth)
         return self._ranking
 
     @cached_property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,15 +25,16 @@ from raytriever.activity import activity
 from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.files import QueryMetrics, values_of
+from raytriever.evaluation.metric_tables import MetricTables, number_cell, p_cell, significance_cell
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.table import Cell, ReportTable
 from raytriever.metrics.significance import LEVEL
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
 from raytriever.report.finished_runs import NOT_SETTINGS, Figures, FinishedRun, MlflowRuns, read_directory
-from raytriever.report.page import Cell, HtmlTable, Page, Picture, write_page
+from raytriever.report.page import Page, Picture, write_page
 from raytriever.report.request import RUN_ID, check_comparison
-from raytriever.report.tables import figure_cell, probability_cell, result_tables, significance_cell
 from raytriever.training.config import MAY_CHANGE
 
 CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
@@ -51,7 +52,9 @@ def compare_runs(runs: Sequence[str], output: Path) -> None:
     `runs` are directories, run ids of MLflow, or filters of its search.
     """
     check_comparison(runs, output)
-    write_comparison(output, _with_distinct_names(_read(runs)))
+    found = list(_read(runs))
+    names = unique_names([run.name for run in found])
+    write_comparison(output, [dataclasses.replace(run, name=name) for run, name in zip(found, names, strict=True)])
 
 
 def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
@@ -66,18 +69,6 @@ def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
             yield from MlflowRuns().by_filter(word)
 
 
-def _with_distinct_names(runs: Iterable[FinishedRun]) -> list[FinishedRun]:
-    """Append a number to each name that an earlier run has."""
-    distinct: list[FinishedRun] = []
-    for run in runs:
-        names = {one.name for one in distinct}
-        name, number = run.name, 2
-        while name in names:
-            name, number = f"{run.name} {number}", number + 1
-        distinct.append(dataclasses.replace(run, name=name))
-    return distinct
-
-
 @activity("writing the page")
 def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     """Write the page that compares runs, whose names differ."""
@@ -89,7 +80,7 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     values = _values(figures, queries)
     over_seeds = seed_tables(runs, names, queries)
     tables = [
-        *result_tables(figures, pair_rows(values), [baseline]),
+        *MetricTables(figures, pair_rows(values), [baseline]).on_page(),
         *over_seeds,
         *_settings(runs),
     ]
@@ -213,7 +204,7 @@ def _untested(figures: Figures, values: Mapping[str, Mapping[str, Mapping[str, n
     return [f"No difference of {', '.join(none)} is tested: the run has no values by query."] if none else []
 
 
-def _settings(runs: Sequence[FinishedRun]) -> list[HtmlTable]:
+def _settings(runs: Sequence[FinishedRun]) -> list[ReportTable]:
     """Return the settings that differ between runs of one kind. A setting that a run does not have is empty."""
     tables = []
     for trained, kind in ((True, "training"), (False, "evaluation")):
@@ -225,13 +216,13 @@ def _settings(runs: Sequence[FinishedRun]) -> list[HtmlTable]:
         rows = [[name, *(run.settings.get(name, "") for run in members)] for name in differ]
         note = "" if rows else "All runs have the same settings."
         columns = unique_names(["setting", *(run.name for run in members)])
-        tables.append(HtmlTable(f"Settings of {kind} that differ", columns, rows, note))
+        tables.append(ReportTable(f"Settings of {kind} that differ", columns, rows, note))
     return tables
 
 
 def seed_tables(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], queries: Mapping[str, Mapping[str, Any]]
-) -> list[HtmlTable]:
+) -> list[ReportTable]:
     """Return a table that compares settings over queries and seeds; none if no setting has runs of two seeds.
 
     `names` are those of `comparison.row_names`.
@@ -281,17 +272,17 @@ def _seed_metrics(content: QueryMetrics, seed: int | None) -> SeedMetrics:
     return SeedMetrics(seed, {metric: float(np.nanmean(one)) for metric, one in values.items()}, values)
 
 
-def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> HtmlTable:
+def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> ReportTable:
     cells: list[list[str | Cell]] = [
         [
-            str(row["dataset"]),
-            metric_title(row["metric"]),
-            row["model"],
-            row["against"],
-            significance_cell(row["p_holm"]),
-            figure_cell(row["difference"], signed=True),
-            f"{seeds[row['model']]} and {seeds[row['against']]}",
-            probability_cell(row["p"]),
+            str(row.dataset),
+            metric_title(row.metric),
+            row.model,
+            row.against,
+            significance_cell(row.p_holm),
+            number_cell(row.difference, signed=True),
+            f"{seeds[row.model]} and {seeds[row.against]}",
+            p_cell(row.p),
         ]
         for row in seeded_pair_rows(results, lambda row, other: max(seeds[row], seeds[other]) > 1)
     ]
@@ -301,4 +292,4 @@ def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> HtmlTable:
         "part of the seeds. Significant: p, after Holm's correction over the pairs and data sets of a metric, is below "
         f"{LEVEL}. A setting with one seed is not tested."
     )
-    return HtmlTable("Settings over seeds", columns, cells, note)
+    return ReportTable("Settings over seeds", columns, cells, note)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from raytriever.activity import activity
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.differences.rows import TestedPair
-from raytriever.evaluation.differences.significance import pair_rows, testable_values
-from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.files import PER_QUERY, per_query_content, read_pools, read_queries, scores_file, write_run
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies, pool_scores
-from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import JudgedQueries, format_absent, metric_title
-from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
+from raytriever.evaluation.document import document
+from raytriever.evaluation.files import read_pools, read_queries, scores_file
+from raytriever.evaluation.metric_tables import Values
+from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.results import (
+    EVALUATION,
+    FormRow,
+    Results,
+    ThresholdRow,
+    datasets_of,
+    metrics_of,
+    rows_of,
+)
 from raytriever.report.figures import (
     save_curves,
     save_gains,
@@ -25,19 +28,9 @@ from raytriever.report.figures import (
     styles_of,
 )
 from raytriever.report.page import Page, Picture, write_page
-from raytriever.report.tables import (
-    Values,
-    auc_table,
-    confidence_table,
-    datasets_of,
-    form_tables,
-    metrics_of,
-    result_tables,
-    threshold_table,
-)
-from raytriever.store.commit import write_atomically
 
 REPORT, FIGURES = "report.html", "figures"
+Curve = Sequence[tuple[int, float]]
 GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
 
 
@@ -47,38 +40,27 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
 
     The directory has `results.json`, and optionally `per_query/` and `scores/`.
     """
-    results = read_results(folder)
-    models, pairs = results["models"], results["pairs"]
-    calibration, forms = results["calibration"], results["forms"]
+    results = Results.read(folder)
+    models, sections = results.models, document(results)
     datasets, figures = datasets_of(models), folder / FIGURES
-    baselines = [name for name in results["baselines"] if name in models] or list(models)[:1]
+    baselines = [name for name in results.baselines if name in models] or list(models)[:1]
     page = Page(
         title=title,
-        about=[*about_lines(results["about"]), *map(str, results["missing"])],
-        tables=[
-            *result_tables(models, pairs, baselines),
-            *auc_table(results["auc_intervals"]),
-            *threshold_table(calibration),
-            *confidence_table(results["confidences"]),
-            *form_tables(forms),
-        ],
+        about=[line for section in sections for line in section.about],
+        tables=[table for section in sections for table in section.tables],
         pictures=[
-            *(picture for name in datasets for picture in form_pictures(figures, name, _rows_of(forms, name))),
+            *(picture for name in datasets for picture in form_pictures(figures, name, rows_of(results.forms, name))),
             *gain_pictures(figures, models, baselines),
             *(picture for name in datasets for picture in score_pictures(folder, name, list(models))),
             *(
                 picture
                 for name in datasets
-                for picture in threshold_pictures(figures, name, _rows_of(calibration, name), list(models))
+                for picture in threshold_pictures(figures, name, rows_of(results.thresholds, name), list(models))
             ),
         ],
         queries=read_queries(folder),
     )
     write_page(folder / REPORT, page)
-
-
-def _rows_of(rows: Sequence[Mapping[str, Any]], dataset: str) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["dataset"] == dataset]
 
 
 def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
@@ -108,10 +90,10 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
 
 
 def threshold_pictures(
-    figures: Path, dataset: str, rows: Sequence[Mapping[str, Any]], models: Sequence[str]
+    figures: Path, dataset: str, rows: Sequence[ThresholdRow], models: Sequence[str]
 ) -> list[Picture]:
     """Draw the target value and the checked value of each threshold of one data set."""
-    checked = [row for row in rows if row["checked"] is not None]
+    checked = [row for row in rows if row.checked is not None and row.checked.whole]
     if not checked:
         return []
     path = figures / f"thresholds.{dataset}.png"
@@ -119,13 +101,13 @@ def threshold_pictures(
     return [Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset)]
 
 
-def form_pictures(figures: Path, dataset: str, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
+def form_pictures(figures: Path, dataset: str, rows: Sequence[FormRow]) -> list[Picture]:
     """Draw the first metric of the stored forms of one data set by their bytes."""
-    metric = next((name for row in rows for name in row["metrics"]), "")
+    metric = next((name for row in rows for name in row.metrics), "")
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:
-        if (value := row["metrics"].get(metric)) is not None:
-            curves.setdefault(row["model"], {}).setdefault(row["dtype"], []).append((row["bytes"], value))
+        if (value := row.metrics.get(metric)) is not None:
+            curves.setdefault(row.model, {}).setdefault(row.dtype, []).append((row.bytes, value))
     if not curves:
         return []
     path = figures / f"forms.{dataset}.png"
@@ -147,77 +129,37 @@ def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, fl
     return gains
 
 
-def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line per data set, with its absent documents and warnings, and a last line on the analyser of BM25."""
-    lines = []
-    for name, one in about.items():
-        measured = (
-            f"{one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents."
-        )
-        lines.append(
-            " ".join(filter(None, [f"{name}: {measured}", format_absent(one), format_copies(one), *bm25_warnings(one)]))
-        )
-    return [*lines, *(f"{line}." for line in bm25_analysers(about))]
-
-
-Curve = Sequence[tuple[int, float]]
-
-
 @activity("drawing the figures and the report")
 def write_training_report(
     folder: Path,
     title: str,
-    split: str,
-    judged: JudgedQueries,
-    evaluations: Mapping[str, Evaluation],
+    results: Results,
     losses: Curve,
     dev_losses: Curve,
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
     notes: Sequence[str],
-) -> list[TestedPair]:
-    """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
+) -> None:
+    """Write `figures/*` (PNG and SVG) and `report.html` of a training run, whose evaluation directory is written.
 
     The figures show the systems `before` and `after`, and the metrics of checkpoints on dev data if there are any.
-    `notes` are lines above the tables, at least one. Return the tests of all pairs, see `pair_rows`.
+    `notes` are further lines above the tables.
     """
-    dataset = judged.dataset
-    for name, evaluation in evaluations.items():
-        write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
-    dense = {name: pool_scores([evaluations[name]]) for name in ("before", "after")}
-    figures = folder / "figures"
+    figures, [dataset] = folder / FIGURES, results.about
+    dense = {name: read_pools(folder / EVALUATION, name, dataset) for name in ("before", "after")}
     captions = save_score_figures(figures, dense) | {figures / "loss.png": "Loss"}
     save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
     dev_curves = {metric_title(name): points for name, points in dev_metrics.items() if points}
     if dev_curves:
         save_curves(figures / "dev.png", dev_curves, "dev data")
         captions[figures / "dev.png"] = "Metrics of checkpoints on dev data, measured during training"
-    measured = DatasetMeasurement(
-        EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),
-        [PartMeasurement(dataset.name, dataset, judged, dict(evaluations))],
-    )
-    per_query = per_query_content(measured)
-    write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
-    figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in evaluations.items()}
-    values = {name: {dataset.name: testable_values(evaluation)} for name, evaluation in evaluations.items()}
-    pairs = pair_rows(values)
-    queries, documents = len(evaluations["after"].queries), len(dataset.documents)
+    sections = document(results)
     page = Page(
         title=title,
-        about=list(
-            filter(
-                None,
-                [
-                    f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
-                    format_absent(judged.count_absent()),
-                    f"{'. '.join(notes).rstrip('.')}.",
-                ],
-            )
-        ),
-        tables=result_tables(figures_of, pairs, ["before"]),
+        about=[*(line for section in sections for line in section.about), *(f"{note}." for note in notes)],
+        tables=[table for section in sections for table in section.tables],
         pictures=[Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()],
-        queries=read_queries(folder),
+        queries=read_queries(folder / EVALUATION),
         settings=config_yaml,
     )
-    write_page(folder / "report.html", page)
-    return pairs
+    write_page(folder / REPORT, page)

@@ -21,6 +21,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from numpy import ndarray
 
 from raytriever.evaluation.protocol import aim_text
+from raytriever.evaluation.results import ThresholdRow
 from raytriever.metrics.auc import pooled_auc, roc_curve
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.metrics.intervals import wilson
@@ -151,23 +152,25 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Sty
             axes.legend(loc="best")
 
 
-def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]], styles: Styles) -> None:
+def save_thresholds(path: Path, rows: Sequence[ThresholdRow], styles: Styles) -> None:
     """Draw each threshold: its target value as a line, and the value on the check split with its interval.
 
-    The rows of `calibration_rows` are of one data set, and each has a checked value.
+    The rows are of one data set, and each has a checked value.
     """
-    models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    aims = list(dict.fromkeys((str(row["aim"]), row["wanted"]) for row in rows))
+    models = list(dict.fromkeys(row.model for row in rows))
+    aims = list(dict.fromkeys((row.aim, row.wanted) for row in rows))
     height = 1.3 + len(aims) * (0.15 + BAR * len(models)) + 0.18 * len(models)
     with picture(path, WIDTH, height) as figure:
         axes = figure.add_subplot()
         thick = 0.8 / len(models)
         for number, model in enumerate(models):
-            own = [row for row in rows if row["model"] == model]
+            own = [row for row in rows if row.model == model]
             offset = (number - (len(models) - 1) / 2) * thick
-            positions = [aims.index((row["aim"], row["wanted"])) + offset for row in own]
-            values = np.array([row["checked"] for row in own])
-            low, high = (np.array([row[name] for row in own]) for name in ("low", "high"))
+            positions = [aims.index((row.aim, row.wanted)) + offset for row in own]
+            shares = [row.checked for row in own if row.checked is not None]
+            values, low, high = (
+                np.array([getattr(share, name) for share in shares]) for name in ("value", "low", "high")
+            )
             errors = np.maximum(0.0, [values - low, high - values])
             axes.errorbar(
                 values,

@@ -1,7 +1,7 @@
 """Finished runs: metrics, settings, curves and per-query results, read from a directory or from MLflow.
 
-The directory of a training run has `metrics.json`, that of an evaluation has `results.json`. MLflow finds runs by id or
-by filter. The tag of a run says what it is; an evaluation is read from the same files, which are its artifacts.
+An evaluation is read from its directory, and a training from `evaluation/` in its own. MLflow finds runs by id or by
+filter; the same files are artifacts there, and the tag of a run says what it is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NotRequired, TypedDict
@@ -17,7 +17,7 @@ from typing import Any, NotRequired, TypedDict
 from raytriever.errors import ConfigError, StorageError
 from raytriever.evaluation.files import MEASURED, PER_QUERY, read_queries
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.results import RESULTS, read_results
+from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.commit import FORMAT
@@ -36,7 +36,6 @@ from raytriever.tracking.tracker import STAGE
 METRICS, CONFIG, TRIALS = "metrics.json", "config.yaml", "trials.json"
 CURVES = ("loss", "dev_loss")
 NOT_SETTINGS = ("hash",)
-SYSTEMS = ("bm25", "before", "after")
 MAX_RUNS = 20  # of one filter
 
 Curve = list[tuple[int, float]]
@@ -80,38 +79,18 @@ def read_directory(folder: Path, name: str) -> FinishedRun:
     raise ConfigError("holds no run", str(folder), "give a directory of `raytriever train` or `raytriever evaluate`")
 
 
-class _Trained(TypedDict):
-    dataset: str
-    split: str
-    bm25: NotRequired[dict[str, float]]
-    before: NotRequired[dict[str, float]]
-    after: dict[str, float | None]
+class _Finished(TypedDict):
     measured: NotRequired[dict[str, dict[str, float | None]]]
 
 
 def _training(folder: Path, name: str) -> FinishedRun:
-    path = folder / METRICS
+    path, remedy = folder / METRICS, "remove it and give the command of the run again, which evaluates it"
     with disk_errors(path, reading=True):
-        content = read_json(
-            path,
-            _Trained,
-            "remove it and give the command of the run again, which evaluates it",
-            format=FORMAT,
-        )
+        content = read_json(path, _Finished, remedy, format=FORMAT)
     if measured := content.get("measured"):
         return _arm(folder, measured)
-    dataset = content["dataset"]
-    systems = {"bm25": content.get("bm25"), "before": content.get("before"), "after": content["after"]}
-    figures: Figures = {system: {dataset: dict(values)} for system, values in systems.items() if values is not None}
-    return FinishedRun(
-        name=name,
-        figures=figures,
-        splits={dataset: content["split"]},
-        settings=_settings(folder / CONFIG),
-        curves=_curves(folder),
-        queries=read_queries(folder),
-        trained=True,
-    )
+    run = _evaluation(folder / EVALUATION, name)
+    return replace(run, settings=_settings(folder / CONFIG), curves=_curves(folder), trained=True)
 
 
 def _curves(folder: Path) -> dict[str, Curve]:
@@ -124,8 +103,8 @@ def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> Fi
     splits, queries = {}, {}
     for dataset in measured:
         path = folder / MEASURED / safe_name(dataset)
-        [about] = read_results(path)["about"].values()
-        splits[dataset] = about["split"]
+        [about] = Results.read(path).about.values()
+        splits[dataset] = about.split
         [whole] = read_queries(path).values()
         [values] = whole["models"].values()
         queries[dataset] = {**whole, "models": {"after": values}}
@@ -141,13 +120,12 @@ def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> Fi
 
 
 def _evaluation(folder: Path, name: str) -> FinishedRun:
-    results = read_results(folder)
-    if not any(results["models"].values()):
+    results = Results.read(folder)
+    if not any(results.models.values()):
         raise StorageError("holds no metrics", str(folder / RESULTS), "evaluate again")
-    splits = {dataset: about["split"] for dataset, about in results["about"].items()}
-    settings = {key: value for key, value in flatten(results["asked"]).items() if value != str(None)}
-    figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}
-    return FinishedRun(name, figures, splits, settings, queries=read_queries(folder))
+    splits = {dataset: about.split for dataset, about in results.about.items()}
+    settings = {key: value for key, value in flatten(results.request).items() if value != str(None)}
+    return FinishedRun(name, results.models, splits, settings, queries=read_queries(folder))
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -205,11 +183,10 @@ class MlflowRuns:
             raise ConfigError(f"run {run_id} is no finished training or evaluation", self._shown, "give another run")
         name = str(run.info.run_name or run_id)
         with TemporaryDirectory() as folder:
-            self._download(run_id, Path(folder), [RESULTS, PER_QUERY] if stage == "evaluate" else [PER_QUERY])
-            if stage == "evaluate":
-                return _evaluation(Path(folder), name)
-            queries = read_queries(Path(folder))
-        figures = _figures(run)
+            self._download(run_id, Path(folder), [RESULTS, PER_QUERY])
+            finished = _evaluation(Path(folder), name)
+        if stage == "evaluate":
+            return finished
         curves = {
             name: sorted(
                 {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}.items()
@@ -217,16 +194,7 @@ class MlflowRuns:
             for name in CURVES
             if name in run.data.metrics
         }
-        split = str(run.data.params.get("data.test_split") or "test")
-        return FinishedRun(
-            name=name,
-            figures=figures,
-            splits={dataset: split for sets in figures.values() for dataset in sets},
-            settings=dict(run.data.params),
-            curves=curves,
-            queries=queries,
-            trained=True,
-        )
+        return replace(finished, settings=dict(run.data.params), curves=curves, trained=True)
 
     def _download(self, run_id: str, folder: Path, names: Sequence[str]) -> None:
         """Download those of the named artifacts that a run has."""
@@ -243,15 +211,3 @@ def _is_finished(run: Any) -> bool:
     if run.data.tags.get(STAGE) == "train":
         return any(name.startswith("after/") for name in run.data.metrics)
     return run.data.tags.get(STAGE) == "evaluate" and run.info.status == "FINISHED"
-
-
-def _figures(run: Any) -> Figures:
-    """Return the metrics of a training run, which logs them as `SYSTEM/METRIC` when it ends."""
-    inputs = run.inputs.dataset_inputs if run.inputs else []
-    dataset = str(inputs[0].dataset.name) if inputs else "data set"
-    systems: dict[str, dict[str, float | None]] = {}
-    for key, value in run.data.metrics.items():
-        system, _, name = key.partition("/")
-        if system in SYSTEMS:
-            systems.setdefault(system, {})[name] = float(value)
-    return {system: {dataset: systems[system]} for system in SYSTEMS if system in systems}

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from itertools import groupby, permutations
@@ -28,40 +28,11 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.table import ReportTable
 from raytriever.store.commit import write_atomically
 
-WIDE = 20  # characters of a cell that takes two lines
 MAX_QUERIES = 200  # of one data set on a page
 MAX_DEPTH = 25  # queries of one list
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One value of a table.
-
-    Args:
-        value: sort key of the column; a cell without a value is sorted last.
-        mark: superscript after the text.
-        hint: explanation of the mark, shown as a tooltip.
-        best: whether the text is bold.
-    """
-
-    text: str
-    value: float | None = None
-    mark: str = ""
-    hint: str = ""
-    best: bool = False
-
-
-@dataclass(frozen=True)
-class HtmlTable:
-    """Sortable table. A `str` in a row is sorted as text. The page shows one table of a `group` at a time."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
-    note: str = ""
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +57,7 @@ class Page:
 
     title: str
     about: Sequence[str] = ()
-    tables: Sequence[HtmlTable] = ()
+    tables: Sequence[ReportTable] = ()
     pictures: Sequence[Picture] = ()
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: str = ""
@@ -133,7 +104,7 @@ def _digest(content: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode('ascii')}"
 
 
-def _tables(tables: Sequence[HtmlTable]) -> str:
+def _tables(tables: Sequence[ReportTable]) -> str:
     html = []
     for number, (group, grouped) in enumerate(groupby(tables, key=lambda table: table.group)):
         members = list(grouped)
@@ -143,46 +114,10 @@ def _tables(tables: Sequence[HtmlTable]) -> str:
                 f'<div class="controls" hidden><label>{escape(group)} <select data-group="{number}">{options}'
                 "</select></label></div>"
             )
-        html += [f'<div data-of="{number}" data-number="{i}">{_table(table)}</div>' for i, table in enumerate(members)]
+        html += [
+            f'<div data-of="{number}" data-number="{i}">{table.as_html()}</div>' for i, table in enumerate(members)
+        ]
     return "\n".join(html)
-
-
-def _without_data_set(table: HtmlTable) -> HtmlTable:
-    """Return a table of one data set with its name in the title, in place of a column that repeats it."""
-    names = {str(row[0]) for row in table.rows} if table.columns[:1] == ["data set"] else set()
-    if len(names) != 1:
-        return table
-    return replace(
-        table, title=f"{table.title}, {names.pop()}", columns=table.columns[1:], rows=[row[1:] for row in table.rows]
-    )
-
-
-def _table(table: HtmlTable) -> str:
-    table = _without_data_set(table)
-    columns = [[row[number] for row in table.rows] for number in range(len(table.columns))]
-    classes = [' class="text"' if all(isinstance(cell, str) for cell in column) else "" for column in columns]
-    head = "".join(
-        f'<th scope="col"{text}><button type="button">{escape(name)}</button></th>'
-        for name, text in zip(table.columns, classes, strict=True)
-    )
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in table.rows)
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    title = escape(table.title)
-    return (
-        f'<h3>{title}</h3><div class="scroll" role="region" aria-label="{title}" tabindex="0">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>{note}"
-    )
-
-
-def _cell(cell: str | Cell) -> str:
-    if isinstance(cell, str):
-        return f'<td class="text" data-value="{escape(cell)}">{escape(cell)}</td>'
-    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
-    hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
-    best = ' class="best"' if cell.best else ""
-    # A figure and its interval: two lines keep the columns narrow.
-    text = escape(cell.text).replace(" (", "<br>(", 1) if len(cell.text) > WIDE else escape(cell.text)
-    return f"<td{best}{value}{hint}>{text}<sup>{escape(cell.mark)}</sup></td>"
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:

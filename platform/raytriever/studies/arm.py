@@ -29,7 +29,7 @@ from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
-from raytriever.evaluation.results import RESULTS, read_results, without_nan
+from raytriever.evaluation.results import RESULTS, Results, without_nan
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.run import find_negatives, folders_of, open_run, train_run
 from raytriever.experiment.start import pin_sources
@@ -181,7 +181,7 @@ def measure(
             max_bad_rows=dataset.max_bad_rows,
         )
         run_evaluation(job, path, fresh=True, tracker=Tracker, log=lambda line: None)
-    values = read_results(path)["models"].get(arm.name, {}).get(path.name)
+    values = Results.read(path).models.get(arm.name, {}).get(path.name)
     if values is None:
         raise StorageError(f"has no results of {arm.name}", str(path), f"remove {path}; it is measured again")
     metrics = {metric: float("nan") if value is None else float(value) for metric, value in values.items()}

@@ -7,22 +7,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
-
-import numpy as np
 
 from raytriever.activity import activity
 from raytriever.errors import StorageError
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines
-from raytriever.evaluation.files import LATEX, read_per_query, read_pools
+from raytriever.evaluation.files import LATEX, PER_QUERY, read_per_query, read_pools, values_of
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import AUC
-from raytriever.evaluation.results import read_results, without_nan
-from raytriever.evaluation.tables import latex, markdown
+from raytriever.evaluation.results import Results, without_nan
+from raytriever.evaluation.table import latex, printed
 from raytriever.experiment.directory import METRICS
-from raytriever.metrics.auc import auc_pseudo_values
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import save_curves, save_roc, save_score_histograms
 from raytriever.store.commit import committed_directory, write_atomically
@@ -74,21 +71,12 @@ def read_seed_metrics(
         seed: seed that the model was trained with; None if it was not trained.
         extras: further metrics that do not come from the evaluation.
     """
-    results, remedy = read_results(folder), f"remove {folder}; it is measured again"
-    path = folder / "per_query" / f"{dataset}.json"
+    remedy = f"remove {folder}; it is measured again"
     try:
-        metrics = results["models"][model][dataset]
-        values = read_per_query(path, remedy)["models"][model]["metrics"]
+        metrics = Results.read(folder).models[model][dataset]
+        per_query = values_of(read_per_query(folder / PER_QUERY / f"{dataset}.json", remedy)["models"][model])
     except (KeyError, FileNotFoundError) as error:
         raise StorageError(f"has no results of {model} on {dataset}", str(folder), remedy) from error
-    per_query = {name: np.array(column, np.float64) for name, column in values.items()}  # null becomes NaN
-    if AUC in metrics:
-        pools, count = read_pools(folder, model, dataset, remedy), int(results["about"][dataset]["queries"])
-        assert pools.positive_queries is not None  # an evaluation always stores them
-        assert pools.negative_queries is not None
-        per_query[AUC] = auc_pseudo_values(
-            pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries, count
-        )
     means = {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
     return SeedMetrics(seed, means | dict(extras), per_query)
 
@@ -113,7 +101,7 @@ def write_study(study: Study, output: Path, seeds: int) -> SeededResults:
         figures={f"{FIGURES}/{name}": caption for name, caption in pictures.items()},
         pairs=pair_lines(pairs, test="t-test over queries and seeds"),
     )
-    write_atomically(output / TABLE, (f"{study.about}\n\n" if study.about else "") + markdown(tables))
+    write_atomically(output / TABLE, (f"{study.about}\n\n" if study.about else "") + printed(tables))
     write_atomically(output / LATEX, latex(tables))
     write_atomically(output / PAGE, page)
     content = {
@@ -127,7 +115,7 @@ def write_study(study: Study, output: Path, seeds: int) -> SeededResults:
             {"text": claim.text, "source": claim.source, "verdict": verdict.word, "because": verdict.because}
             for claim, verdict in verdicts
         ],
-        "pairs": pairs,
+        "pairs": [asdict(row) for row in pairs],
         "trainings": facts,
         "dev_loss": {
             arm.name: [_curve_of(output, arm, seed, DEV_LOSS) for seed in seeds_of(arm, seeds)]

@@ -4,16 +4,17 @@ Metrics are printed times 100, with their deviation over seeds. p-values are cor
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.evaluation.differences.seeds import SeededResults
-from raytriever.evaluation.differences.significance import best_models, best_rule, collect_marks, marks_legend
+from raytriever.evaluation.differences.significance import best_rule, marks_legend
+from raytriever.evaluation.metric_tables import MetricTables, arrange
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.tables import Figure, PaperTable, arrange, markdown
+from raytriever.evaluation.results import TestedPair
+from raytriever.evaluation.table import Cell, ReportTable, printed
 from raytriever.metrics.significance import LEVEL
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.studies.definition import STEPS_TO_BEST
@@ -27,33 +28,33 @@ _RULE = (
 Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 
 
-def metrics_of(results: SeededResults, dataset: str) -> list[str]:
-    """Return the names of all metrics that any row has on a data set, in their order."""
-    rows = [one for (_, name), seeds in results.cells.items() if name == dataset for one in seeds]
-    return list(dict.fromkeys(metric for one in rows for metric in one.metrics))
-
-
 def study_tables(
     results: SeededResults, pairs: Sequence[TestedPair], baselines: Sequence[str], paper: Paper, caption: str
-) -> list[PaperTable]:
+) -> list[ReportTable]:
     """Return the tables of a study.
 
     Args:
         pairs: tests of every pair of rows; the marks and the bold values follow from them.
         baselines: at most two rows that the others are compared with.
     """
-    cells = [(dataset, metric) for dataset in results.datasets for metric in metrics_of(results, dataset)]
-    marks = collect_marks(pairs, baselines)
     means: dict[str, dict[str, dict[str, float | None]]] = {row: {} for row in results.rows}
-    for row, (dataset, metric) in itertools.product(results.rows, cells):
-        if results.has(row, dataset, metric):
-            means[row].setdefault(dataset, {})[metric] = results.mean(row, dataset, metric)
-    best = {cell: rows for cell, rows in best_models(pairs, means).items() if cell[1] != STEPS_TO_BEST}
-    columns: dict[tuple[str | None, str], list[Figure]] = {
-        cell: _column(results, *cell, paper, marks, best.get(cell, ())) for cell in cells
+    for row, dataset in results.cells:
+        names = results.cells[row, dataset][0].metrics
+        means[row][dataset] = {
+            name: results.mean(row, dataset, name) for name in names if results.has(row, dataset, name)
+        }
+    tables = MetricTables(means, pairs, baselines)
+    columns: dict[tuple[str | None, str], list[Cell]] = {
+        (dataset, metric): [_cell(results, tables, row, dataset, metric, paper) for row in results.rows]
+        for dataset in tables.datasets
+        for metric in tables.metrics
+        if any(metric in sets.get(dataset, {}) for sets in means.values())
     }
-    columns |= _averages(results, cells)
-    text = _caption(results, baselines, caption, bool(paper), bool(marks))
+    averaged = [metric for metric in tables.metrics if metric != STEPS_TO_BEST]
+    averages = {(None, metric): [tables.value(row, None, metric) for row in results.rows] for metric in averaged}
+    if len(tables.datasets) > 1 and all(None not in values for values in averages.values()):
+        columns |= {cell: [Cell(value_text(cell[1], value)) for value in values] for cell, values in averages.items()}
+    text = _caption(results, baselines, caption, bool(paper), bool(tables.marks))
     return arrange(columns, results.rows, "", text, title_of)
 
 
@@ -62,33 +63,20 @@ def title_of(metric: str) -> str:
     return "Steps to best" if metric == STEPS_TO_BEST else metric_title(metric)
 
 
-def value_text(metric: str, value: float) -> str:
-    """Return the printed value of a metric; `-` if it is not finite."""
-    if not np.isfinite(value):
+def value_text(metric: str, value: float | None) -> str:
+    """Return the printed value of a metric; `-` if there is none."""
+    if value is None or not np.isfinite(value):
         return "-"
     return f"{value:,.0f}" if metric == STEPS_TO_BEST else f"{100 * value:.2f}"
 
 
-def _column(
-    results: SeededResults,
-    dataset: str,
-    metric: str,
-    paper: Paper,
-    marks: Mapping[tuple[str | None, str, str], str],
-    best: Sequence[str],
-) -> list[Figure]:
-    is_measured = {row: results.has(row, dataset, metric) for row in results.rows}
-    texts = {
-        row: value_text(metric, results.mean(row, dataset, metric)) if is_measured[row] else "-" for row in results.rows
-    }
-    figures = []
-    for row, text in texts.items():
-        rank = best.index(row) if row in best else None
-        suffix = ""
-        if is_measured[row]:
-            suffix = _suffix(results, row, dataset, metric, paper.get((row, dataset, metric)))
-        figures.append(Figure(text, rank, marks.get((dataset, row, metric), ""), suffix))
-    return figures
+def _cell(results: SeededResults, tables: MetricTables, row: str, dataset: str, metric: str, paper: Paper) -> Cell:
+    cell = replace(tables.cell(row, dataset, metric), text=value_text(metric, tables.value(row, dataset, metric)))
+    if metric == STEPS_TO_BEST:  # more steps are not better
+        cell = replace(cell, rank=None)
+    if not results.has(row, dataset, metric):
+        return cell
+    return replace(cell, behind=_suffix(results, row, dataset, metric, paper.get((row, dataset, metric))))
 
 
 def _suffix(results: SeededResults, row: str, dataset: str, metric: str, paper: float | None) -> str:
@@ -98,22 +86,6 @@ def _suffix(results: SeededResults, row: str, dataset: str, metric: str, paper: 
     if paper is not None:
         parts.append(f"[{paper:,g}]" if metric == STEPS_TO_BEST else f"[{round(100 * paper, 2):g}]")
     return " ".join(parts)
-
-
-def _averages(results: SeededResults, cells: Sequence[tuple[str, str]]) -> dict[tuple[str | None, str], list[Figure]]:
-    """Return the mean of each row over the data sets; nothing if a row or metric is missing on one of them."""
-    datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
-    metrics = [metric for metric in dict.fromkeys(metric for _, metric in cells) if metric != STEPS_TO_BEST]
-    is_complete = all(results.has(row, one, metric) for row in results.rows for one in datasets for metric in metrics)
-    if len(datasets) < 2 or not is_complete:
-        return {}
-    return {
-        (None, metric): [
-            Figure(value_text(metric, float(np.mean([results.mean(row, one, metric) for one in datasets]))))
-            for row in results.rows
-        ]
-        for metric in metrics
-    }
 
 
 def _caption(results: SeededResults, baselines: Sequence[str], caption: str, paper: bool, marked: bool) -> str:
@@ -135,7 +107,7 @@ def page_text(
     *,
     title: str,
     lines: Sequence[str],
-    tables: Sequence[PaperTable],
+    tables: Sequence[ReportTable],
     claims: Sequence[tuple[Claim, Verdict]],
     trainings: Sequence[Sequence[str]],
     paper: Sequence[Sequence[str]],
@@ -151,7 +123,7 @@ def page_text(
         figures: captions by path, relative to the page.
         pairs: lines about all pairs of rows.
     """
-    parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), markdown(tables)]
+    parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), printed(tables)]
     if claims:
         verdicts = [[claim.text, claim.source, f"**{one.word}**", one.because] for claim, one in claims]
         table = markdown_table([["claim", "source", "verdict", "values"], *verdicts])

@@ -88,19 +88,16 @@ def texts_of(letters: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_an_evaluation_writes_what_it_measured(calibrated: Calibrated) -> None:
-    made, rows = calibrated.calibration, calibrated.results.calibration
+    made, rows = calibrated.calibration, calibrated.results.thresholds
     assert read_calibration(calibrated.output / "calibration" / "tuned.letters.json") == made
     assert not (calibrated.output / "calibration" / "bm25.letters.json").exists()
-    own = {row["aim"]: row for row in rows if row["model"] == "tuned"}
-    assert [one.aim for one in made.thresholds] == [aim for aim, row in own.items() if row["reached"]]
-    first = made.thresholds[0]
-    assert first.score == own["answered"]["threshold"]
-    assert (first.answered.part, first.answered.whole) == (own["answered"]["answered_queries"], 60)
-    assert first.top_precision.part == own["answered"]["relevant_answers"]
-    assert first.wrong is not None
-    assert first.wrong.part == own["answered"]["wrong_answers"]
+    own = {row.aim: row for row in rows if row.model == "tuned"}
+    assert [one.aim for one in made.thresholds] == [aim for aim, row in own.items() if row.threshold is not None]
+    first, row = made.thresholds[0], own["answered"]
+    assert (first.score, first.answered.whole) == (row.threshold, 60)
+    assert row.shares == {"coverage": first.answered, "top_precision": first.top_precision, "wrong": first.wrong}
     # The same queries without their answers are measured at every threshold.
-    assert own["answered"]["unanswerable"]["removed"]["whole"] == 60
+    assert row.unanswerable["removed"].whole == 60
     assert (made.chosen_on, made.chosen_queries, made.checked_on, made.checked_queries) == ("dev", 60, "test", 60)
 
 
@@ -265,20 +262,20 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated, capsys: pyt
         [model, "bm25"], [letters], ["wrong-answers=0.2", "f1"], Path("results"), confidence="combined",
         unanswerable=["removed", str(other)],
     )  # fmt: skip
-    assert {row["confidence"] for row in results.confidences} == set(CONFIDENCES)
-    own = [row for row in results.calibration if row["model"] == "tuned"]
+    assert {row.confidence for row in results.confidences} == set(CONFIDENCES)
+    own = [row for row in results.thresholds if row.model == "tuned"]
     for row in own:
-        kinds = row["unanswerable"]
+        kinds = row.unanswerable
         assert set(kinds) == {"given", "removed", "foreign"}
-        assert (kinds["given"]["whole"], kinds["foreign"]["whole"]) == (20, 79)
-        assert (kinds["removed"]["whole"], row["queries"]) == (30, 30)
-        assert row["questions"] == 60 + 20 + 79
+        assert (kinds["given"].whole, kinds["foreign"].whole) == (20, 79)
+        assert (kinds["removed"].whole, row.shares["coverage"].whole) == (30, 30)
+        assert row.shares["wrong"].whole == 60 + 20 + 79
     line = "other: 1 of 80 questions are left out: letters has the question, or a relevant passage of it"
     assert line in capsys.readouterr().err
     lost = {}
     for share in ("removed=0.5", "removed=0.2"):
         once = evaluate(["bm25"], [letters], ["f1"], Path(share), confidence="score", unanswerable=[share])
-        lost[share] = once.calibration[0]["unanswerable"]["removed"]["whole"]
+        lost[share] = once.thresholds[0].unanswerable["removed"].whole
     assert lost == {"removed=0.5": 30, "removed=0.2": 12}
     # The metrics of rankings are those of the queries with an answer.
     assert results.models["tuned"]["letters"] == calibrated.results.models["tuned"]["letters"]

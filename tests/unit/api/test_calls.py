@@ -16,7 +16,7 @@ from datasets import Dataset as HubTable
 
 import raytriever as rt
 from raytriever.api.models import precision_of
-from raytriever.evaluation.results import read_results
+from raytriever.evaluation.results import Results
 from raytriever.store.commit import one_writer
 
 
@@ -75,8 +75,8 @@ def test_a_report_is_what_the_command_writes(data: rt.Dataset, model: rt.Model, 
     assert report.path is None
     saved = report.save("results/first")
     assert report.path == saved
-    content = read_results(saved)
-    assert content["models"] == report.metrics
+    content = Results.read(saved)
+    assert content.models == report.metrics
     assert list(report.metrics) == ["lexical", "dense"]
     assert {frozenset((row["model"], row["against"])) for row in report.pairs()} == {frozenset(("lexical", "dense"))}
     assert "lexical" in str(report)

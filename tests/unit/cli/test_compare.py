@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from evaluations import write_evaluation
+from evaluations import about_of, write_evaluation
 
 from raytriever.cli.main import run
+from raytriever.evaluation.results import Results
 from raytriever.report.finished_runs import MlflowRuns, read_directory
 from raytriever.report.request import check_comparison
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
@@ -34,13 +35,16 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
         tracker = MlflowServer(tracking_uri()).connect(f"run of {loss}")
         tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {STAGE: "train"})
         points = [Point("loss", 1 / step + number, step, step) for step in range(1, 9)]
-        points += [Point(f"{system}/ndcg_at_10", 0.3 + number / 10, 0, 9) for system in ("before", "after")]
+        points += [Point("after/ndcg_at_10", 0.3 + number / 10, 0, 9)]
         tracker.log(points)
         actual = {name: {"metrics": {"ndcg_at_10": values(name, number)}, "top": [[]] * 40} for name in SYSTEMS}
         whole = {"dataset": "letters", "queries": QUERIES, "texts": QUERIES, "relevant": [[]] * 40, "models": actual}
         (work / "per_query").mkdir(exist_ok=True)
         (work / "per_query" / "letters.json").write_text(json.dumps(whole))
-        if number < 2:  # a training that ended before its report has none
+        models = {name: {"letters": {"ndcg_at_10": 0.3 + number / 10}} for name in SYSTEMS}
+        Results(models=models, about={"letters": about_of(40)}).write(work)
+        tracker.log_file(work / "results.json")
+        if number < 2:  # the artifacts of the last one are incomplete
             tracker.log_file(work / "per_query")
         tracker.finish("FINISHED")
         ids.append(tracker.run_id)

@@ -45,7 +45,7 @@ def test_an_output_with_other_files(error_line: ErrorLine, letters: Path, work: 
     (work / "out" / "results.json").write_text('{"split": "test", "models": {}}')
     line = error_line("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
     assert line == (
-        "out/results.json: has no number of its format; this version reads format 2; "
+        "out/results.json: has no number of its format; this version reads format 3; "
         "evaluate again into another directory"
     )
     (work / "out" / "results.json").rename(work / "out" / "notes.txt")

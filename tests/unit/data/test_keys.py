@@ -22,9 +22,11 @@ from raytriever.data.prepare.pipeline import Request
 from raytriever.data.prepare.prepared import PreparedDirectory
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError
+from raytriever.evaluation.document import notes_on
 from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.measurements import count_copies_above, format_copies
+from raytriever.evaluation.measurements import count_copies_above
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
+from raytriever.evaluation.results import About
 from raytriever.mining.filters import ExcludedDocuments
 
 # Few values in each word, so that keys repeat and keys share their first word only.
@@ -162,5 +164,6 @@ def test_an_evaluation_counts_queries_with_a_copy_above_the_relevant_passage(
     evaluation = evaluate(dataset, "test", system)
     judged = select_judged_queries(dataset, "test", Protocol())
     assert count_copies_above(dataset, judged, evaluation) == count
-    line = format_copies({"queries": 1, "copies_above": {"minilm": count}})
-    assert line.startswith("Queries of 1 with a copy of a relevant passage ranked above it: minilm 1.") == bool(count)
+    notes = notes_on(About(1, 9, "test", 0, 1, 0, copies_above={"minilm": count}))
+    line = "Queries of 1 with a copy of a relevant passage ranked above it: minilm 1. The copy counts as not relevant."
+    assert notes == [line] * bool(count)

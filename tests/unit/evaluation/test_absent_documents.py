@@ -16,14 +16,15 @@ from raytriever.data.combine import combine
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.datasets import describe_datasets, sample_corpus
+from raytriever.evaluation.document import document, format_results
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.files import write_run
-from raytriever.evaluation.job import format_results, run_evaluation
+from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.systems import Bm25System, evaluate_embeddings
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
-from raytriever.report.evaluation import about_lines
 from raytriever.tracking.tracker import Tracker
 
 TREC = {
@@ -84,7 +85,7 @@ def test_figures_are_trec_evals_with_absent_documents(folder: Path, tmp_path: Pa
     documents = rng.normal(size=(len(dataset.documents), 8)).astype(np.float32)
     systems = [
         evaluate_embeddings(dataset, "test", queries, documents, protocol),
-        Bm25System(dataset, Bm25Index(dataset.passages())).evaluate("test", protocol),
+        evaluate(dataset, "test", Bm25System(dataset, Bm25Index(dataset.passages())), protocol),
     ]
     for result in systems:
         write_run(tmp_path / "run.trec", result, dataset, "tag")
@@ -117,7 +118,7 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
         "other and score 0."
     )
     assert line in format_results(results)
-    assert about_lines(results.about)[0].endswith(line)
+    assert document(results)[0].about[0].endswith(line)
     assert f"letters: {line}" in (output / "table.md").read_text()
     content = json.loads((output / "results.json").read_bytes())
     about = content["about"]["letters"]
@@ -154,7 +155,7 @@ def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_
         assert np.array_equal(dataset.absent[split].queries, np.unique(dataset.judgements[split].queries))
     small = sample_corpus(dataset, "test", 3, 0, lambda every: Bm25Index(every.passages()))
     assert len(small.documents) == 31 + 3
-    result = Bm25System(small, Bm25Index(small.passages())).evaluate("test", Protocol(tuple(TREC)))
+    result = evaluate(small, "test", Bm25System(small, Bm25Index(small.passages())), Protocol(tuple(TREC)))
     write_run(tmp_path / "run.trec", result, small, "tag")
     for name, mean in by_trec_eval(folder, tmp_path / "run.trec").items():
         assert result.metrics[name] == pytest.approx(mean, abs=1e-6), name

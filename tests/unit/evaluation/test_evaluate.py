@@ -13,7 +13,7 @@ from raytriever.data.columns import Answers
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation import evaluate as module
-from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import write_run
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.systems import Bm25System, evaluate_embeddings, evaluate_retriever
@@ -111,7 +111,7 @@ def test_a_dense_and_a_lexical_system_are_measured_alike(
 
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
     dataset = open_dataset(tiny_dataset, ["test"])
-    bm25 = Bm25System(dataset, Bm25Index(dataset.passages())).evaluate("test")
+    bm25 = evaluate(dataset, "test", Bm25System(dataset, Bm25Index(dataset.passages())))
     assert bm25.metrics["ndcg_at_10"] > 0.99  # a passage begins with its query's word
     config = ModelConfig(str(tiny_encoder))
     retriever = load_retriever(config)

@@ -17,12 +17,12 @@ import pytrec_eval
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.evaluation.datasets import describe_datasets
-from raytriever.evaluation.decision_tables import calibration_table
 from raytriever.evaluation.differences.significance import pairs_with
-from raytriever.evaluation.job import format_results, run_evaluation
+from raytriever.evaluation.document import format_results, thresholds_markdown
+from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
-from raytriever.evaluation.results import check_output, read_results
+from raytriever.evaluation.results import Results, check_output
 from raytriever.evaluation.systems import Encoders
 from raytriever.metrics.auc import pooled_auc
 from raytriever.models.config import ModelConfig
@@ -62,6 +62,7 @@ class Done:
     """The evaluation, what it was asked, and where its data sets are, by the names of run files."""
 
     output: Path
+    results: Results
     job: EvaluationJob
     tracker: Kept
     places: dict[str, Path]
@@ -94,9 +95,9 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
             return run_evaluation(changed, folder / "out", fresh, lambda: tracker, lambda _: None, report=report)
 
         tracker = Kept()
-        again(tracker)
+        results = again(tracker)
         places = {"letters": tiny_dataset, "forums-one": forums / "one", "forums-two": forums / "two"}
-        yield Done(folder / "out", job, tracker, places, again)
+        yield Done(folder / "out", results, job, tracker, places, again)
 
 
 def by_trec_eval(done: Done, model: str, name: str) -> dict[str, dict[str, float]]:
@@ -111,13 +112,13 @@ def by_trec_eval(done: Done, model: str, name: str) -> dict[str, dict[str, float
 
 @pytest.mark.parametrize("model", ["bm25", "tiny"])
 def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
-    results = read_results(done.output)
+    results = done.results
     for name, where in (("letters", "models"), ("forums-one", "parts"), ("forums-two", "parts")):
         theirs = by_trec_eval(done, model, name)
         for ours, trec in TREC.items():
             mean = np.mean([values[trec] for values in theirs.values()])
-            assert results[where][model][name][ours] == pytest.approx(mean, abs=1e-6)
-    assert results["parts"]["tiny"]["forums-two"]["ndcg_at_10"] < 0.95
+            assert getattr(results, where)[model][name][ours] == pytest.approx(mean, abs=1e-6)
+    assert results.parts["tiny"]["forums-two"]["ndcg_at_10"] < 0.95
     # By query, and by MTEB's names and rounding.
     content = json.loads((done.output / "per_query" / "letters.json").read_bytes())
     theirs = by_trec_eval(done, model, "letters")
@@ -126,9 +127,9 @@ def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
     mteb = json.loads((done.output / "mteb" / model / "letters.json").read_bytes())
     [scores] = mteb["scores"]["test"]
     assert mteb["task_name"] == "letters"
-    assert scores["main_score"] == scores["ndcg_at_10"] == round(results["models"][model]["letters"]["ndcg_at_10"], 5)
-    assert scores["recall_at_5"] == round(results["models"][model]["letters"]["recall_at_5"], 5)
-    assert scores["map_at_100"] == round(results["models"][model]["letters"]["map_at_100"], 5)
+    assert scores["main_score"] == scores["ndcg_at_10"] == round(results.models[model]["letters"]["ndcg_at_10"], 5)
+    assert scores["recall_at_5"] == round(results.models[model]["letters"]["recall_at_5"], 5)
+    assert scores["map_at_100"] == round(results.models[model]["letters"]["map_at_100"], 5)
     assert score_of_mteb(mteb) == scores["main_score"]
 
 
@@ -140,35 +141,32 @@ def score_of_mteb(content: dict[str, Any]) -> float:
 
 
 def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: Done) -> None:
-    results = read_results(done.output)
-    about = results["about"]["forums"]
-    assert (about["queries"], about["documents"], about["parts"]) == (40, 320, ["forums-one", "forums-two"])
+    results = done.results
+    about = results.about["forums"]
+    assert (about.queries, about.documents, about.parts) == (40, 320, ["forums-one", "forums-two"])
     for model in ("bm25", "tiny"):
         for metric in METRICS:
-            parts = [results["parts"][model][name][metric] for name in about["parts"]]
-            assert results["models"][model]["forums"][metric] == pytest.approx(np.mean(parts), abs=1e-12)
-    against = pairs_with(results["pairs"], "bm25")
-    [row] = [one for one in against if (one["dataset"], one["metric"]) == ("forums", "map_at_100")]
-    apart = results["models"]["tiny"]["forums"]["map_at_100"] - results["models"]["bm25"]["forums"]["map_at_100"]
-    assert row["difference"] == pytest.approx(apart, abs=1e-9)
+            parts = [results.parts[model][name][metric] for name in about.parts]
+            assert results.models[model]["forums"][metric] == pytest.approx(np.mean(parts), abs=1e-12)
+    against = pairs_with(results.pairs, "bm25")
+    [row] = [one for one in against if (one.dataset, one.metric) == ("forums", "map_at_100")]
+    apart = results.models["tiny"]["forums"]["map_at_100"] - results.models["bm25"]["forums"]["map_at_100"]
+    assert row.difference == pytest.approx(apart, abs=1e-9)
 
 
 def test_the_directory_is_what_was_agreed(done: Done) -> None:
-    results = read_results(done.output)
+    results = done.results
+    assert Results.read(done.output) == results
     assert read_manifest(done.output)["meta"] == {"kind": "evaluation"}
-    assert list(results["models"]) == ["bm25", "tiny"]
-    assert list(results["models"]["tiny"]["letters"]) == list(METRICS)
-    assert results["systems"]["tiny"]["width"] == 32
-    assert results["baselines"] == ["bm25"]
     # Two data sets and their mean; the pooled AUC is tested by pseudo-values.
-    assert len(results["pairs"]) == 3 * len(METRICS)
+    assert len(results.pairs) == 3 * len(METRICS)
     for model in ("bm25", "tiny"):
         with np.load(done.output / "scores" / f"forums.{model}.npz", allow_pickle=False) as pools:
             assert len(pools["positives"]) == 41
             assert pools["negative_queries"].max() == 39
         with np.load(done.output / "scores" / f"letters.{model}.npz", allow_pickle=False) as pools:
             result = pooled_auc(pools["positives"], pools["negatives"])
-        assert result == pytest.approx(results["models"][model]["letters"]["auc"], abs=1e-12)
+        assert result == pytest.approx(results.models[model]["letters"]["auc"], abs=1e-12)
     content = json.loads((done.output / "per_query" / "forums.json").read_bytes())
     position = content["queries"].index("two/q128")
     assert [row[0] for row in content["relevant"][position]] == ["d128", "d3"]
@@ -176,10 +174,10 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     top = content["models"]["bm25"]["top"][position]
     assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
     assert done.tracker.status == "FINISHED"
-    assert done.tracker.points["tiny/forums/map_at_100"] == results["models"]["tiny"]["forums"]["map_at_100"]
-    against = pairs_with(results["pairs"], "bm25")
-    [row] = [one for one in against if (one["dataset"], one["metric"]) == ("forums", "auc")]
-    assert done.tracker.points["significance/tiny-bm25/forums/auc_p"] == row["p_holm"]
+    assert done.tracker.points["tiny/forums/map_at_100"] == results.models["tiny"]["forums"]["map_at_100"]
+    against = pairs_with(results.pairs, "bm25")
+    [row] = [one for one in against if (one.dataset, one.metric) == ("forums", "auc")]
+    assert done.tracker.points["significance/tiny-bm25/forums/auc_p"] == row.p_holm
     assert done.tracker.points["absent_relevant/letters"] == 0
     # `compare` reads names of three parts as MODEL/DATASET/METRIC.
     models = {name.split("/")[0] for name in done.tracker.points if name.count("/") == 2}
@@ -193,42 +191,38 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
 
 
 def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done) -> None:
-    rows = read_results(done.output)["calibration"]
+    rows = done.results.thresholds
     assert len(rows) == 2 * 2 * 2
-    [row] = [one for one in rows if (one["dataset"], one["model"], one["aim"]) == ("letters", "tiny", "recall")]
+    [row] = [one for one in rows if (one.dataset, one.model, one.aim) == ("letters", "tiny", "recall")]
+    assert row.threshold is not None
     with np.load(done.output / "scores" / "letters.tiny.npz", allow_pickle=False) as pools:
-        above = float((pools["positives"] >= row["threshold"]).mean())
-    assert row["chosen_on"] == "dev"
-    assert row["chosen"] >= 0.8
-    assert row["checked"] == pytest.approx(above)
-    assert row["low"] <= above <= row["high"]
-    name = f"calibration/tiny/letters/recall-{row['wanted']:g}"
-    for figure in ("threshold", "chosen", "checked", "low", "high"):
-        assert done.tracker.points[f"{name}/{figure}"] == row[figure]
-    assert not any(name.endswith("/wanted") for name in done.tracker.points)
-    assert row["checked_recall"] == row["checked"]
-    assert row["checked_precision"] == row["relevant_pairs_above"] / row["pairs_above"]
-    [row] = [one for one in rows if (one["dataset"], one["model"], one["aim"]) == ("letters", "tiny", "answered")]
-    assert (row["checked_on"], row["confidence"]) == ("dev and test", "score")  # 64 queries of two small splits
-    assert 0 < row["coverage"] == row["answered_queries"] / row["queries"]
-    assert row["top_precision"] == row["relevant_answers"] / row["shown_answers"]
-    assert row["wrong"] == (row["shown_answers"] - row["relevant_answers"]) / row["questions"]
-    for figure in ("coverage", "coverage_low", "top_precision_high", "wrong_answers", "answered_queries"):
-        assert done.tracker.points[f"calibration/tiny/letters/answered-0.6/{figure}"] == row[figure]
+        above = float((pools["positives"] >= row.threshold).mean())
+    assert (row.chosen_on, row.checked_on) == ("dev", "test")
+    assert row.chosen is not None
+    assert row.chosen >= 0.8
+    assert row.checked == row.shares["pair_recall"]
+    assert row.checked.value == pytest.approx(above)
+    assert row.checked.low <= above <= row.checked.high
+    [row] = [one for one in rows if (one.dataset, one.model, one.aim) == ("letters", "tiny", "answered")]
+    assert (row.checked_on, row.confidence) == ("dev and test", "score")  # 64 queries of two small splits
+    points, name = done.tracker.points, "calibration/tiny/letters/answered-0.6"
+    assert (points[f"{name}/threshold"], points[f"{name}/chosen"]) == (row.threshold, row.chosen)
+    for figure in ("coverage", "top_precision", "wrong"):
+        share = row.shares[figure]
+        assert points[f"{name}/{figure}"] == share.value == share.part / share.whole
+        assert points[f"{name}/{figure}_low"] == share.low
+    assert not any(name.endswith("/wanted") for name in points)
+    [own] = [one for one in done.results.auc if one.model == "tiny"]  # of two parts there is a mean without an interval
+    assert own.low is not None
+    assert own.low < own.auc == done.results.models["tiny"]["letters"]["auc"]
+    assert points["auc/tiny/letters/low"] == own.low
     text = (done.output / "table.md").read_text()
-    assert f"{row['answered_queries']} of {row['queries']} = {row['coverage']:.3f}" in text
-    intervals = {one["model"]: one for one in read_results(done.output)["auc_intervals"]}
-    own = intervals["tiny"]
-    assert own["dataset"] == "letters"  # of two parts there is a mean, which has no interval
-    assert own["low"] < own["auc"] < own["high"]
-    assert own["auc"] == read_results(done.output)["models"]["tiny"]["letters"]["auc"]
-    assert done.tracker.points["tiny/letters/auc_low"] == own["low"]
-    assert calibration_table(rows) in text
+    assert thresholds_markdown(rows) in text
     assert "nan" not in text
 
 
 def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Path) -> None:
-    asked = read_results(done.output)["asked"]
+    asked = done.results.request
     check_output(done.output, asked, fresh=False)
     check_output(tmp_path / "none", asked, fresh=False)
     with pytest.raises(ConfigError, match=r"holds another evaluation \(metrics: .* there and .* here\)"):
@@ -247,7 +241,7 @@ def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Pa
     older = tmp_path / "older"
     older.mkdir()
     (older / "results.json").write_text('{"split": "test", "models": {}}')
-    with pytest.raises(StorageError, match="has no number of its format; this version reads format 2; evaluate again"):
+    with pytest.raises(StorageError, match="has no number of its format; this version reads format 3; evaluate again"):
         check_output(older, asked, fresh=False)
     (older / "results.json").unlink()
     (older / "cat.jpg").touch()
@@ -298,9 +292,9 @@ def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: 
     job = replace(done.job, models=models, baselines=["wide"], datasets=done.job.datasets[:1], aims=())
     results = run_evaluation(job, tmp_path / "out", False, Kept, lambda _: None)
     # Each is searched by itself: different widths change no figure, and are reported.
-    assert results.models["wide"]["letters"] == read_results(done.output)["models"]["tiny"]["letters"]
+    assert results.models["wide"]["letters"] == done.results.models["tiny"]["letters"]
     assert 0 < results.models["narrow"]["letters"]["ndcg_at_10"] < 1
-    assert {row["model"] for row in pairs_with(results.pairs, "wide")} == {"narrow"}
+    assert {row.model for row in pairs_with(results.pairs, "wide")} == {"narrow"}
     assert [results.systems[name]["width"] for name in ("wide", "narrow")] == [32, 16]
     text = format_results(results)
     assert "wide: width 32" in text

@@ -15,10 +15,11 @@ from raytriever.errors import DataError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import describe_datasets
 from raytriever.evaluation.differences.significance import pairs_with
-from raytriever.evaluation.job import format_results, run_evaluation
+from raytriever.evaluation.document import format_results
+from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, add_forms, read_models
-from raytriever.evaluation.results import read_results
+from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import RetrievalBackend
 from raytriever.models.config import ModelConfig
 from raytriever.tracking.tracker import Tracker
@@ -54,29 +55,29 @@ def test_forms_are_measured_from_one_encoding(
     assert len(encoded) == 1
     names = [f"tiny-{width}-{dtype}" for width in (12, 32) for dtype in ("fp32", "int8", "binary", "ubinary")]
     assert list(results.models) == ["bm25", "tiny", *names]
-    rows = {row["system"]: row for row in read_results(output)["forms"]}
+    rows = {row.system: row for row in Results.read(output).forms}
     assert list(rows) == ["tiny", *names]
-    assert [row["bytes"] for row in rows.values()] == [128, 48, 12, 2, 2, 128, 32, 4, 4]
-    assert {row["model"] for row in pairs_with(results.pairs, "tiny")} == {"bm25", *names}
+    assert [row.bytes for row in rows.values()] == [128, 48, 12, 2, 2, 128, 32, 4, 4]
+    assert {row.model for row in pairs_with(results.pairs, "tiny")} == {"bm25", *names}
     # All components in fp32 are the model itself; the two binary types differ in the stored type alone.
     metrics = {name: results.models[name]["letters"] for name in results.models}
     assert metrics["tiny-32-fp32"] == metrics["tiny"]
     assert metrics["tiny-12-binary"] == metrics["tiny-12-ubinary"] != metrics["tiny-12-fp32"]
-    assert rows["tiny"]["changed"] == rows["tiny-32-fp32"]["changed"] == 0
-    assert rows["tiny-32-int8"]["recall"] > 0
+    assert rows["tiny"].changed == rows["tiny-32-fp32"].changed == 0
+    assert rows["tiny-32-int8"].recall > 0
     with np.load(output / "scores" / "letters.tiny-12-int8.npz", allow_pickle=False) as pools:
-        accepted = pools["positives"] >= rows["tiny"]["threshold"]
-    assert rows["tiny-12-int8"]["recall"] == pytest.approx(accepted.mean())
-    assert rows["tiny-12-int8"]["metrics"] == metrics["tiny-12-int8"]
+        accepted = pools["positives"] >= rows["tiny"].threshold
+    assert rows["tiny-12-int8"].recall == pytest.approx(accepted.mean())
+    assert rows["tiny-12-int8"].metrics == metrics["tiny-12-int8"]
     # The threshold is the calibrated one of the model itself, not those of the forms.
-    [own] = [row for row in results.calibration if row["model"] == "tiny"]
-    assert {row["threshold"] for row in rows.values()} == {own["threshold"]}
-    assert (rows["tiny"]["recall"], rows["tiny"]["chosen"]) == (own["checked"], "recall 0.2 on dev")
+    [own] = [row for row in results.thresholds if row.model == "tiny"]
+    assert {row.threshold for row in rows.values()} == {own.threshold}
+    assert (rows["tiny"].recall, rows["tiny"].chosen) == (own.checked.value, "recall 0.2 on dev")
     content = json.loads((output / "per_query" / "letters.json").read_bytes())["models"]
-    answered = {name: [top[0][3] >= own["threshold"] for top in content[name]["top"]] for name in rows}
+    answered = {name: [top[0][3] >= own.threshold for top in content[name]["top"]] for name in rows}
     for name, row in rows.items():
-        assert row["changed"] == np.not_equal(answered[name], answered["tiny"]).mean()
-    assert rows["tiny-32-binary"]["changed"] > 0  # sums of components are no cosines
+        assert row.changed == np.not_equal(answered[name], answered["tiny"]).mean()
+    assert rows["tiny-32-binary"].changed > 0  # sums of components are no cosines
     text = (output / "table.md").read_text()
     assert f"| letters | tiny | 12 | int8 | 12 | {metrics['tiny-12-int8']['ndcg_at_10']:.4f} |" in text
     assert "| letters | tiny | 12 | int8 | 12 |" in format_results(results)

@@ -20,13 +20,14 @@ from raytriever.evaluation.datasets import (
     rename_duplicates,
 )
 from raytriever.evaluation.differences.significance import collect_marks, pair_rows
-from raytriever.evaluation.job import format_results, run_evaluation
+from raytriever.evaluation.document import document, format_results
+from raytriever.evaluation.job import run_evaluation
+from raytriever.evaluation.metric_tables import MetricTables, split_text
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics, removed_share
 from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
-from raytriever.evaluation.tables import markdown, paper_tables, split_text
+from raytriever.evaluation.table import printed
 from raytriever.models.config import ModelConfig
-from raytriever.report.evaluation import about_lines
 from raytriever.tracking.tracker import Tracker
 
 
@@ -217,13 +218,13 @@ def test_marks_are_against_each_baseline_and_corrected_over_data_sets() -> None:
         return pair_rows({"base": base, "model": model})
 
     rows = rows_for(2.2, 2.2)
-    assert [(row["model"], row["against"], row["dataset"]) for row in rows] == [
+    assert [(row.model, row.against, row.dataset) for row in rows] == [
         ("model", "base", "d0"),
         ("model", "base", "d1"),
     ]
     # Each is significant by itself, neither of two.
-    assert rows[0]["p"] == pytest.approx(0.0338, abs=1e-4)
-    assert rows[0]["p_holm"] == pytest.approx(2 * rows[0]["p"])
+    assert rows[0].p == pytest.approx(0.0338, abs=1e-4)
+    assert rows[0].p_holm == pytest.approx(2 * rows[0].p)
     assert not collect_marks(rows, ["base", "model"])
     marks = collect_marks(rows_for(2.2, -20), ["base", "model"])
     assert [marks[name, "model", "map"] for name in ("d0", "d1")] == ["+", "-"]
@@ -234,7 +235,7 @@ def test_a_caption_names_the_split_of_each_data_set() -> None:
     models = {name: {one: {"ndcg_at_10": 0.5} for one in BEIR} for name in ("a", "b")}
     splits = {one: "dev" if one == "msmarco" else "test" for one in BEIR}
     assert splits["msmarco"] == BEIR["msmarco"].split
-    text = markdown(paper_tables(models, [], splits, ["a"]))
+    text = printed(MetricTables(models, [], ["a"]).in_print(splits))
     assert "Split test (msmarco: dev), x 100." in text
     assert split_text({"one": "test", "two": "test"}) == "test"
 
@@ -260,11 +261,11 @@ def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(
     )
     said: list[str] = []
     results = run_evaluation(job, tmp_path / "out", False, Tracker, said.append)
-    [analysis] = results.about["中文"]["bm25"].values()
+    [analysis] = results.about["中文"].bm25.values()
     assert analysis["stemmer"] == "Snowball, English"
     assert analysis["warning"].startswith(f"BM25 finds {analysis['tokens_per_document']:.1f} tokens per document of 1")
     files = [(tmp_path / "out" / name).read_text() for name in ("results.json", "table.md")]
-    text, page = format_results(results), "\n".join(about_lines(results.about))
+    text, page = format_results(results), "\n".join(line for section in document(results) for line in section.about)
     for shown in (text, page, "\n".join(said), *files):
         assert analysis["warning"] in shown
     assert "stop words: English; stemmer: Snowball, English" in text

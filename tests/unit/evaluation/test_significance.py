@@ -15,9 +15,11 @@ from raytriever.evaluation.differences.significance import (
     collect_marks,
     pair_rows,
     pairs_with,
-    significance_points,
 )
-from raytriever.evaluation.tables import metrics_table, training_notes
+from raytriever.evaluation.directory import points_of, points_of_training
+from raytriever.evaluation.document import training_notes
+from raytriever.evaluation.metric_tables import metrics_table
+from raytriever.evaluation.results import About, AnalysisAbout, Results
 from raytriever.metrics.significance import holm, paired_t_test
 from raytriever.mining.analyser import analyser_line
 
@@ -68,10 +70,10 @@ def test_all_tests_of_a_metric_are_corrected_together() -> None:
     means = {model: np.concatenate([one["ndcg_at_10"] for one in sets.values()]) for model, sets in values.items()}
     p = [ttest_rel(*(values[model][name]["ndcg_at_10"] for model in "ab")).pvalue for name in values["a"]]
     p.append(ttest_rel(means["a"], means["b"]).pvalue)  # equal data sets: their mean is that of all queries
-    assert [row["dataset"] for row in rows] == [*values["a"], None]
-    assert [row["p"] for row in rows] == pytest.approx(p)
-    assert [row["p_holm"] for row in rows] == pytest.approx(holm(p))
-    alone = {row["dataset"] for row in rows if row["p"] < 0.05}
+    assert [row.dataset for row in rows] == [*values["a"], None]
+    assert [row.p for row in rows] == pytest.approx(p)
+    assert [row.p_holm for row in rows] == pytest.approx(holm(p))
+    alone = {row.dataset for row in rows if row.p < 0.05}
     assert {name for name, _ in best_models(rows, figures(values))} < alone
 
 
@@ -85,7 +87,7 @@ def test_marks_and_bold_figures_agree_with_the_pairs(seed: int, shift: float) ->
         for number, model in enumerate(("base", "a", "b"))
     }
     rows = pair_rows(values)
-    significant = {(row["dataset"], row["model"], row["against"]) for row in rows if row["p_holm"] < 0.05}
+    significant = {(row.dataset, row.model, row.against) for row in rows if row.p_holm < 0.05}
     marks = collect_marks(rows, ["base", "a"])
     for dataset in ("d0", "d1", None):
         for model in values:
@@ -121,40 +123,38 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     pairs = pair_rows(values)
     rows = pairs_with(pairs, "before")
     names = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
-    judged = {"absent_relevant": 2, "relevant": 60, "unanswerable_queries": 0}
-    analyser = {"language": "en", "warning": "BM25 finds 2.0 tokens per document."}
-    notes = training_notes({"pairs": pairs, "judged": judged, "bm25_analyser": analyser}, names).splitlines()
-    first, head, best, *lines = notes
+    analysis = AnalysisAbout(language="en", warning="BM25 finds 2.0 tokens per document.")
+    about = About(50, 90, "test", absent_relevant=2, relevant=60, unanswerable_queries=0, bm25={"set": analysis})
+    results = Results(pairs=pairs, about={"set": about}, baselines=["before"], models=figures(values))
+    notes = training_notes(results, names).splitlines()
+    first, warning, head, best, *lines = notes
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
     assert head == "All pairs: paired t-test; p after Holm's correction over the pairs, intervals without it"
     assert best == "  nDCG@10: encoder after is the best, significantly above every other"
-    results = {row["metric"]: row for row in rows if row["model"] == "after"}
-    one = results["ndcg_at_10"]
-    assert (
-        f"    encoder after - encoder before  {one['difference']:+.4f}  95 % {one['low']:+.4f}" in lines[0] + lines[1]
-    )
+    one = next(row for row in rows if (row.model, row.metric) == ("after", "ndcg_at_10"))
+    assert f"    encoder after - encoder before  {one.difference:+.4f}  95 % {one.low:+.4f}" in lines[0] + lines[1]
     assert lines[0].endswith("p < 0.0001  significant")
     assert lines[3].startswith("  AUC: ")
     assert " has the highest mean, not significantly above " in lines[3]
-    assert {row["metric"] for row in pairs} == {"ndcg_at_10", "auc"}
-    assert [row["queries"] for row in pairs] == [50] * 6
-    assert all(row["difference"] >= 0 and row["p_holm"] >= row["p"] for row in pairs)
-    assert notes[-2:] == [analyser_line(analyser), analyser["warning"]]
-    points = {point.name: point.value for point in significance_points(pairs, ["before"], 7, 0, several=False)}
-    assert points["significance/after-before/ndcg_at_10_p"] == one["p_holm"]
-    assert points["significance/after-before/ndcg_at_10_low"] == one["low"]
-    assert len(points) == 4 * len(rows)
-    assert significance_points(pairs, ["before"], 7, 0)[0].name == "significance/bm25-before/set/ndcg_at_10_difference"
-    lower = next(row for row in pairs_with(pairs, "after") if row["model"] == "before")
-    upper = next(row for row in pairs if (row["model"], row["against"]) == ("after", "before"))
-    assert (lower["difference"], lower["low"], lower["high"]) == (-upper["difference"], -upper["high"], -upper["low"])
-    assert lower["p_holm"] == upper["p_holm"]
+    assert {row.metric for row in pairs} == {"ndcg_at_10", "auc"}
+    assert [row.queries for row in pairs] == [50] * 6
+    assert all(row.difference >= 0 and row.p_holm >= row.p for row in pairs)
+    assert (warning, notes[-1]) == (analysis["warning"], analyser_line(analysis))
+    points = {point.name: point.value for point in points_of_training(results)}
+    assert points["significance/after-before/ndcg_at_10_p"] == one.p_holm
+    assert points["significance/after-before/ndcg_at_10_low"] == one.low
+    assert points["after/auc"] == results.models["after"]["set"]["auc"]
+    assert "significance/bm25-before/set/ndcg_at_10_difference" in {point.name for point in points_of(results)}
+    lower = next(row for row in pairs_with(pairs, "after") if row.model == "before")
+    upper = next(row for row in pairs if (row.model, row.against) == ("after", "before"))
+    assert (lower.difference, lower.low, lower.high) == (-upper.difference, -upper.high, -upper.low)
+    assert lower.p_holm == upper.p_holm
 
 
 def test_titles_of_a_printed_table_never_touch() -> None:
     names = ["recall_at_1000000", "query_auc", "AUC per query"]
     rows = {"one": dict.fromkeys(names, 0.5), "o\x07ne": dict.fromkeys(names, 0.25)}
-    head, first, second = metrics_table(rows).splitlines()
+    head, first, second = metrics_table(rows).as_text().splitlines()
     assert re.split(" {2,}", head.strip()) == ["Recall@1000000", "AUC per query", "AUC per query-2"]
     assert first.split()[1:] == ["0.5000"] * 3
     assert second.split()[1:] == ["0.2500"] * 3

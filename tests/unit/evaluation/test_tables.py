@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from evaluations import threshold_row
 
-from raytriever.evaluation.decision_tables import calibration_table
-from raytriever.evaluation.differences import rows as differences
-from raytriever.evaluation.tables import Figure, PaperTable, latex, markdown, metrics_table, paper_tables
+from raytriever.evaluation import results
+from raytriever.evaluation.document import thresholds_markdown
+from raytriever.evaluation.metric_tables import MetricTables, metrics_table
+from raytriever.evaluation.table import Cell, ReportTable, latex, printed
 from raytriever.terminal import markdown_table, printable, text_table
 
 MODELS = {
@@ -15,13 +18,11 @@ MODELS = {
     "two": {"a": {"ndcg_at_10": 0.6, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.2, "auc": 0.7}},
     "three": {"a": {"ndcg_at_10": 0.4, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.250001, "auc": 0.6}},
 }
-SPLITS = {"a": "test", "b_c": "test"}
 
 
-def above(dataset: str | None, metric: str, model: str, against: str) -> differences.TestedPair:
+def above(dataset: str | None, metric: str, model: str, against: str) -> results.TestedPair:
     """A significant difference."""
-    numbers = dict.fromkeys(("difference", "low", "high"), 0.1) | dict.fromkeys(("p", "p_holm"), 0.001)
-    return {"dataset": dataset, "metric": metric, "model": model, "against": against, **numbers}
+    return results.TestedPair(dataset, metric, model, against, 0.1, 0.1, 0.1, 0.001, 0.001)
 
 
 PAIRS = [
@@ -36,13 +37,21 @@ PAIRS = [
 ]
 
 
-def rows_of(table: PaperTable) -> dict[str, list[tuple[str, int | None, str]]]:
-    return {name: [(one.text, one.rank, one.mark) for one in figures] for name, figures in table.rows}
+def rows_of(table: ReportTable) -> dict[str, list[tuple[str, int | None, str]]]:
+    return {
+        str(row[0]): [(cell.text, cell.rank, cell.mark) for cell in row[1:] if isinstance(cell, Cell)]
+        for row in table.rows
+    }
+
+
+def in_print(models: Any, pairs: list[results.TestedPair], baselines: list[str]) -> list[ReportTable]:
+    splits = dict.fromkeys(results.datasets_of(models), "test")
+    return MetricTables(models, pairs, baselines).in_print(splits)
 
 
 def test_few_data_sets_are_columns_of_one_table() -> None:
-    [table] = paper_tables(MODELS, PAIRS, SPLITS, ["one", "three"])
-    assert table.groups == [("a", 2), ("b_c", 2), ("Average", 2)]
+    [table] = in_print(MODELS, PAIRS, ["one", "three"])
+    assert table.spans == [("a", 2), ("b_c", 2), ("Average", 2)]
     assert table.columns == ["Model", *["nDCG@10", "AUC"] * 3]
     rows = rows_of(table)
     assert rows["two"][0] == ("60.00", 0, "+◆")
@@ -54,32 +63,32 @@ def test_few_data_sets_are_columns_of_one_table() -> None:
     assert [rows[model][3][:2] for model in MODELS] == [("80.00", 0), ("70.00", None), ("60.00", None)]
     assert [rows[model][4][1] for model in MODELS] == [None, 0, None]
     assert rows["one"][4][0] == "37.50"
-    assert "+ and -: significantly above and below one; ◆ and ◇: significantly above and below three." in table.caption
+    assert "+ and -: significantly above and below one; ◆ and ◇: significantly above and below three." in table.title
 
 
 def test_many_data_sets_stand_below_each_other_in_a_table_a_metric() -> None:
     many = {model: {f"d{i}": rows["a"] for i in range(5)} for model, rows in MODELS.items()}
     pairs = [above(None, "ndcg_at_10", *pair) for pair in (("two", "one"), ("two", "three"), ("one", "three"))]
-    tables = paper_tables(many, pairs, dict.fromkeys(many["one"], "test"), [])
-    assert [table.caption.split(".")[0] for table in tables] == ["nDCG@10", "AUC"]
+    tables = in_print(many, pairs, [])
+    assert [table.title.split(".")[0] for table in tables] == ["nDCG@10", "AUC"]
     assert tables[0].columns == ["Data set", *MODELS]
-    assert [name for name, _ in tables[0].rows] == ["d0", "d1", "d2", "d3", "d4", "Average"]
+    assert [row[0] for row in tables[0].rows] == ["d0", "d1", "d2", "d3", "d4", "Average"]
     assert rows_of(tables[0])["Average"] == [("50.00", 1, ""), ("60.00", 0, ""), ("40.00", None, "")]
-    assert "significantly above and below" not in tables[0].caption
-    assert "A column without bold has no significant best." in tables[0].caption
+    assert "significantly above and below" not in tables[0].title
+    assert "A column without bold has no significant best." in tables[0].title
 
 
 def test_one_model_needs_no_rule_and_a_data_set_may_be_called_average() -> None:
     one = {"one": {"Average": {"auc": 0.5}, "b": {"auc": 0.75}}}
-    [table] = paper_tables(one, [], {"Average": "test", "b": "test"}, ["one"])
-    assert table.caption == "Split test, x 100."
-    assert [name for name, _ in table.groups] == ["Average", "b", "Average-2"]
-    assert [figure.text for figure in table.rows[0][1]] == ["50.00", "75.00", "62.50"]
+    [table] = in_print(one, [], ["one"])
+    assert table.title == "Split test, x 100."
+    assert [name for name, _ in table.spans] == ["Average", "b", "Average-2"]
+    assert [text for text, _, _ in rows_of(table)["one"]] == ["50.00", "75.00", "62.50"]
 
 
 def test_both_languages_say_the_same() -> None:
-    tables = paper_tables(MODELS, PAIRS, SPLITS, ["one", "three"])
-    text = markdown(tables)
+    tables = in_print(MODELS, PAIRS, ["one", "three"])
+    text = printed(tables)
     assert "| Model | a nDCG@10 | a AUC | b_c nDCG@10 | b_c AUC | Average nDCG@10 | Average AUC |" in text
     assert (
         "| two | **60.00**<sup>+◆</sup> | 90.00 | 20.00<sup>-</sup> | 70.00<sup>-</sup> | **40.00**<sup>+◆</sup> |"
@@ -102,27 +111,26 @@ NAMES += ["a & b \\\\", "\u202ex", "%"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_stays_within_its_cell(name: str) -> None:
-    table = PaperTable("caption", [], ["", name], [(name, [Figure("0.5")])])
-    for text in (markdown([table]).split("\n\n")[1], markdown_table([["", name], [name, "0.5"]])):
+    table = ReportTable("caption", ["", name], [[name, Cell("0.5")]])
+    for text in (table.as_markdown(), markdown_table([["", name], [name, "0.5"]])):
         lines = text.strip().splitlines()
         assert len(lines) == 3
         assert {line.replace("\\|", "").count("|") for line in lines} == {3}
         assert "<script" not in text
         assert printable(text) == text
-    plain, tex = (latex([PaperTable("caption", [], ["", x], [(x, [Figure("0.5")])])]) for x in ("x", name))
+    plain, tex = (latex([ReportTable("caption", ["", x], [[x, Cell("0.5")]])]) for x in ("x", name))
     for sign in ("&", "\\\\\n", "\\end{", "\n"):
         assert tex.replace("\\&", "").count(sign) == plain.replace("\\&", "").count(sign)
     assert "%" not in tex.replace("\\%", "").replace("% wants", "")
     assert printable(tex) == tex
-    assert len(metrics_table({name: {"auc": 0.5}}).splitlines()) == 2
+    assert len(metrics_table({name: {"auc": 0.5}}).as_text().splitlines()) == 2
     assert len(text_table([["trial", "status"], ["0", name]]).splitlines()) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_of_the_calibration_table_is_one_row(name: str) -> None:
-    row = threshold_row(dataset=name, model=name, aim="precision", wanted=0.9, chosen_on=name, reached=False)
-    row |= {"chosen": 0.5, "calibration_error": 0.1, "notes": ["There is no threshold."]}
-    table, notes = calibration_table([row]).split("\n\n")
+    row = threshold_row(dataset=name, model=name, chosen_on=name, notes=["There is no threshold."])
+    table, notes = thresholds_markdown([row]).split("\n\n")
     lines = table.splitlines()
     assert len(lines) == 3
     assert {line.replace("\\\\", "").replace("\\|", "").count("|") for line in lines} == {13}
@@ -130,3 +138,28 @@ def test_a_row_of_the_calibration_table_is_one_row(name: str) -> None:
     for text in (table, notes):
         assert "<script" not in text
         assert printable(text) == text
+
+
+def test_systems_with_other_metrics_or_data_sets_have_dashes_and_no_mean() -> None:
+    models = {
+        "a": {"s": {"ndcg_at_10": 0.5}, "t": {"ndcg_at_10": 0.1}},
+        "b": {"s": {"ndcg_at_10": 0.4}, "t": {"ndcg_at_10": 0.4}},
+        "c": {"s": {"ndcg_at_10": 0.6}},
+    }
+    first, whole, significance = MetricTables(
+        models, [above("s", "ndcg_at_10", "c", "a"), above("s", "ndcg_at_10", "c", "b")], ["a", "b"]
+    ).on_page()
+    assert first.columns == ["model", "s", "t", "mean"]
+    assert [[text for text, _, _ in row] for row in rows_of(first).values()] == [
+        ["0.5000", "0.1000", "0.3000"],
+        ["0.4000", "0.4000", "0.4000"],
+        ["0.6000", "–", "–"],
+    ]
+    cell = first.rows[2][1]
+    assert isinstance(cell, Cell)
+    assert (cell.mark, cell.rank) == ("+◆", 0)
+    assert cell.hint.startswith("+0.1000 against a, p after Holm 0.0010; +0.1000 against b")
+    assert first.note.startswith("+ and -: significantly above and below a; ◆ and ◇: significantly above and below b.")
+    assert [row[:2] for row in whole.rows] == [["s", "a"], ["s", "b"], ["s", "c"], ["t", "a"], ["t", "b"]]
+    assert len(significance.rows) == 2
+    assert "Bold: significantly above every other model of its column" in first.note

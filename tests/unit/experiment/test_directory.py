@@ -20,12 +20,7 @@ from raytriever.training.config import MAY_CHANGE, TrainingConfig, ValidationCon
 
 CONFIG = to_dict(Config())
 TEXT = dump_config(Config())
-NOTES: dict[str, Any] = {
-    "pairs": [],
-    "judged": {"absent_relevant": 0, "relevant": 9, "unanswerable_queries": 0},
-    "bm25_analyser": {"language": "en", "warning": ""},
-}
-METRICS = {"format": 1, **{name: {"auc": 0.75} for name in ("bm25", "before", "after")}, **NOTES}
+METRICS = {"format": 1, **{name: {"auc": 0.75} for name in ("bm25", "before", "after")}}
 
 
 def opened(path: Path, fresh: bool = False) -> RunDirectory:
@@ -205,20 +200,3 @@ def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path)
         other["training"][name] = "another"
         with pytest.raises(ConfigError, match=f"training.{name} is"):
             RunDirectory.open(path, other, False)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("pairs", {}, "'pairs' is"),
-        ("pairs", [{"metric": "auc", "model": "after", "against": "before", "p": None}], "'pairs.0"),
-        ("judged", {"absent_relevant": "many"}, "'judged"),
-        ("bm25_analyser", {"language": "en", "warning": 5}, "'bm25_analyser.warning' is"),
-    ],
-)
-def test_the_notes_on_metrics_are_checked_too(tmp_path: Path, name: str, value: object, message: str) -> None:
-    run = opened(tmp_path / "run")
-    run.begin(TEXT)
-    run.finish(METRICS | {name: value})
-    with pytest.raises(StorageError, match=message):
-        run.metrics()

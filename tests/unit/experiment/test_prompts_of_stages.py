@@ -23,7 +23,7 @@ from raytriever.errors import UserError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import build_evaluation_job, read_models
-from raytriever.evaluation.results import read_results
+from raytriever.evaluation.results import Results
 from raytriever.experiment.run import open_run
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.losses.distributed import ALONE
@@ -134,13 +134,13 @@ def test_evaluate(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: 
         job = build_evaluation_job(models, sets, EvaluationConfig(), [], [], [], "fp32", 0.01, print)
         lines: list[str] = []
         run_evaluation(job, tmp_path / name, False, Tracker, lines.append)
-        return lines, read_results(tmp_path / name)
+        return lines, Results.read(tmp_path / name)
 
     lines, results = measured("stored", ModelConfig())
     assert begins.take() == {*BOTH, "Else:", ""}
     assert "letters: a: queries begin with 'Ask: ' (prompt 'Letters-query')" in "\n".join(lines)
-    assert "Ask: " in results["about"]["letters"]["prompts"]["a"]
-    assert "prompts" not in results["about"]["others"]
+    assert "Ask: " in results.about["letters"].prompts["a"]
+    assert not results.about["others"].prompts
     measured("flag", ModelConfig(query_prompt="Flag: "))
     assert begins.take() == {"Flag:"}  # the passages are in the cache
     measured("named", ModelConfig(query_prompt_name="s2s"))

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import yaml
-from evaluations import threshold_row
+from evaluations import about_of, threshold_row
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from markdown_it import MarkdownIt
 
+from raytriever.evaluation.results import Results
 from raytriever.export.card import CardFacts, model_card
+from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 
 CONFIG = {"model": {"model": "minilm"}, "data": {"dataset": "company/docs"}, "loss": {"loss": "infonce"}}
@@ -25,38 +27,21 @@ TRAINED = {
 ROW = threshold_row(
     dataset="other set",
     model="mine",
-    aim="precision",
-    wanted=0.9,
     threshold=0.625,
-    reached=True,
     chosen=0.9,
-    calibration_error=0.1,
-    answered_queries=1,
-    queries=30,
-    coverage=1 / 30,
-    coverage_low=0.006,
-    coverage_high=0.167,
-    relevant_answers=1,
-    shown_answers=1,
-    top_precision=1.0,
-    top_precision_low=0.207,
-    top_precision_high=1.0,
-    relevant_pairs_above=8,
-    pairs_above=10,
-    relevant_pairs=90,
-    checked_precision=0.8,
-    checked_precision_low=0.49,
-    checked_precision_high=0.943,
-    checked_recall=8 / 90,
-    checked_recall_low=0.046,
-    checked_recall_high=0.166,
+    shares={
+        "coverage": Proportion(1, 30, 0.006, 0.167),
+        "top_precision": Proportion(1, 1, 0.207, 1.0),
+        "pair_precision": Proportion(8, 10, 0.49, 0.943),
+        "pair_recall": Proportion(8, 90, 0.046, 0.166),
+    },
     notes=["Few answers: 1 of 30 queries of test have one."],
 )
-RESULTS = {
-    "models": {"other set": {"ndcg_at_10": 0.4, "auc": None}},
-    "about": {"other set": {"split": "test"}},
-    "calibration": [ROW],
-}
+RESULTS = Results(
+    models={"mine": {"other set": {"ndcg_at_10": 0.4, "auc": None}}},
+    about={"other set": about_of(30)},
+    thresholds=[ROW],
+)
 
 
 def card(**facts: object) -> ModelCard:

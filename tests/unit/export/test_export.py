@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluations import write_results
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -17,6 +16,7 @@ from raytriever.cli.main import run
 from raytriever.config import Config, dump_config
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, ModelError, StorageError
+from raytriever.evaluation.results import Results
 from raytriever.export.config import ExportConfig
 from raytriever.export.graph import FILES, PACKAGES, open_graph
 from raytriever.export.model import export
@@ -150,7 +150,7 @@ def test_an_export_checks_its_settings_before_it_writes(
         check_options(ExportConfig(formats="onnx,tflite"))
     with pytest.raises(StorageError, match=r"holds no results\.json"):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
-    write_results(tmp_path, systems={"BM25": {"model": "bm25"}})
+    Results(systems={"BM25": {"model": "bm25"}}).write(tmp_path)
     with pytest.raises(StorageError, match="measured bm25, not "):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
     monkeypatch.setitem(PACKAGES, "onnx", ("onnx", "nowhere_to_be_found"))

@@ -15,7 +15,7 @@ import raytriever as rt
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.request import EvaluatedModel
-from raytriever.evaluation.results import read_results
+from raytriever.evaluation.results import Results
 from raytriever.models.config import ModelConfig
 from raytriever.tracking.tracker import Tracker
 
@@ -90,7 +90,7 @@ def test_a_task_of_several_is_their_mean(encoder: Path, tmp_path: Path) -> None:
     results, lines = evaluate(encoder, [TinyTogether()], tmp_path / "out")
     [folder] = (tmp_path / "out" / "results" / "tiny").iterdir()
     parts = [
-        read_results(folder / "retrieval" / name)["models"]["tiny"][name] for name in ("TinyRetrieval", "TinyReranking")
+        Results.read(folder / "retrieval" / name).models["tiny"][name] for name in ("TinyRetrieval", "TinyReranking")
     ]
     expected = [
         parts[0]["ndcg_at_10"],
@@ -118,10 +118,10 @@ def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[An
     [names] = [sorted(path.name for path in (meta.parent / "retrieval").iterdir() if path.is_dir())]
     assert names == ["TinyReranking", "TinyRetrieval"]
     folder = meta.parent / "retrieval" / "TinyRetrieval"
-    content = read_results(folder)
-    assert content["auc_intervals"][0]["auc"] == pytest.approx(content["models"]["tiny"]["TinyRetrieval"]["auc"])
-    assert content["calibration"][0]["chosen_on"] == "dev"
-    assert content["about"]["TinyRetrieval"]["documents"] == 60
+    content = Results.read(folder)
+    assert content.auc[0].auc == pytest.approx(content.models["tiny"]["TinyRetrieval"]["auc"])
+    assert content.thresholds[0].chosen_on == "dev"
+    assert content.about["TinyRetrieval"].documents == 60
     per_query = json.loads((folder / "per_query" / "TinyRetrieval.json").read_text())
     assert len(per_query["queries"]) == 21
     lines = (folder / "runs" / "tiny.TinyRetrieval.trec").read_text().splitlines()
@@ -144,16 +144,16 @@ def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp
     results, lines = evaluate(encoder, tasks[:1], tmp_path / "out", measures=measures)
     assert results.scores[0].main == evaluate(encoder, tasks[:1], tmp_path / "plain")[0].scores[0].main
     [folder] = (tmp_path / "out" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
-    [row] = read_results(folder)["calibration"]
-    assert row["unanswerable"]["foreign"]["whole"] == 2 * 9  # with few queries, those of both splits choose
-    assert 0 < row["unanswerable"]["removed"]["whole"] < 21 + 16
+    [row] = Results.read(folder).thresholds
+    assert row.unanswerable["foreign"].whole == 2 * 9  # with few queries, those of both splits choose
+    assert 0 < row.unanswerable["removed"].whole < 21 + 16
 
     measures = Measures(metrics=("ndcg_at_10",), aims=aims, unanswerable=kinds, calibration_split="test")
     _, lines = evaluate(encoder, tasks[:2], tmp_path / "same", measures=measures)
     [folder] = (tmp_path / "same" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
-    [row] = read_results(folder)["calibration"]
-    assert row["checked_on"] == row["chosen_on"]
-    assert row["unanswerable"]["foreign"]["whole"] == 9
+    [row] = Results.read(folder).thresholds
+    assert row.checked_on == row.chosen_on
+    assert row.unanswerable["foreign"].whole == 9
     assert "TinyReranking: queries that are made have no candidates, so they are left out" in lines
 
 

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from evaluations import write_evaluation
+from evaluations import about_of, write_evaluation
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import UserError
-from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.differences.significance import pair_rows
-from raytriever.evaluation.files import per_query_content
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
-from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import Protocol, select_judged_queries
+from raytriever.evaluation.directory import write_evaluation as write_evaluation_of
+from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
 from raytriever.report import comparison
 from raytriever.report.comparison import dataset_labels, row_names, seed_tables, write_comparison
@@ -33,9 +31,10 @@ def training_run(folder: Path, loss: str, after: float, split: str = "test") -> 
     """Write the files of a finished run that a comparison reads."""
     folder.mkdir()
     metrics = {"bm25": {"ndcg_at_10": 0.4}, "before": {"ndcg_at_10": 0.3}, "after": {"ndcg_at_10": after}}
-    (folder / "metrics.json").write_text(
-        json.dumps({"format": FORMAT, "dataset": "letters", "split": split, **metrics})
-    )
+    (folder / "metrics.json").write_text(json.dumps({"format": FORMAT}))
+    (folder / "evaluation").mkdir()
+    models = {name: {"letters": values} for name, values in metrics.items()}
+    Results(models=models, about={"letters": about_of(40, split=split)}).write(folder / "evaluation")
     (folder / "config.yaml").write_text(yaml.safe_dump({"hash": loss, "loss": {"loss": loss}, "training": {"seed": 0}}))
     lines = [{"step": step, "milliseconds": step, "measured": {"loss": 1 / step}} for step in (1, 2, 3)]
     lines += [{"step": 2, "milliseconds": 2, "measured": {"dev_loss": 0.5}}]
@@ -133,25 +132,21 @@ def test_the_auc_of_runs_is_tested(tmp_path: Path) -> None:
 
 def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: Path) -> None:
     dataset = open_dataset(str(shutil.copytree(tiny_dataset, tmp_path / "my data")), ["test"])
-    source = EvaluationDataset(dataset.name, {dataset.name: dataset.name}, "test")
-    found = Bm25System(dataset).evaluate("test")
-    judged = select_judged_queries(dataset, "test", Protocol())
+    found = evaluate(dataset, "test", Bm25System(dataset))
     runs = []
     for number, name in enumerate(("mw", "cl")):
         run = training_run(tmp_path / name, name, 0.5)
         per_query = {"ndcg_at_10": np.linspace(0, 1, len(found.queries)) ** (1 + number)}
-        evaluations = {one: replace(found, per_query=per_query, metrics={}) for one in ("before", "after")}
-        measured = DatasetMeasurement(source, [PartMeasurement(dataset.name, dataset, judged, evaluations)])
-        (run / "per_query").mkdir()
-        (run / "per_query" / f"{safe_name(dataset.name)}.json").write_text(per_query_content(measured))
-        metrics = json.loads((run / "metrics.json").read_text())
-        (run / "metrics.json").write_text(json.dumps({**metrics, "dataset": dataset.name}))
+        metrics = {"ndcg_at_10": float(per_query["ndcg_at_10"].mean())}
+        systems = {one: replace(found, per_query=per_query, metrics=metrics) for one in ("before", "after")}
+        written = write_evaluation_of(run / "evaluation", dataset, "test", systems, "before")
+        assert Results.read(run / "evaluation") == written
         runs.append(read_directory(run, name))
     names, (labels, _) = row_names(runs), dataset_labels(runs)
     values = comparison._values({"mw": {}, "cl": {}}, comparison._queries(runs, names, labels, "mw"))
-    [row] = [row for row in pair_rows(values) if {row["model"], row["against"]} == {"mw", "cl"}]
-    assert (row["dataset"], row["metric"]) == ("my data", "ndcg_at_10")
-    assert runs[0].figures["after"].keys() == {"my data"}
+    [row] = [row for row in pair_rows(values) if {row.model, row.against} == {"mw", "cl"}]
+    assert (row.dataset, row.metric) == ("my_data", "ndcg_at_10")
+    assert runs[0].figures["after"].keys() == {"my_data"}
 
 
 def test_an_arm_of_a_study_has_the_queries_of_its_evaluations(tmp_path: Path) -> None:
@@ -218,13 +213,9 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
             '{"format": 7}',
             "is of format 7; this version reads format 1; remove it and give the command",
         ),
-        ("metrics.json", '{"format": 1, "dataset": "d", "split": "s", "after": {"a": "b"}}', "'after.a' is a text"),
-        (
-            "metrics.json",
-            '{"format": 1, "dataset": "d", "split": "s", "after": {"a": 1e999}, "before": 3}',
-            "'before' is 3, expected",
-        ),
-        ("results.json", '{"models": {}}', "has no number of its format; this version reads format 2; evaluate again"),
+        ("metrics.json", '{"format": 1, "measured": 3}', "'measured' is 3, expected an object"),
+        ("metrics.json", '{"format": 1}', "evaluation: holds no results.json"),
+        ("results.json", '{"models": {}}', "has no number of its format; this version reads format 3; evaluate again"),
     ],
 )
 def test_a_directory_without_a_run_gives_one_line(tmp_path: Path, file: str | None, content: str, message: str) -> None:

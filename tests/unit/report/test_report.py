@@ -15,13 +15,19 @@ import numpy as np
 import pytest
 from evaluations import ENDS, HOSTILE, write_evaluation
 
+from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import StorageError
+from raytriever.evaluation.directory import write_evaluation as write_evaluation_of
+from raytriever.evaluation.document import document
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.files import read_queries
+from raytriever.evaluation.results import Results
+from raytriever.evaluation.systems import Bm25System
+from raytriever.evaluation.table import Cell, ReportTable
 from raytriever.metrics.calibration import ScoredPools
-from raytriever.report.evaluation import write_evaluation_report
+from raytriever.report.evaluation import write_evaluation_report, write_training_report
 from raytriever.report.figures import save_gains, save_roc, styles_of
-from raytriever.report.page import MAX_QUERIES, Cell, HtmlTable, Page, choose_queries, write_page
-from raytriever.report.tables import result_tables
+from raytriever.report.page import MAX_QUERIES, Page, choose_queries, write_page
 
 MODELS = ("bm25", "mini<b>tuned</b>")
 
@@ -70,8 +76,7 @@ def test_an_evaluation_gets_figures_and_a_page_with_all_of_them(evaluation: Path
 
 
 def test_a_page_needs_no_other_file_and_escapes_hostile_texts(evaluation: Path, tmp_path: Path) -> None:
-    content = json.loads((evaluation / "results.json").read_text())
-    tables = result_tables(content["models"], content["pairs"], ["bm25"])
+    tables = [table for section in document(Results.read(evaluation)) for table in section.tables]
     write_page(tmp_path / "p.html", Page("Evaluation", tables=tables, queries=read_queries(evaluation)))
     text = (tmp_path / "p.html").read_text()
     page = Elements(text)
@@ -95,10 +100,10 @@ def test_a_page_needs_no_other_file_and_escapes_hostile_texts(evaluation: Path, 
 
 
 def test_a_page_with_one_table_escapes_its_texts(tmp_path: Path) -> None:
-    rows = [["a", Cell("0.5", 0.5, "+", "better", best=True)], ["<i>", Cell("<0.1", 0.0)]]
+    rows = [["a", Cell("0.5", 0.5, "+", "better", rank=0)], ["<i>", Cell("<0.1", 0.0)]]
     write_page(
         tmp_path / "p.html",
-        Page("T & {{data}}", ["{{script}}"], [HtmlTable("x", ["model", "y"], rows)], settings="<a: 1>"),
+        Page("T & {{data}}", ["{{script}}"], [ReportTable("x", ["model", "y"], rows)], settings="<a: 1>"),
     )
     text = (tmp_path / "p.html").read_text()
     assert "<h1>T &amp; {{data}}</h1>\n<p>{{script}}</p>" in text
@@ -145,36 +150,6 @@ def test_a_page_has_the_first_queries_of_every_list() -> None:
     assert everything["queries"][0]["values"][0][0] is None
 
 
-def test_tables_have_means_of_complete_rows_and_explain_marks() -> None:
-    models = {
-        "a": {"s": {"ndcg_at_10": 0.5}, "t": {"ndcg_at_10": 0.1}},
-        "b": {"s": {"ndcg_at_10": 0.4}, "t": {"ndcg_at_10": 0.4}},
-        "c": {"s": {"ndcg_at_10": 0.6}},
-    }
-    test = {"dataset": "s", "metric": "ndcg_at_10", "p": 0.01, "p_holm": 0.02, "effect": 0.3, "difference": 0.1}
-    test |= {"low": 0.05, "high": 0.15, "queries": 9, "model": "c"}
-    tests: Any = [{**test, "against": "a"}, {**test, "against": "b"}]
-    first, whole, significance = result_tables(models, tests, ["a", "b"])
-    assert first.columns == ["model", "s", "t", "mean"]
-    texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in first.rows]
-    assert texts == [
-        ["a", "0.5000", "0.1000", "0.3000"],
-        ["b", "0.4000", "0.4000", "0.4000"],
-        ["c", "0.6000", "–", "–"],
-    ]
-    marked = first.rows[2][1]
-    assert isinstance(marked, Cell)
-    assert (marked.mark, marked.best) == ("+◆", True)
-    assert marked.hint.startswith("+0.1000 against a, p after Holm 0.0200; +0.1000 against b")
-    assert first.note.startswith("+ and -: significantly above and below a; ◆ and ◇: significantly above and below b.")
-    assert [row[:2] for row in whole.rows] == [["s", "a"], ["s", "b"], ["s", "c"], ["t", "a"], ["t", "b"]]
-    assert len(significance.rows) == 2
-    assert "Bold: significantly above every other model of its column" in first.note
-    plain = result_tables(models, tests[:1], ["a"])[0].rows[2][1]
-    assert isinstance(plain, Cell)
-    assert not plain.best
-
-
 @pytest.mark.slow
 def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
     scores = np.linspace(0, 1, 50, dtype=np.float32)
@@ -197,7 +172,7 @@ def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
     [
         ("per_query/letters.json", "{}", "is damaged or changed: 'dataset' is missing"),
         ("scores/letters.bm25.npz", "nothing", "is damaged or changed: File is not a zip file"),
-        ("results.json", '{"format": 1}', "is of format 1; this version reads format 2; evaluate again"),
+        ("results.json", '{"format": 1}', "is of format 1; this version reads format 3; evaluate again"),
     ],
 )
 def test_a_damaged_file_or_one_of_another_format_gives_one_line(
@@ -209,6 +184,19 @@ def test_a_damaged_file_or_one_of_another_format_gives_one_line(
     (tmp_path / file).write_text(content)
     with pytest.raises(StorageError, match=message):
         write_evaluation_report(tmp_path)
+
+
+def test_a_training_is_reported_from_its_evaluation_directory(tiny_dataset: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(tiny_dataset, ["test"])
+    systems = dict.fromkeys(("bm25", "before", "after"), evaluate(dataset, "test", Bm25System(dataset)))
+    results = write_evaluation_of(tmp_path / "evaluation", dataset, "test", systems, "before")
+    assert Results.read(tmp_path / "evaluation") == results
+    curve = [(1, 0.5), (2, 0.25)]
+    write_training_report(tmp_path, "A training", results, curve, curve[:1], {"auc": curve}, "seed: 0", ["A note"])
+    text = (tmp_path / "report.html").read_text()
+    for shown in ("A training", "A note.", "32 queries of split test", "stemmer: Snowball", "seed: 0", "All metrics"):
+        assert shown in text
+    assert {file.stem for file in (tmp_path / "figures").iterdir()} == {"roc", "scores", "calibration", "loss", "dev"}
 
 
 def test_a_system_has_one_colour_in_all_figures(tmp_path: Path) -> None:

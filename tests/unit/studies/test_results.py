@@ -18,7 +18,7 @@ from raytriever.evaluation.differences.seeds import (
     seeded_pair_rows,
 )
 from raytriever.evaluation.differences.significance import collect_marks
-from raytriever.evaluation.tables import latex, markdown
+from raytriever.evaluation.table import Cell, latex, printed
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,
@@ -74,12 +74,12 @@ def test_a_difference_counts_over_queries_and_seeds(ours: list[float], theirs: l
 
 def test_the_interval_of_a_pair_agrees_with_its_test() -> None:
     rows = seeded_pair_rows(results({"a": [0.6, 0.61, 0.59], "b": [0.5, 0.5, 0.5], "c": [0.5001, 0.5, 0.5002]}))
-    assert [(row["model"], row["against"]) for row in rows] == [("a", "b"), ("a", "c"), ("c", "b")]
+    assert [(row.model, row.against) for row in rows] == [("a", "b"), ("a", "c"), ("c", "b")]
     for row in rows:
-        assert row["low"] < row["difference"] < row["high"]
-        assert (row["low"] > 0) == (row["p"] < 0.05)
-        assert row["p_holm"] >= row["p"]
-    assert [row["p_holm"] < 0.05 for row in rows] == [True, True, False]
+        assert row.low < row.difference < row.high
+        assert (row.low > 0) == (row.p < 0.05)
+        assert row.p_holm >= row.p
+    assert [row.p_holm < 0.05 for row in rows] == [True, True, False]
 
 
 def test_one_training_tells_nothing_of_another_seed() -> None:
@@ -152,7 +152,7 @@ def test_verdicts_follow_from_the_results(judge: Judge, word: str) -> None:
 def test_the_table_has_deviations_marks_and_results_of_the_paper() -> None:
     rows = results({"CL": [0.5, 0.5], "MW": [0.6, 0.605], "near": [0.5001, 0.4999]}, ("one", "two"))
     [table] = study_tables(rows, seeded_pair_rows(rows), ["CL"], {("MW", "one", "ndcg_at_10"): 0.45}, "Table 1")
-    text = markdown([table])
+    text = printed([table])
     lines = {line.split(" |")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
     deviation = 100 * rows.deviation("MW", "one", "ndcg_at_10")
     cells = lines["MW"].split(" | ")
@@ -201,12 +201,12 @@ def test_bold_is_above_every_other_row() -> None:
     sets = {"clear": clear, "mixed": mixed, "equal": equal}
     whole = SeededResults({(row, name): cells[row] for name, cells in sets.items() for row in rows})
     [table] = study_tables(whole, seeded_pair_rows(whole), ["low"], {}, "Table 1")
-    assert [[figure.rank for figure in figures[:3]] for _, figures in table.rows] == [
+    assert [[cell.rank for cell in row[1:4] if isinstance(cell, Cell)] for row in table.rows] == [
         [None, None, None],
         [1, None, None],
         [0, None, None],
     ]
-    assert "A column without bold has no significant best. Means and standard deviations" in table.caption
+    assert "A column without bold has no significant best. Means and standard deviations" in table.title
 
 
 def test_many_data_sets_are_rows() -> None:
@@ -214,21 +214,21 @@ def test_many_data_sets_are_rows() -> None:
     rows = results({"CL": [0.5], "MW": [0.6]}, names)
     [table] = study_tables(rows, seeded_pair_rows(rows), ["CL"], {}, "Table 2")
     assert table.columns == ["Data set", "CL", "MW"]
-    assert [name for name, _ in table.rows] == [*names, "Average"]
-    assert table.caption.startswith("nDCG@10. Table 2")
+    assert [row[0] for row in table.rows] == [*names, "Average"]
+    assert table.title.startswith("nDCG@10. Table 2")
 
 
 def test_a_row_without_a_data_set_has_a_dash() -> None:
     cells = dict(results({"CL": [0.5], "MW": [0.6]}, ("one", "two")).cells)
     del cells["MW", "two"]
     [table] = study_tables(SeededResults(cells), [], ["CL"], {}, "Table 1")
-    assert dict(table.rows)["MW"][1].text == "-"
-    assert len(table.groups) == 2  # and so there is no average
+    assert next(row[2] for row in table.rows if row[0] == "MW") == Cell("-")
+    assert len(table.spans) == 2  # and so there is no average
 
 
 def test_steps_are_not_printed_times_100() -> None:
     cells = {("CL", "one"): [seed_metrics(0.5, steps=1250.0)], ("MW", "one"): [seed_metrics(0.5, steps=2000.0)]}
-    text = markdown(study_tables(SeededResults(cells), [], ["CL"], {}, "Table 5"))
+    text = printed(study_tables(SeededResults(cells), [], ["CL"], {}, "Table 5"))
     assert "Steps to best" in text
     assert "| 1,250 |" in text
     assert "**2,000**" not in text

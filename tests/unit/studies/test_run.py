@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluations import about_of, write_results
+from evaluations import about_of
 
 from raytriever.config import Config, override
 from raytriever.errors import ConfigError, StorageError
+from raytriever.evaluation.results import Results
 from raytriever.interruption import check_interrupted, interruptible
-from raytriever.metrics.auc import pooled_auc
+from raytriever.metrics.auc import auc_pseudo_values, pooled_auc
 from raytriever.studies.arm import arm_folder
 from raytriever.studies.claims import Claim, above
 from raytriever.studies.definition import Arm, MeasuredDataset, Study
@@ -102,9 +103,10 @@ class ArmFolders:
         }
         np.savez_compressed(path / "scores" / f"letters.{name}.npz", **pools)
         metrics = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
-        write_results(path, models={name: {"letters": metrics}}, about={"letters": about_of(20, 60)})
+        Results(models={name: {"letters": metrics}}, about={"letters": about_of(20, 60)}).write(path)
         queries = [str(query) for query in range(20)]
-        models = {name: {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "top": [[]] * 20}}
+        auc = auc_pseudo_values(*(pools[key] for key in pools), 20).tolist()
+        models = {name: {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "auc": auc, "top": [[]] * 20}}
         values = {"dataset": "letters", "queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
         (path / "per_query" / "letters.json").write_text(json.dumps(values))
         facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
@@ -202,8 +204,8 @@ def test_the_metrics_of_an_arm_are_read_with_pseudo_values_of_its_auc(tmp_path: 
     assert (one.seed, one.metrics["steps_to_best"]) == (1, 5.0)
     assert one.per_query["auc"].mean() == pytest.approx(one.metrics["auc"])
     assert np.isnan(one.per_query["ndcg_at_10"][1])
-    (folder / "scores" / "letters.mw.npz").write_bytes(b"damaged")
-    with pytest.raises(StorageError, match=r"letters\.mw\.npz: is damaged or changed"):
+    (folder / "per_query" / "letters.json").write_bytes(b"damaged")
+    with pytest.raises(StorageError, match=r"letters\.json: is damaged or changed"):
         read_seed_metrics(folder, "mw", "letters", 1, {})
 
 

@@ -20,8 +20,9 @@ from jaxtyping import Float64
 from numpy import ndarray
 from scipy.special import stdtrit
 
-from raytriever.evaluation.differences.rows import TestedPair
-from raytriever.metrics.significance import LEVEL, combined_t_test, holm
+from raytriever.evaluation.differences.significance import corrected
+from raytriever.evaluation.results import TestedPair
+from raytriever.metrics.significance import LEVEL, combined_t_test
 
 ABOVE, BELOW, NOISE, UNTESTED = "above", "below", "within noise", "not tested"
 Cell = tuple[str, str]  # a row of the table, a data set
@@ -149,21 +150,9 @@ def seeded_pair_rows(
                 better, worse = sorted(pair, key=lambda row: -results.mean(row, dataset, metric))
                 one = results.compare(better, worse, dataset, metric)
                 if one.outcome != UNTESTED:
-                    tested.append(
-                        {
-                            "dataset": dataset,
-                            "metric": metric,
-                            "model": better,
-                            "against": worse,
-                            "difference": one.difference,
-                            "low": one.low,
-                            "high": one.high,
-                            "p": one.p,
-                            "p_holm": one.p,
-                        }
-                    )
-        for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
-            rows.append({**row, "p_holm": float(p)})
+                    numbers = one.difference, one.low, one.high, one.p, one.p
+                    tested.append(TestedPair(dataset, metric, better, worse, *numbers))
+        rows += corrected(tested)
     return rows
 
 

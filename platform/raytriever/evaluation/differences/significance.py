@@ -11,18 +11,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.protocol import AUC, metric_title
+from raytriever.evaluation.results import TestedPair, finite
 from raytriever.metrics.auc import auc_pseudo_values
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm, paired_t_test
-from raytriever.tracking.tracker import Point
 
 MOST_LINES = 40  # of all pairs on a terminal
 MEAN = "the mean over the data sets"
@@ -64,9 +64,13 @@ def pair_rows(values: Values) -> list[TestedPair]:
                 ours, theirs = zip(*columns.values(), strict=True)
                 columns[None] = _weighted(ours), _weighted(theirs)
             tested += [_test(dataset, metric, pair, *both) for dataset, both in columns.items()]
-        for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
-            rows.append({**row, "p_holm": float(p)})
+        rows += corrected(tested)
     return rows
+
+
+def corrected(pairs: Sequence[TestedPair]) -> list[TestedPair]:
+    """Return all tests of one metric with their p-values after Holm's correction."""
+    return [replace(row, p_holm=float(p)) for row, p in zip(pairs, holm([row.p for row in pairs]), strict=True)]
 
 
 def _metrics(sets: Mapping[str, Mapping[str, ndarray]]) -> list[str]:
@@ -90,19 +94,9 @@ def _test(dataset: str | None, metric: str, pair: tuple[str, str], ours: ndarray
     if ours.mean() < theirs.mean():
         pair, ours, theirs = pair[::-1], theirs, ours
     test = paired_t_test(ours, theirs)
-    return {
-        "dataset": dataset,
-        "metric": metric,
-        "model": pair[0],
-        "against": pair[1],
-        "difference": test.difference,
-        "low": test.low,
-        "high": test.high,
-        "p": test.p_value,
-        "p_holm": test.p_value,
-        "effect": test.effect if np.isfinite(test.effect) else None,  # JSON has no infinite number
-        "queries": len(ours),
-    }
+    effect = finite(test.effect)  # JSON has no infinite number
+    numbers = test.difference, test.low, test.high, test.p_value, test.p_value
+    return TestedPair(dataset, metric, *pair, *numbers, effect, len(ours))
 
 
 def _weighted(columns: Sequence[ndarray]) -> ndarray:
@@ -113,24 +107,20 @@ def _weighted(columns: Sequence[ndarray]) -> ndarray:
 
 def pairs_with(pairs: Sequence[TestedPair], baseline: str) -> list[TestedPair]:
     """Return the tests of all other systems against one: `difference` is that of `model` - `baseline`."""
-    rows: list[TestedPair] = []
-    for row in pairs:
-        if row["against"] == baseline:
-            rows.append(row)
-        elif row["model"] == baseline:
-            effect = row.get("effect")
-            rows.append(
-                {
-                    **row,
-                    "model": row["against"],
-                    "against": baseline,
-                    "difference": -row["difference"],
-                    "low": -row["high"],
-                    "high": -row["low"],
-                    "effect": None if effect is None else -effect,
-                }
-            )
-    return rows
+    return [row if row.against == baseline else _turned(row) for row in pairs if baseline in (row.model, row.against)]
+
+
+def _turned(row: TestedPair) -> TestedPair:
+    """Return a test with its systems exchanged."""
+    return replace(
+        row,
+        model=row.against,
+        against=row.model,
+        difference=-row.difference,
+        low=-row.high,
+        high=-row.low,
+        effect=None if row.effect is None else -row.effect,
+    )
 
 
 def collect_marks(pairs: Sequence[TestedPair], baselines: Sequence[str]) -> dict[tuple[str | None, str, str], str]:
@@ -141,9 +131,9 @@ def collect_marks(pairs: Sequence[TestedPair], baselines: Sequence[str]) -> dict
     marks: dict[tuple[str | None, str, str], str] = {}
     for baseline, (above, below) in zip(baselines, (FIRST_MARKS, SECOND_MARKS), strict=False):
         for row in pairs_with(pairs, baseline):
-            if row["p_holm"] < LEVEL:
-                key = (row["dataset"], row["model"], row["metric"])
-                marks[key] = marks.get(key, "") + (below if row["difference"] < 0 else above)
+            if row.p_holm < LEVEL:
+                key = (row.dataset, row.model, row.metric)
+                marks[key] = marks.get(key, "") + (below if row.difference < 0 else above)
     return marks
 
 
@@ -159,9 +149,9 @@ def best_models(pairs: Sequence[TestedPair], figures: Figures) -> Best:
     The best is significantly above every other model that the column shows, and the second above all but the best. A
     column is a data set and a metric; the data set None is the mean over the data sets.
     """
-    above = Counter((row["dataset"], row["metric"], row["model"]) for row in pairs if row["p_holm"] < LEVEL)
+    above = Counter((row.dataset, row.metric, row.model) for row in pairs if row.p_holm < LEVEL)
     best: dict[tuple[str | None, str], list[str]] = {}
-    for dataset, metric in dict.fromkeys((row["dataset"], row["metric"]) for row in pairs):
+    for dataset, metric in dict.fromkeys((row.dataset, row.metric) for row in pairs):
         shown = [
             model for model, sets in figures.items() if dataset is None or sets.get(dataset, {}).get(metric) is not None
         ]
@@ -187,48 +177,14 @@ def testable_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " quer
     return values
 
 
-def significance_points(
-    pairs: Sequence[TestedPair], baselines: Sequence[str], step: int, milliseconds: int, several: bool = True
-) -> list[Point]:
-    """Return the tests against the baselines as points for the tracker.
-
-    Their names include the data set if there are several, `significance/MODEL-BASELINE/DATASET/METRIC_p`.
-    """
-    points = []
-    for row in [row for baseline in baselines for row in pairs_with(pairs, baseline)]:
-        if row["dataset"] is None:
-            continue
-        parts = [f"{row['model']}-{row['against']}", *([row["dataset"]] if several else []), row["metric"]]
-        name = f"significance/{'/'.join(parts)}"
-        points += [Point(f"{name}_{part}", row[part], step, milliseconds) for part in ("difference", "low", "high")]
-        points += [Point(f"{name}_p", row["p_holm"], step, milliseconds)]
-    return points
-
-
-def best_sentences(rows: Sequence[TestedPair], names: Mapping[str, str] | None = None) -> list[str]:
-    """Name the best system of each metric on each data set, and those that are not significantly below it."""
-    several = len({row["dataset"] for row in rows}) > 1
-    return [
-        _best_sentence(own, names or {}) + (f" on {own[0]['dataset'] or MEAN}" if several else "")
-        for own in _by_column(rows)
-    ]
-
-
-def _by_column(rows: Sequence[TestedPair]) -> list[list[TestedPair]]:
-    columns: dict[tuple[str | None, str], list[TestedPair]] = {}
-    for row in rows:
-        columns.setdefault((row["dataset"], row["metric"]), []).append(row)
-    return list(columns.values())
-
-
 def _best_sentence(rows: Sequence[TestedPair], names: Mapping[str, str]) -> str:
-    wins = Counter(row["model"] for row in rows)
+    wins = Counter(row.model for row in rows)
     best = wins.most_common(1)[0][0]
-    near = [row for row in rows if row["model"] == best and row["p_holm"] >= LEVEL]
-    title, name = metric_title(rows[0]["metric"]), names.get(best, best)
+    near = [row for row in rows if row.model == best and row.p_holm >= LEVEL]
+    title, name = metric_title(rows[0].metric), names.get(best, best)
     if not near:
         return f"{title}: {name} is the best, significantly above every other"
-    others = " and ".join(f"{names.get(row['against'], row['against'])} ({format_p(row['p_holm'])})" for row in near)
+    others = " and ".join(f"{names.get(row.against, row.against)} ({format_p(row.p_holm)})" for row in near)
     return f"{title}: {name} has the highest mean, not significantly above {others}"
 
 
@@ -250,18 +206,21 @@ def pair_lines(
     if not rows:
         return []
     shown = dict(names or {})
-    several = len({row["dataset"] for row in rows}) > 1
+    several = len({row.dataset for row in rows}) > 1
     over = f"the pairs{' and data sets' * several}"
     lines = [f"All pairs: {test}; p after Holm's correction over {over}, intervals without it"]
-    for own, sentence in zip(_by_column(rows), best_sentences(rows, names), strict=True):
-        lines.append(f"  {sentence}")
+    columns: dict[tuple[str | None, str], list[TestedPair]] = {}
+    for row in rows:
+        columns.setdefault((row.dataset, row.metric), []).append(row)
+    for (dataset, _), own in columns.items():
+        lines.append(f"  {_best_sentence(own, shown)}" + (f" on {dataset or MEAN}" if several else ""))
         if most is not None and len(rows) > most:
             continue
-        pairs = [" - ".join(shown.get(row[side], row[side]) for side in ("model", "against")) for row in own]
+        pairs = [f"{shown.get(row.model, row.model)} - {shown.get(row.against, row.against)}" for row in own]
         width = max(map(len, pairs))
-        for pair, row in sorted(zip(pairs, own, strict=True), key=lambda item: -item[1]["difference"]):
-            interval = f"95 % {row['low']:+.4f} to {row['high']:+.4f}"
-            outcome = "significant" if row["p_holm"] < LEVEL else "not significant"
-            p = format_p(row["p_holm"])
-            lines.append(f"    {pair:<{width}}  {row['difference']:+.4f}  {interval}  {p}  {outcome}")
+        for pair, row in sorted(zip(pairs, own, strict=True), key=lambda item: -item[1].difference):
+            interval = f"95 % {row.low:+.4f} to {row.high:+.4f}"
+            outcome = "significant" if row.p_holm < LEVEL else "not significant"
+            p = format_p(row.p_holm)
+            lines.append(f"    {pair:<{width}}  {row.difference:+.4f}  {interval}  {p}  {outcome}")
     return lines

@@ -26,6 +26,7 @@ from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.cluster.train.dev_sets import DEV, dev_protocol
 from raytriever.config import Config, check_config, dump_config, hash_of, to_dict
 from raytriever.errors import ConfigError, UserError, setting
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.protocol import Protocol, metric_title
 from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.directory import METRICS, RunDirectory
@@ -252,7 +253,7 @@ def evaluate_best(
     with committed_directory(run.path / MODEL, {"config": config.hash}, replace=True) as target:
         shutil.copytree(folder / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
     log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
-    evaluations = {"bm25": Bm25System(dataset).evaluate(split)}
+    evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset))}
     precision = config.training.precision
     evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
     trained = ModelConfig(model=str(run.path / MODEL))

@@ -26,7 +26,7 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import UserError
-from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
@@ -157,5 +157,5 @@ def evaluate_on_dev(job: TrialJob, driver: DriverContext | None = None) -> dict[
     dataset = open_dataset(job.prepared[0], [job.config.data.dev_split])
     model = ModelConfig(model=str(Path(job.folder) / "model"))
     retriever = load_for_encoding(model, choose_precision(job.config.training.precision, device), device)
-    evaluation = DenseSystem(dataset, model, retriever).evaluate(job.config.data.dev_split, Protocol())
+    evaluation = evaluate(dataset, job.config.data.dev_split, DenseSystem(dataset, model, retriever))
     return {name: float(value) for name, value in evaluation.metrics.items()}

@@ -10,7 +10,7 @@ CONTINUE = "train --dataset letters --model model --output run --max-steps 4 --b
 SEARCH = "search is --dataset letters --model run"
 EXPORT = "export --model model --evaluation results --output out"
 METRICS, STEPS, RUN, CONFIG = "run/metrics.json", "run/steps.jsonl", "run/run.json", "run/config.yaml"
-RESULTS, PER_QUERY = "results/results.json", "run/per_query/letters.json"
+RESULTS, PER_QUERY = "results/results.json", "run/evaluation/per_query/letters.json"
 CHECKPOINT = "run/checkpoints/step-4"
 
 
@@ -50,15 +50,9 @@ CASES = of_area(
     *broken("run/model/config.json", SEARCH),
     Case(
         "metrics of words",
-        COMPARE,
+        CONTINUE,
         "run/metrics.json: is damaged or changed: 'after.ndcg_at_10' is a text, expected ",
         (document(METRICS, lambda c: c.update(after={"ndcg_at_10": "good"})),),
-    ),
-    Case(
-        "metrics of another data set",
-        COMPARE,
-        "run/metrics.json: is damaged or changed: 'dataset' is 7, expected a text",
-        (document(METRICS, lambda c: c.update(dataset=7)),),
     ),
     Case("steps that are cut short", CONTINUE, code=0, make=(cut(STEPS, -40),), leaves=("run*",)),
     Case(
@@ -84,7 +78,7 @@ CASES = of_area(
     Case(
         "queries of a run that are garbage",
         COMPARE,
-        "run/per_query/letters.json: is damaged or changed: it is nested more than 100 deep",
+        "run/evaluation/per_query/letters.json: is damaged or changed: it is nested more than 100 deep",
         (write(PER_QUERY, "[" * 1000),),
     ),
     Case("a run that is not finished", COMPARE, "run: holds a run that is not finished", (removed(METRICS),)),

@@ -38,7 +38,7 @@ TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
 _GPU_STATES = 1 << 26
 _AHEAD = 2  # batches that are made ahead of the encoder
 # Threads that encode a batch each on a CPU, and batches of each that make up for the wait at the end.
-MOST_THREADS, _PER_THREAD = 8, 4
+MOST_THREADS, _PER_THREAD = 8, 2
 
 
 def encode_queries(

@@ -193,7 +193,7 @@ def test_a_deleted_experiment_is_named_with_its_remedy(
     with pytest.raises(ConfigError) as caught:
         server.connect("run")
     assert str(caught.value) == (
-        f"{uri}: the experiment 'losses' was deleted; restore it with `mlflow experiments restore experiment_id "
+        f"{uri}: the experiment 'losses' was deleted; restore it with `mlflow experiments restore --experiment-id "
         f"{number}`, or choose another one with experiment NAME"
     )
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "more")

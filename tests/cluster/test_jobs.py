@@ -203,7 +203,7 @@ def test_every_other_stage_runs_as_a_job(
 @pytest.mark.timeout(600)
 def test_a_user_error_of_a_job_is_one_line(head: Head, settings: list[str]) -> None:
     code, out = head.by_ray("train", *settings, "--loss", "mv")
-    assert "error: --loss: unknown value 'mv'; did you mean 'mw'?" in out
+    assert "error: loss: unknown value 'mv'; did you mean 'mw'?" in out
     assert "Traceback" not in out
     assert code != 0
 

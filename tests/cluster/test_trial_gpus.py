@@ -68,12 +68,12 @@ def test_a_gpu_that_pytorch_cannot_use_is_one_line(one_gpu: None, tmp_path: Path
 def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
     ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
     try:
-        with pytest.raises(ConfigError, match="--trial-gpus: the cluster has no GPU"):
+        with pytest.raises(ConfigError, match="trial_gpus: the cluster has no GPU"):
             gpus_of_trial(0.5)
     finally:
         ray.shutdown()
     several = override(Config(), {"training": {"num_workers": "2"}})
-    with pytest.raises(ConfigError, match="--trial-gpus: applies to trials of one worker"):
+    with pytest.raises(ConfigError, match="trial_gpus: applies to trials of one worker"):
         plan_sweep(several, SearchConfig(trial_gpus=0.5))
     for wrong in (0.0, 1.5):
         with pytest.raises(ConfigError, match="is out of range"):

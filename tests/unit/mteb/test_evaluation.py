@@ -253,7 +253,7 @@ def test_results_of_another_revision_are_refused_or_removed(encoder: Path, tasks
     weights = load_file(other / "model.safetensors")
     name = next(name for name in weights if weights[name].dtype == torch.float32)
     save_file(weights | {name: weights[name] + 1}, other / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=f"holds results of revision {revision.name} of tiny.*--fresh"):
+    with pytest.raises(ConfigError, match=f"holds results of revision {revision.name} of tiny.*fresh=True"):
         evaluate(other, tasks[2:3], tmp_path / "out")
     evaluate(other, tasks[2:3], tmp_path / "out", fresh=True)
     [replaced] = (tmp_path / "out" / "results" / "tiny").iterdir()
@@ -276,12 +276,12 @@ def test_unknown_names_are_suggested() -> None:
     from raytriever.mteb.job import read_tasks
 
     for tasks, benchmark, message in (
-        ("it's", None, "--tasks: unknown task"),
-        ("scifacts", None, "--tasks: unknown task 'scifacts'; did you mean 'SciFact'?"),
-        (None, "MTEB(eng, v3)", "--benchmark: unknown benchmark 'MTEB(eng, v3)'; did you mean 'MTEB(eng, v2)'?"),
-        (None, "nanobeir", "--benchmark: unknown benchmark 'nanobeir'; did you mean 'NanoBEIR'?"),
-        ("SciFact", "BEIR", "--suite mteb: both --tasks and --benchmark are given"),
-        (None, None, "--suite mteb: neither --tasks nor --benchmark is given"),
+        ("it's", None, "tasks: unknown task"),
+        ("scifacts", None, "tasks: unknown task 'scifacts'; did you mean 'SciFact'?"),
+        (None, "MTEB(eng, v3)", "benchmark: unknown benchmark 'MTEB(eng, v3)'; did you mean 'MTEB(eng, v2)'?"),
+        (None, "nanobeir", "benchmark: unknown benchmark 'nanobeir'; did you mean 'NanoBEIR'?"),
+        ("SciFact", "BEIR", "suite mteb: both tasks and benchmark are given"),
+        (None, None, "suite mteb: neither tasks nor benchmark is given"),
         ("VidoreArxivQARetrieval", None, "VidoreArxivQARetrieval needs image"),
     ):
         with pytest.raises(ConfigError) as raised:

@@ -69,7 +69,7 @@ CASES = of_area(
         for name, text in EASY.items()
     ],
     *[
-        Case(f"{name} in a flag's value", f"train --loss '{text}'", "--loss: unknown value")
+        Case(f"{name} in a flag's value", f"train --loss '{text}'", "loss: unknown value")
         for name, text in EASY.items()
     ],
     Case("an escape sequence as a flag", "train '--\x1b[2J'", "unknown flag"),
@@ -111,14 +111,14 @@ CASES = of_area(
     Case(
         "an escape sequence in settings",
         "train --config mine.yaml",
-        "--loss: unknown value '\\x1b[2J'",
+        "loss: unknown value '\\x1b[2J'",
         (write("mine.yaml", 'loss: {loss: "\\e[2J"}'),),
     ),
     Case("an escape sequence in the name of a study", "study '\x1b[2J' --output out", "is no file of a study"),
     Case(
         "an escape sequence in an endpoint",
         "annotate --dataset letters --llm '\x1b[2J' --endpoint 'http://\x1b[2J/v1' --output out",
-        "--endpoint: is not a valid address",
+        "endpoint: is not a valid address",
     ),
     Case(
         "bytes that are no UTF-8 as a word", "search 'caf\udce9' --dataset letters", "is not UTF-8", shell='"$@" 2>&2'

@@ -105,7 +105,7 @@ CASES = of_area(
         Case(
             f"a service's key {name}",
             "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --output out",
-            "--key-variable: names a variable with a character that is invalid in a key",
+            "key_variable: names a variable with a character that is invalid in a key",
             env={"OPENAI_API_KEY": key},
         )
         for name, key in {"of two lines": "one\ntwo", "with letters of no header": "schl\u00fcssel\u2603"}.items()

@@ -147,8 +147,8 @@ CASES = of_area(
         rows("set/a-train.jsonl", FLAG),
         rows("set/b-train.jsonl", PAIR),
     ),
-    other("a folder of nothing", "--dataset set: no file in it", folder("set")),
-    other("a folder of hidden files", "--dataset set: no file in it", rows("set/.train.jsonl", PAIR)),
+    other("a folder of nothing", "dataset set: no file in it", folder("set")),
+    other("a folder of hidden files", "dataset set: no file in it", rows("set/.train.jsonl", PAIR)),
     other("a folder of unknown files", "set: in no known format", write("set/notes.txt", "x")),
     other(
         "an object of a hundred thousand fields",

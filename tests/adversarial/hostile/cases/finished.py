@@ -72,7 +72,7 @@ CASES = of_area(
     Case(
         "settings of a run that were edited",
         CONTINUE,
-        "--output run: holds a run with other settings",
+        "output run: holds a run with other settings",
         (replaced(CONFIG, "batch_size: 8", "batch_size: 16"),),
     ),
     Case(
@@ -105,12 +105,12 @@ CASES = of_area(
     Case(
         "results evaluated with other settings",
         "evaluate --datasets letters --model model --output results --metrics map",
-        "--output results: holds another evaluation",
+        "output results: holds another evaluation",
     ),
     Case(
         "results as training output",
         "train --dataset letters --model model --output results",
-        "--output results: is not empty and holds no run",
+        "output results: is not empty and holds no run",
     ),
     Case("a run as prepared data", "encode --dataset run --model model --output out", "run: in no known format"),
     Case(

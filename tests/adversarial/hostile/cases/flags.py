@@ -6,7 +6,7 @@ from hostile.case import Case, of_area
 
 LETTERS = "--dataset letters --model model"
 ANNOTATE = "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1"
-MISLEADS = "so the metrics would mislead; give another split, or --allow-split-overlap"
+MISLEADS = "so the metrics would mislead; give another split, or allow_split_overlap=True"
 
 
 def flag(words: str, line: str, name: str = "") -> Case:
@@ -22,7 +22,7 @@ CASES = of_area(
     flag("prepare --output", "--output: has no value", name="a flag without its value"),
     flag(f"prepare {LETTERS} --output ''", "the path is empty", name="an empty output"),
     flag("prepare --dataset '' --output out", "the path is empty", name="an empty data set"),
-    flag(f"prepare {LETTERS} --output out --query-length 1", "--query-length: 1 is out of range", name="a short query"),
+    flag(f"prepare {LETTERS} --output out --query-length 1", "query_length: 1 is out of range", name="a short query"),
     flag(f"prepare {LETTERS} --output out stray", "unexpected argument 'stray'"),
     flag(f"train {LETTERS} --batch-size -8", "--batch-size"),
     flag(f"train {LETTERS} --learning-rate 1e999", "--learning-rate"),
@@ -69,7 +69,7 @@ CASES = of_area(
     flag('compare "params.x = \'unclosed"', "no such database", name="a filter that is cut"),
     flag("study nope --output out", "'nope' is no file of a study"),
     flag("study nope.yaml --output out --spilt nope", "--spilt", name="a flag that no study has"),
-    flag("annotate --dataset letters --output out", "--endpoint: is missing", name="no service named"),
+    flag("annotate --dataset letters --output out", "endpoint: is missing", name="no service named"),
     flag("annotate --dataset letters --llm x --endpoint ftp://host/v1 --output out", "--endpoint"),
     flag(f"{ANNOTATE} --timeout 0 --output out", "--timeout"),
     flag(f"{ANNOTATE} --split ../x --output out", "--split"),

@@ -25,7 +25,7 @@ from refresh import subset
 
 REPOSITORY = Path(__file__).parent.parent
 OWN_CORES = 4
-WORKER, EVALUATOR = "ray::RayTrainWorker", "ray::CheckpointEvaluator"
+WORKER, EVALUATOR = "ray::RayTrainWorker", "ray::CheckpointJob"
 
 
 def train(folder: Path, name: str, more: list[str], steps: int, pins: Mapping[str, set[int]]) -> tuple[Path, float]:

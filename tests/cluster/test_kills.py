@@ -61,7 +61,7 @@ KILLS = {
     ),
     "validation": Kill(
         "train --best-metric nDCG@10 --max-steps 12 --eval-steps 3 --num-workers 2 --patience 9 --dataset long",
-        (Blow("evaluations/step-3.json checkpoints/step-6", "*"), Blow("", "ray::CheckpointEvaluator.evaluate")),
+        (Blow("evaluations/step-3.json checkpoints/step-6", "*"), Blow("", "ray::CheckpointJob")),
         same=("metrics.json", "model/*", "checkpoints/*/weights-*"),
     ),
     "tune": Kill(

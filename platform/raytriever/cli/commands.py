@@ -259,7 +259,7 @@ COMMANDS = {
                 "runs",
                 "a run directory, a run id of MLflow, or a filter of MLflow's search",
                 PATH,
-                metavar="PATH",
+                metavar="RUN",
                 nargs="+",
             ),
             Argument(

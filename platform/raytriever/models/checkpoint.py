@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from raytriever.activity import activity
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
+from raytriever.models.files import quiet_transformers
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
@@ -56,15 +58,14 @@ def write_settings(folder: Path, config: ModelConfig, precision: str) -> None:
     write_atomically(folder / SETTINGS, json.dumps(asdict(trained), indent=1) + "\n")
 
 
-def model_of_checkpoint(config: ModelConfig) -> ModelConfig:
-    """Return the settings with the model directory of a checkpoint instead of the checkpoint; others are unchanged.
+def model_of_checkpoint(checkpoint: Path) -> Path | None:
+    """Return the model directory of a checkpoint of a run; None for any other path.
 
     Raises:
         StorageError: the checkpoint is damaged, or of another model than its run names.
     """
-    checkpoint = expanded(config.model)
     if not re.fullmatch(r"step-\d+", checkpoint.name) or not (checkpoint.parent / SETTINGS).is_file():
-        return config
+        return None
     pull(checkpoint)
     check_names(checkpoint)
     trained = read_json(checkpoint.parent / SETTINGS, TrainedModel, _REMEDY, needed=True)
@@ -75,12 +76,22 @@ def model_of_checkpoint(config: ModelConfig) -> ModelConfig:
     def write() -> None:
         read_manifest(checkpoint)
         meta = {"kind": "model of a checkpoint", "checkpoint": str(checkpoint)}
-        with activity("reading the checkpoint"), committed_directory(folder, meta, replace=folder.exists()) as aside:
+        with (
+            activity("reading the checkpoint"),
+            quiet_transformers(),
+            committed_directory(folder, meta, replace=folder.exists()) as aside,
+        ):
             write_model(_load(checkpoint, trained), aside)
 
-    model = replace(config, model=str(make_once(folder, write)))
-    hold(folder, model)
-    return model
+    make_once(folder, write)
+    _hold(folder)
+    return folder
+
+
+@cache
+def _hold(folder: Path) -> None:
+    """Hold the model as long as the process lives."""
+    hold(folder, model_of_checkpoint)
 
 
 @torch.no_grad()

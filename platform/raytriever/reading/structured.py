@@ -158,6 +158,7 @@ def _parsed_yaml(raw: bytes) -> Any:
 
     if len(raw) > MOST_YAML_BYTES:
         raise Mismatch(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings")
+    loader = None
     try:
         loader = _plain_loader()(raw.decode())
         node = loader.get_single_node()
@@ -166,7 +167,8 @@ def _parsed_yaml(raw: bytes) -> Any:
         _measure(node, {})
         return loader.construct_document(node)
     except RecursionError:
-        raise Mismatch(f"lists and mappings are nested more than {_MOST_DEPTH} deep") from None
+        place = f"line {loader.line + 1}: " if loader else ""
+        raise Mismatch(f"{place}lists and mappings are nested more than {_MOST_DEPTH} deep") from None
     except Mismatch:
         raise
     except (yaml.YAMLError, ValueError, OverflowError) as reason:

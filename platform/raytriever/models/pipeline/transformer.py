@@ -95,6 +95,7 @@ class Transformer:
         """
         if not (self.folder / CONFIG).is_file():
             raise ModelError("has no config.json", str(self.folder), "give the directory of a transformers model")
+        read_model_file(self.folder / CONFIG, dict[str, Any])  # transformers does not name the file of a wrong type
         added = self._group(("config_args", "config_kwargs"), _CONFIG)
         with model_errors(self.folder), quiet_transformers(warnings=False):
             from transformers import AutoConfig

@@ -74,7 +74,7 @@ CASES = of_area(
     ],
     Case("an escape sequence as a flag", "train '--\x1b[2J'", "unknown flag"),
     Case("an escape sequence as a word", "search x '\x1b[2J'", "unexpected argument"),
-    Case("an escape sequence as a stage", "'\x1b[2J'", "unknown stage"),
+    Case("an escape sequence as a stage", "'\x1b[2J'", "unknown command"),
     Case(
         "an escape sequence in a path of data",
         "encode --dataset 'no\x1b[2Jwhere' --model model --output out",

@@ -27,10 +27,10 @@ def tracking(name: str, uri: str, line: str = "", stage: str = TRAIN) -> Case:
     return Case(name, stage, line, env={"MLFLOW_TRACKING_URI": uri})
 
 
-def cache(name: str, path: str, line: str, *make: Maker, unprivileged: bool = False) -> Case:
+def cache(name: str, path: str, line: str, *make: Maker) -> Case:
     """A cache that cannot be used."""
     env = {"RAYTRIEVER_CACHE": f"{{here}}/{path}"}
-    return Case(name, ENCODE, line, make, env=env, unprivileged=unprivileged)
+    return Case(name, ENCODE, line, make, env=env)
 
 
 def accepted(name: str, **env: str) -> Case:
@@ -58,7 +58,6 @@ CASES = of_area(
     cache("a cache within a file", "letters/corpus.jsonl/cache", "a part of the path is a file"),
     cache("a cache of 300 letters", "n" * 300, "the name is too long"),
     cache("a cache that links to itself", "circle", "symbolic links lead in a circle", link("circle", "circle")),
-    cache("a cache that may not be written", "shut", "permission denied", *SHUT, unprivileged=True),
     Case("a home that does not exist", SEARCH, env={"HOME": "/nowhere", "RAYTRIEVER_CACHE": "{here}/cache"}, code=0),
     Case(
         "a home that may not be written",

@@ -113,9 +113,5 @@ CASES = of_area(
         "output results: is not empty and holds no run",
     ),
     Case("a run as prepared data", "encode --dataset run --model model --output out", "run: in no known format"),
-    Case(
-        "a checkpoint as model",
-        f"search is --dataset letters --model {CHECKPOINT}",
-        "run/checkpoints/step-4: has no config.json and no modules.json",
-    ),
+    Case("a checkpoint as model", f"search is --dataset letters --model {CHECKPOINT}", code=0),
 )

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -80,8 +81,12 @@ def _run_pool(
     context = clean_processes()
     context.set_forkserver_preload(preload)
     waiting: dict[Any, Item] = {}
-    with _clean_start():
-        pool = ProcessPoolExecutor(workers, context=context, initializer=_begin, initargs=begin)
+    try:
+        with _clean_start():
+            pool = ProcessPoolExecutor(workers, context=context, initializer=_begin, initargs=begin)
+    except OSError as error:  # too many open files: those of the pool are closed, so that a caller can clean up
+        traceback.clear_frames(error.__traceback__)
+        raise
     with pool:
         try:
             while True:

@@ -153,6 +153,7 @@ def open_missing_streams() -> None:
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
+            os.set_inheritable(number, True)  # for processes that this one starts
             stream = open(number, "w" if number else "r", closefd=False, encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, stream)
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -58,14 +57,15 @@ def write_settings(folder: Path, config: ModelConfig, precision: str) -> None:
     write_atomically(folder / SETTINGS, json.dumps(asdict(trained), indent=1) + "\n")
 
 
-def model_of_checkpoint(checkpoint: Path) -> Path | None:
-    """Return the model directory of a checkpoint of a run; None for any other path.
+def model_of_checkpoint(config: ModelConfig) -> ModelConfig:
+    """Return the settings with the model directory of a checkpoint instead of the checkpoint; others are unchanged.
 
     Raises:
         StorageError: the checkpoint is damaged, or of another model than its run names.
     """
+    checkpoint = expanded(config.model)
     if not re.fullmatch(r"step-\d+", checkpoint.name) or not (checkpoint.parent / SETTINGS).is_file():
-        return None
+        return config
     pull(checkpoint)
     check_names(checkpoint)
     trained = read_json(checkpoint.parent / SETTINGS, TrainedModel, _REMEDY, needed=True)
@@ -83,15 +83,9 @@ def model_of_checkpoint(checkpoint: Path) -> Path | None:
         ):
             write_model(_load(checkpoint, trained), aside)
 
-    make_once(folder, write)
-    _hold(folder)
-    return folder
-
-
-@cache
-def _hold(folder: Path) -> None:
-    """Hold the model as long as the process lives."""
-    hold(folder, model_of_checkpoint)
+    model = replace(config, model=str(make_once(folder, write)))
+    hold(folder, model)
+    return model
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
     """Return the local directory of a model.
 
     Args:
-        name: `minilm`, a local directory, a checkpoint of a run, or a hub name such as `intfloat/e5-base-v2`.
+        name: `minilm`, a local directory, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit, tag or branch of a hub model.
         weights: whether the weights of a hub model are downloaded, or only its other files.
 
@@ -48,10 +48,6 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
     """
     name = copy_of(name)
     complete(Path(name))
-    from raytriever.models.checkpoint import model_of_checkpoint  # which loads the model that its run trains
-
-    if (model := model_of_checkpoint(expanded(name))) is not None:
-        return model
     directory = find_model(name, revision, weights)
     return merged_model(directory, weights) if (directory / ADAPTER).is_file() else directory
 

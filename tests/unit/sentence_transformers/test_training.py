@@ -28,8 +28,10 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     for written, used in {"sentence-transformers/all-MiniLM-L6-v2": str(tmp_path / "tiny"), **more}.items():
         assert written in script
         script = script.replace(written, used)
+    script = script.replace("trainer.train()", 'before = evaluator(model)["dev_auc"]\ntrainer.train()')
     program = script + (
-        "\nimport json\nprint(json.dumps([each for each in trainer.state.log_history if 'eval_dev_auc' in each]))\n"
+        "\nimport json\nlogs = [each['eval_dev_auc'] for each in trainer.state.log_history if 'eval_dev_auc' in each]"
+        "\nprint(json.dumps([before, *logs]))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -40,9 +42,9 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    logs = json.loads(done.stdout.splitlines()[-1])
+    before, *logs = json.loads(done.stdout.splitlines()[-1])
     assert len(logs) >= 2
-    assert logs[-1]["eval_dev_auc"] > logs[0]["eval_dev_auc"]
+    assert logs[-1] > before  # two trainings differ in their last bits, and so does the order of the epochs
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "raytriever.sentence_transformers.losses.MannWhitneyLoss" in card
     assert "loss:MannWhitneyLoss" in card

@@ -158,7 +158,6 @@ def shorten_temporary_folder() -> None:
 
 
 def _own_folder() -> Path | None:
-    """Return a folder that only this user can write; None if there is none."""
     import tempfile
 
     shared, name = os.environ.get("RAYTRIEVER_CACHE"), f"home-{os.getuid()}"

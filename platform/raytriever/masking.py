@@ -108,7 +108,6 @@ def refuse_secrets(text: str, name: str | None = None) -> None:
 
 
 def _secrets(text: str) -> Iterator[Secret]:
-    """Yield the secrets of a text in order, without overlaps."""
     secrets = [
         Secret(*match.span(2), "a password" if ":" in match[2] else "a user")
         for match in _USER.finditer(text)

@@ -137,7 +137,6 @@ class PathKind:
         return value.split(self.separator) if self.separator else [value]
 
     def _bare(self, part: str) -> str:
-        """Return the path of a part alone."""
         part = part.strip() if self.separator else part
         match = re.fullmatch(self.form, part, re.DOTALL)
         return part if match is None or os.path.exists(part) else match[1]
@@ -169,7 +168,6 @@ def runs_folder() -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Return True if a file or folder exists at a path; raises `StorageError` if that cannot be checked."""
     with disk_errors(path, reading=True):
         try:
             mode = path.stat().st_mode

@@ -174,7 +174,6 @@ class ChildProcess:
 
 
 def _serve(connection: Any, preload: str, memory: int | None) -> None:
-    """Answer the calls of a `ChildProcess`."""
     import resource
 
     _begin(None, ())

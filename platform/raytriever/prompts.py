@@ -234,7 +234,6 @@ def _candidates(side: Side | None, names: Iterable[str], task_type: str = TASK_T
 
 
 def _stem(name: str) -> str:
-    """Return the name of a file without its ending."""
     return _ENDING.sub("", name)
 
 
@@ -243,7 +242,6 @@ def _task(name: str) -> str | None:
 
 
 def _suggest(name: str, known: list[str]) -> str:
-    """Return a suggestion for the name of a prompt, with the side that it names."""
     task, dash, kind = name.rpartition("-")
     if any(kind.casefold() in kinds for kinds in KINDS.values()):
         return did_you_mean(f"{task}{dash}{kind}", [f"{one}-{kind}" for one in known])

@@ -133,7 +133,6 @@ def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
 
 
 def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int, int]]) -> AbsentDocuments:
-    """Concatenate absent documents, shifted by the starts of their queries. The order stays ascending."""
     return AbsentDocuments(
         np.concatenate([rows.queries + start for rows, start, _ in parts]),
         [document for rows, *_ in parts for document in rows.documents],

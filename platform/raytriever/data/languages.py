@@ -122,7 +122,6 @@ def _arabic_script(text: str) -> str:
 
 
 def _cyrillic(text: str) -> str:
-    """Distinguish Russian and Serbian from other languages by letters that the others lack."""
     russian, serbian, ukrainian = (sum(map(text.count, letters)) for letters in ("ыэё", "јљњћђ", "іїєґ"))
     if max(russian, serbian) <= ukrainian:
         return OTHER

@@ -177,7 +177,6 @@ def _relevant_pairs(dataset: RetrievalDataset) -> Int64[ndarray, " pairs"]:
 
 
 def _first_pairs(dataset: RetrievalDataset, queries: ndarray, documents: ndarray) -> Int64[ndarray, " pairs"]:
-    """Return a number for each pair, the same for pairs of equal texts."""
     return dataset.queries.copies.first(queries) * len(dataset.documents) + dataset.documents.copies.first(documents)
 
 

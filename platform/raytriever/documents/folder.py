@@ -96,7 +96,6 @@ class DocumentFolder:
 
 
 def _left_out_parents(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the folders above a file, and the file, that are left out, each with the reason."""
     parts = path.split("/")
     for number, name in enumerate(parts, 1):
         if reason := _reason_of_name(name):

@@ -124,7 +124,6 @@ class _Search:
     def _rank_all(
         self, queries: Tensor, lengths: Tensor, best: Tensor, block: DocumentBlock
     ) -> Int64[Tensor, "some k"]:
-        """Score all documents of a block exactly, and merge them into rankings."""
         size = self._piece(block)
         for documents, ranks in zip(block.vectors.split(size), block.ranks.split(size), strict=True):
             sums = queries.double() @ documents.double().T
@@ -303,7 +302,6 @@ class Corpus:
         return not self._fits
 
     def _read(self, width: int) -> Iterator[DocumentBlock]:
-        """Read the blocks, and copy them to the device."""
         for number, (positions, values) in enumerate(even_blocks(self._blocks(), width, len(self._order.ranks))):
             vectors = torch.from_numpy(values).to(self._device)
             if number not in self._largest:

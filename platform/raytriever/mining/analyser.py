@@ -123,7 +123,6 @@ class Analyser:
         return terms, tokens[tokens >= 0], np.diff(kept[np.frombuffer(ends, np.int64)])
 
     def _words(self, text: str) -> list[str]:
-        """Return the words of a text before stop words are removed."""
         text, length = self._normalised(text), LANGUAGES[self.language].ngram
         if self.language == ENGLISH:
             return _ENGLISH_TERM.findall(text)

@@ -156,7 +156,6 @@ def _add(weights, documents, starts, terms, scores):  # type: ignore[no-untyped-
 
 @numba.njit(cache=True, nogil=True)
 def _replace_lowest(heap, key):  # type: ignore[no-untyped-def]
-    """Replace the lowest key of a binary heap, which is its first element."""
     parent = 0
     while 2 * parent + 1 < len(heap):
         child = 2 * parent + 1

@@ -293,7 +293,6 @@ class MiningInputs:
         return depth + int(self.excluded.counts[rows].max(initial=0))
 
     def _find_by_bm25(self, rows: ndarray, depth: int) -> Candidates:
-        """Find documents that share a term with the query."""
         scores, documents = self._bm25.search([self.texts[row] for row in rows], self._most(rows, depth))
         documents[scores <= 0] = -1
         return documents, scores
@@ -339,7 +338,6 @@ class MiningInputs:
         return _tabulate(row[order], negatives.documents[order], negatives.scores[order], len(rows))
 
     def _find_random(self, rows: ndarray, depth: int) -> Candidates:
-        """Find random documents, drawn by (seed, round, the query's key), in the order of the draws."""
         size = len(self.dataset.documents)
         # Draws with repetition might not end in a small corpus; there every document gets a random word.
         whole = 8 * depth >= size

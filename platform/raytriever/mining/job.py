@@ -172,7 +172,6 @@ def format_counts(mined: MiningResult) -> str:
 
 
 def _summary(mined: MiningResult) -> str:
-    """Format the counts in one line."""
     return "; ".join(
         f"{method}: {', '.join(f'{name} {count:,}' for name, count in counts.items())}"
         for method, counts in mined.counts.items()

@@ -136,7 +136,6 @@ class CandidateFilter:
         return tuple(map(np.concatenate, columns)), np.sum([block.verdicts for block in mined], axis=0)
 
     def _mine(self, method: str, rows: Int64[ndarray, " block"], first: int, end: int) -> MinedBlock:
-        """Mine the negatives of a block of queries from the ranks `first` to `end`."""
         inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
         documents, scores = inputs.find(method, rows, min(end, len(inputs.dataset.documents)))
         verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)

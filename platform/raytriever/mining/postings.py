@@ -217,7 +217,6 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
 
 
 def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyser: Analyser) -> Iterator[None]:
-    """Write blocks in a pool of processes; yield after each."""
     try:
         yield from map_in_processes(partial(_write_block, parts, analyser), blocks, [__name__])
     except ProcessDeath as death:

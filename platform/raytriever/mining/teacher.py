@@ -93,8 +93,6 @@ class ScorePlan:
 
 
 class _Plan(TypedDict, total=False):
-    """Keys of `plan.json` that are read individually."""
-
     key: str
     model: str
     revision: str | None
@@ -123,7 +121,6 @@ def _begin(path: Path, plan: ScorePlan) -> bool:
 
 
 def _read_plan(path: Path) -> Mapping[str, Any]:
-    """Return the plan of unfinished scores in a directory; empty if there is none."""
     try:
         with disk_errors(path / PLAN, reading=True):
             return read_json(path / PLAN, _Plan, _OTHER_OUTPUT)
@@ -216,7 +213,6 @@ def run_scoring(
 
 
 def _recorded_revision(output: Path, model: str) -> str | None:
-    """Return the commit of the hub model that an interrupted call used."""
     plan = _read_plan(output)
     return plan.get("revision") if plan.get("model") == model else None
 
@@ -267,7 +263,6 @@ def _save(scores: ndarray, folder: Path) -> None:
 
 
 def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:
-    """Return the share of candidates that score above the lowest positive of their query."""
     rows = np.unique(pairs.queries, return_inverse=True)[1]
     lowest = np.full(rows.max() + 1, np.inf, dtype=np.float32)
     np.minimum.at(lowest, rows[pairs.positive], scores[pairs.positive])
@@ -325,7 +320,6 @@ def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) ->
 def _candidates(
     dataset: RetrievalDataset, queries: Int64[ndarray, " queries"], config: ScoreConfig
 ) -> list[tuple[ndarray, ndarray]]:
-    """Return the candidates of each source as query and document positions."""
     candidates = []
     if config.negatives:
         table = read_negatives(config.negatives, dataset)

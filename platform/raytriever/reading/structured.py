@@ -244,7 +244,6 @@ def _record(value: dict[str, Any], kind: Any, path: tuple[str, ...]) -> object:
 
 @lru_cache
 def _fields(kind: Any) -> tuple[frozenset[str], dict[str, Any]]:
-    """Return the required keys, and the type of each key."""
     hints = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
         optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}

@@ -142,7 +142,6 @@ def _opened(output: Path, config: IndexConfig) -> ApproximateIndex:
 
 
 def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) -> None:
-    """Raise `StorageError` unless an index differs from the requested one by its passages alone."""
     different = [name for name, value in meta.items() if name not in ("key", "model") and existing.get(name) != value]
     if not different:
         return
@@ -239,7 +238,6 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
 
 
 def _exact(index: ApproximateIndex, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
-    """Return the exact k best documents of each query among those of an index."""
     _, rows = top_k(queries, index.embeddings, k, index.ties[index.documents])
     return np.where(rows < 0, -1, index.documents[rows])
 

@@ -262,7 +262,6 @@ def encoder_digest(config: ModelConfig, dataset: str) -> str:
 
 
 def _implausible(calibration: Calibration) -> str:
-    """Return which value no calibration has; empty if all are plausible."""
     texts = (calibration.date, calibration.dataset, calibration.chosen_on, calibration.checked_on)
     if any(len(text) > _MOST_CHARACTERS for text in texts):
         return f"a name has more than {_MOST_CHARACTERS:,} characters"

@@ -265,7 +265,6 @@ def _hidden(path: Path) -> Path:
 
 
 def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, known: Mapping[str, FileEntry]) -> None:
-    """Make every file durable, and list all files in the manifest, which is written last."""
     entries = dict(known)
     for file in files_below(directory):
         if durable:

@@ -181,7 +181,6 @@ def open_file_system(uri: str) -> tuple[Any, str]:
 
 @lru_cache(maxsize=16)
 def _store(scheme: str, bucket: str) -> tuple[Any, str]:
-    """Return the file system of a bucket, and the path of the bucket in it."""
     name, _, query = bucket.partition("?")
     store, path = open_file_system(f"{scheme}://{name}/?{query}")
     return store, path.rstrip("/")

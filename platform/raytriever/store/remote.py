@@ -243,7 +243,6 @@ def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int
 
 
 def _download_if_changed(file: Path, size: int, modified: int) -> None:
-    """Copy an object, unless the copy has its size and its time."""
     if _is_copied(file, size, modified):
         return
     aside = file.with_name(f".{file.name}.aside-{os.getpid()}-{threading.get_ident()}")
@@ -262,7 +261,6 @@ def _download_if_changed(file: Path, size: int, modified: int) -> None:
 
 
 def _is_copied(file: Path, size: int, modified: int) -> bool:
-    """Return whether a copy has the size and the time of its object."""
     try:
         status = file.stat()
     except FileNotFoundError:
@@ -316,7 +314,6 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
 
 
 def _each(names: Iterable[Any], work: Callable[[Any], object]) -> None:
-    """Do work for each name, several at a time; raises the first error."""
     names = list(names)
     if len(names) < 2:
         for name in names:

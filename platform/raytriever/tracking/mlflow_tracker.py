@@ -128,7 +128,6 @@ def _check_driver(uri: str, name: str) -> None:
 
 
 def _goes_through_proxy(address: SplitResult) -> bool:
-    """Return whether requests go through a proxy, which may be the only way to reach the server."""
     if address.scheme not in ("http", "https") or not address.hostname:
         return False
     return bool(getproxies().get(address.scheme)) and not proxy_bypass(address.hostname)
@@ -362,7 +361,6 @@ class MlflowTracker(RemoteRun):
 
 
 def _server_folder(root: Path) -> tuple[str, str, str]:
-    """Return what, where and remedy of artifacts in a folder that this machine cannot write."""
     return (
         "the artifacts of MLflow are in this folder, which this machine does not have or may not write",
         str(root),
@@ -372,7 +370,6 @@ def _server_folder(root: Path) -> tuple[str, str, str]:
 
 @contextmanager
 def _longer_timeout() -> Iterator[None]:
-    """Use a longer timeout for the block, unless the user has set one."""
     before = os.environ.get(TIMEOUT)
     if before == REQUESTS[TIMEOUT]:
         os.environ[TIMEOUT] = FILE_TIMEOUT

@@ -75,7 +75,6 @@ class Spool(Tracker):
         return spool
 
     def _connect(self) -> None:
-        """Connect to MLflow, which tells a wrong address from a right one at once."""
         for outbox in self._outboxes:
             if outbox.client.name == "mlflow":
                 outbox.connect()

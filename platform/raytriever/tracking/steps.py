@@ -95,7 +95,6 @@ class StepLog:
         return before, offset
 
     def _mark(self, name: str, step: int) -> bool:
-        """Mark a step of a metric as logged. Return whether it is new."""
         bits = self._logged.setdefault(name, bytearray())
         index, bit = divmod(step, 8)
         if index >= len(bits):

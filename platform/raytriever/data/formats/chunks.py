@@ -119,7 +119,6 @@ def last_row(part: Part, chunk: FileChunk) -> int:
 
 
 def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
-    """Return the rows of a chunk, and the function that decodes one for the parser or raises `BadRow`."""
     if part.kind in ("parquet", "arrow"):
         return rows_of(chunk.payload), _good
     decoders = {"tsv": _columns, "table": tables.row_of}

@@ -164,7 +164,6 @@ def _header(lines: Sequence[str], separator: str) -> tuple[list[str], int]:
 
 
 def _csv_rows(lines: Iterator[str], separator: str) -> Iterator[tuple[list[str], int]]:
-    """Yield the fields of each row, and its number of lines; raises `csv.Error`."""
     csv.field_size_limit(MOST_ROW_BYTES)
     table = csv.reader(lines, delimiter=separator, strict=True)
     end = 0

@@ -241,7 +241,6 @@ def _format_of(fields: frozenset[str]) -> str | None:
 
 
 def _plan(source: Source, name: str, matched: Peeks, columns: str, config: SplitConfig) -> Plan:
-    """Return the plan of files with rows of one format."""
     texts, judged = list[Part](), list[Part]()
     folders, notes, divided = set[str](), list[str](), ""
     test = test_file(config)
@@ -284,7 +283,6 @@ def _plan(source: Source, name: str, matched: Peeks, columns: str, config: Split
 
 
 def _questions(anchor: str, where: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield the rows of a JSONL file: number, query, and whether a document answers it."""
     for number, raw in numbered_rows(where):
         with suppress(BadRow):
             row = object_of(raw)
@@ -297,7 +295,6 @@ def _in_split(parse: RowParser, split: str, row: Any, records: Records, _: str) 
 
 
 def _describe(peeks: Peeks) -> str:
-    """Return each file with its format, or with its fields if the format is unknown; a dozen at most."""
     formats = {}
     for file, peek in peeks:
         described = f"the fields {', '.join(sorted(peek.fields)[:8])}" if peek.fields else "no objects"

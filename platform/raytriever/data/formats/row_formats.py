@@ -237,7 +237,6 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
 
 
 def _grade(score: Any, name: str) -> int:
-    """Return the grade of a score, 0 if not relevant."""
     number = score_value(score, name)
     if isinstance(score, int) and 0 <= score < 10**9:
         return score

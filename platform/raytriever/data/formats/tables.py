@@ -209,7 +209,6 @@ def value_of(name: str, value: Any) -> Any:
 
 
 def _names(table: TableFile, given: str) -> tuple[str, ...]:
-    """Return the name that each column has in its format, "" for a column that is not read."""
     named = parse_columns(given) if given else {}
     folded = [column.casefold().replace(" ", "_") for column in table.columns]
     if not named and {"premise", "hypothesis", "label"} <= set(folded):

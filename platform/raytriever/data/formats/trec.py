@@ -173,7 +173,6 @@ def read_run_scores(where: str, queries: Sequence[str], depth: int) -> Float64[n
 
 
 def _rows(where: str) -> Iterator[tuple[str, str, str, float]]:
-    """Yield the place of each line that is not blank, its query, document and score."""
     for number, line in numbered_rows(where):
         place = f"{where}:{number}"
         try:

@@ -134,7 +134,6 @@ def _resolve_ids(folder: Path, name: str, reports: Sequence[ShardReport], bad: B
 
 
 def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], index: int) -> str:
-    """Return the id of a row, counted over all shards."""
     shard = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
     columns = DOCUMENT_COLUMNS if folder.name == DOCUMENTS else QUERY_COLUMNS
     ids = read_arrow(folder / f"{reports[shard].stem}.arrow", columns, PREPARE_AGAIN)["id"]
@@ -211,7 +210,6 @@ def _write_judgements(
 
 
 def _write_unanswerable(folder: Path, split: str, rows: ndarray, answered: set[int], bad: BadRows) -> None:
-    """Write the positions of the queries without an answer. The row of a query that has a relevant document is bad."""
     is_answered = np.isin(rows["query"], list(answered))
     for row in rows[is_answered]:
         reason = f"conflicting: a query without an answer that has a relevant document in split {split!r}"
@@ -222,7 +220,6 @@ def _write_unanswerable(folder: Path, split: str, rows: ndarray, answered: set[i
 
 
 def _write_absent(folder: Path, split: str, rows: Mapping[tuple[int, str], int]) -> None:
-    """Write query positions, document ids and grades, sorted by query and then by id."""
     import pyarrow as pa
 
     (folder / ABSENT).mkdir(exist_ok=True)

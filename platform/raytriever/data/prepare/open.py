@@ -101,7 +101,6 @@ def _copy(where: str, file: Path, entry: FileEntry) -> None:
 
 
 def _below(uri: str, name: str) -> str:
-    """Return the URI of a file below a URI, which may have a query."""
     root, _, query = uri.partition("?")
     return f"{root.rstrip('/')}/{name}" + (f"?{query}" if query else "")
 
@@ -167,7 +166,6 @@ def _with_lender(splits: list[str]) -> tuple[str, ...]:
 def _read_splits(
     directory: PreparedDirectory, splits: list[str], request: Request, location: str, bm25_language: str | None
 ) -> RetrievalDataset:
-    """Return a prepared data set with the judgements of some splits, `dev` taken from `train` if necessary."""
     requested, there = list(dict.fromkeys(splits)), directory.splits
     lent = DEV in requested and DEV not in there and TRAIN in there
     directory.require_splits([split for split in requested if not (lent and split == DEV)], request.dataset)
@@ -189,7 +187,6 @@ def _read_splits(
 
 
 def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenisation: Tokenisation) -> Tokens:
-    """Return tokens with the prompts that the tokenisation has put in front of the texts."""
     prompts = tokenisation.for_dataset(dataset.name)
     return replace(
         tokens,

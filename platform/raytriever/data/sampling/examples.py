@@ -60,7 +60,6 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
 
 
 def _of_source(positives: Positives, source: str) -> Positives:
-    """Return the same queries with the positives of one source; a query may have none."""
     keep = positives.sources == SOURCES.index(source)
     before = np.concatenate([[0], np.cumsum(keep)])
     columns = (column[keep] for column in (positives.documents, positives.sources, positives.ranks))
@@ -180,7 +179,6 @@ class Examples:
         return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
 
     def _choice(self, among: Positives, examples: ndarray, epochs: ndarray, count: int, purpose: int) -> ndarray:
-        """Return `count` of the positives of each example, -1 in empty slots."""
         rows, there = _rows(among.offsets, examples, count)
         if not len(among.documents):
             return np.full((len(examples), count), -1, dtype=np.int64)

@@ -213,7 +213,6 @@ def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # t
 
 @numba.njit(cache=True, error_model="numpy")
 def _insert(pool, size, key):  # type: ignore[no-untyped-def]
-    """Insert a key into the first `size` sorted entries, replacing the last one; return its index."""
     low, high = 0, size - 1
     while low < high:
         middle = (low + high) >> 1

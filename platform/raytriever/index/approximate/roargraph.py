@@ -144,7 +144,6 @@ def _search(first, last, batch, documents, halves, neighbours, degrees, entry, b
 
 
 def _connect_unreachable(graph: Graph, documents: Float32[ndarray, "documents width"]) -> Graph:
-    """Give every unreachable document an edge from the nearest reachable document with a free slot."""
     reached = np.zeros(len(documents), np.bool_)
     mark_reachable(graph, graph.entry, reached)
     for unreachable in np.flatnonzero(~reached):
@@ -159,7 +158,6 @@ def _connect_unreachable(graph: Graph, documents: Float32[ndarray, "documents wi
 
 @numba.njit(cache=True, error_model="numpy")
 def _add_edge_to(document, neighbours, degrees, documents, reached):  # type: ignore[no-untyped-def]
-    """Add an edge from the nearest reachable document with a free slot; return false if there is none."""
     nearest, least = -1, np.float32(np.inf)
     for row in range(len(documents)):
         if reached[row] and degrees[row] < neighbours.shape[1]:

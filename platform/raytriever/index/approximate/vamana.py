@@ -91,7 +91,6 @@ class Vamana:
 
 
 def _repeated(rows: UInt64[ndarray, "queries k"]) -> Bool[ndarray, "queries k"]:
-    """Return true for each entry that is repeated from an earlier column of its row."""
     order = np.argsort(rows, axis=1, kind="stable")
     ascending = np.take_along_axis(rows, order, axis=1)
     repeated = np.zeros(rows.shape, bool)

@@ -112,7 +112,6 @@ class Outline:
             self._blocks, self._headers = [], {}
 
     def _tables(self) -> Iterator[TableRows]:
-        """Yield the rows of each table of this section that has a header."""
         start = 0
         rows: TableRows | None = None
         for number, block in enumerate(self._blocks):

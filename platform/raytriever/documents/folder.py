@@ -21,7 +21,7 @@ from raytriever.store.objects import LOCAL, is_uri
 
 # Output, templates and data of Jekyll, Sphinx and Hugo. Other names with `_` are documents, such as `_posts`.
 _OF_GENERATORS = {
-    *("_site", "_build", "_static", "_templates", "_layouts", "_includes", "_sass", "_data", "_assets", "_sources"),
+    *("_site", "_build", "_static", "_templates", "_layouts", "_includes", "_sass", "_data", "_assets", "_sources")
 }
 
 

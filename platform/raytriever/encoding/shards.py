@@ -155,10 +155,7 @@ class ShardEncoder:
         if copied is not None and len(copied.rows):
             rows = np.delete(np.array(shard_rows), copied.rows).tolist()
         texts = _ShardTexts(
-            number=number,
-            rows=rows,
-            keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix),
-            copied=copied,
+            number=number, rows=rows, keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix), copied=copied
         )
         return self._with_inputs(texts) if len(rows) else texts
 
@@ -167,11 +164,7 @@ class ShardEncoder:
         inputs = self.retriever.assemble(contents, self.side_texts.side)
         budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
         return replace(
-            texts,
-            inputs=inputs,
-            batches=batches([len(ids) for ids in inputs], budget),
-            prompt=prompt,
-            budget=budget,
+            texts, inputs=inputs, batches=batches([len(ids) for ids in inputs], budget), prompt=prompt, budget=budget
         )
 
     def _start(self, texts: _ShardTexts) -> PendingEmbeddings | None:

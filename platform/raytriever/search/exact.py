@@ -34,10 +34,7 @@ from raytriever.terminal import one_line, warn
 
 @activity("searching the embeddings")
 def search_store(
-    store: EmbeddingStore,
-    queries: Float32[ndarray, "queries width"],
-    k: int,
-    ties: Int64[ndarray, " documents"],
+    store: EmbeddingStore, queries: Float32[ndarray, "queries width"], k: int, ties: Int64[ndarray, " documents"]
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search a store exactly, with one shard in memory at a time; see `index.exact.top_k_of_blocks`."""
     check_fits(store, queries, ties)

@@ -265,13 +265,7 @@ class MlflowTracker(RemoteRun):
     """One MLflow run: a `Tracker` that raises an error if the server fails. `MlflowServer.connect` makes it."""
 
     def __init__(
-        self,
-        server: MlflowServer,
-        run_name: str,
-        run_id: str | None,
-        parent: str | None,
-        key: str | None,
-        points: int,
+        self, server: MlflowServer, run_name: str, run_id: str | None, parent: str | None, key: str | None, points: int
     ) -> None:
         self._client, self._translate_errors, self._exception = server.client, server.translate_errors, server.exception
         self._is_remote = server.is_remote

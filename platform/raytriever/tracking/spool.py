@@ -59,13 +59,7 @@ class Spool(Tracker):
                     self._child(folder)
 
     @classmethod
-    def open(
-        cls,
-        clients: Sequence[TrackerClient],
-        folder: Path,
-        run_name: str,
-        log: Log = log_above_progress,
-    ) -> Self:
+    def open(cls, clients: Sequence[TrackerClient], folder: Path, run_name: str, log: Log = log_above_progress) -> Self:
         """Start or resume a run."""
         spool = cls(folder, [OutboxSender(client, log) for client in clients], log)
         for outbox in spool._outboxes:

@@ -20,14 +20,7 @@ from numpy import ndarray
 from raytriever.data.formats import tables
 from raytriever.data.formats.beir import read_ir_rows
 from raytriever.data.formats.plan import Part
-from raytriever.data.formats.rows import (
-    object_of,
-    read_batches,
-    read_elements,
-    read_lines,
-    rows_of,
-    text_of,
-)
+from raytriever.data.formats.rows import object_of, read_batches, read_elements, read_lines, rows_of, text_of
 from raytriever.data.records import BadRow, Records, bad_entry
 
 Column = Literal["documents", "queries", "judgements", "negatives"]

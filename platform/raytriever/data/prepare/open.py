@@ -31,15 +31,7 @@ from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import (
-    FORMAT,
-    MANIFEST,
-    FileEntry,
-    Manifest,
-    committed_directory,
-    entry_of,
-    is_committed,
-)
+from raytriever.store.commit import FORMAT, MANIFEST, FileEntry, Manifest, committed_directory, entry_of, is_committed
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of, is_uri
 from raytriever.store.parts import make_once

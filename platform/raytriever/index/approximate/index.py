@@ -81,9 +81,7 @@ class ApproximateIndex:
     effort: int
 
     def search(
-        self,
-        queries: Float32[ndarray, "queries width"],
-        k: int,
+        self, queries: Float32[ndarray, "queries width"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return scores and documents, best first; -1 and -inf only where the corpus has fewer than k documents.
 

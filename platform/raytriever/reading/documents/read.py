@@ -9,12 +9,7 @@ from collections.abc import Collection
 from typing import BinaryIO
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.reading.documents.markup import (
-    declared_encoding,
-    parse_html,
-    parse_markdown,
-    parse_pdf,
-)
+from raytriever.reading.documents.markup import declared_encoding, parse_html, parse_markdown, parse_pdf
 from raytriever.reading.documents.sections import Outline, ParsedDocument
 
 MARKDOWN, MDX, HTML, TEXT, PDF = "Markdown", "MDX", "HTML", "text", "PDF"
@@ -39,11 +34,7 @@ OTHER_KINDS = {
     ".wiki": "MediaWiki",
 }
 # The module that reads a kind. Markdown may contain HTML.
-_MODULES = {
-    **dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")),
-    HTML: ("bs4",),
-    PDF: ("pypdf",),
-}
+_MODULES = {**dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")), HTML: ("bs4",), PDF: ("pypdf",)}
 # A parser needs several times the memory of a file. The text of a book has 1 MB; PDF files have pictures, too.
 _MOST_BYTES = {PDF: 1_000_000_000}
 _MOST_BYTES_OF_TEXT = 64_000_000

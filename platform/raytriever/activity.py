@@ -100,11 +100,5 @@ class _Reporter:
 
 
 _reporter = _Reporter()
-
-
-def _forget() -> None:
-    """Begin without blocks in a forked process, which has none of its parent's threads."""
-    _reporter.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_forget)
+# A forked process has none of its parent's threads: it begins without blocks.
+os.register_at_fork(after_in_child=_reporter.__init__)  # type: ignore[misc]

@@ -68,8 +68,11 @@ def start_of_process(pid: int) -> int | None:
             return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
         except (OSError, ValueError, IndexError):
             return None
+    import subprocess
+
     # Only the C locale has names of months that `strptime` reads.
-    started = _ps("-o", "lstart=", "-p", str(pid), environment={**os.environ, "LC_ALL": "C"}).strip()
+    command, environment = ["ps", "-o", "lstart=", "-p", str(pid)], {**os.environ, "LC_ALL": "C"}
+    started = subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout.strip()
     return int(time.mktime(time.strptime(started, "%a %b %d %H:%M:%S %Y"))) if started else None
 
 
@@ -109,12 +112,6 @@ def safe_imports() -> Iterator[None]:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = variable
-
-
-def _ps(*words: str, environment: dict[str, str] | None = None) -> str:
-    import subprocess
-
-    return subprocess.run(["ps", *words], capture_output=True, text=True, check=False, env=environment).stdout
 
 
 @cache

@@ -226,7 +226,8 @@ def names_of_task(task: str) -> tuple[str, ...]:
 
 
 def _candidates(side: Side | None, names: Iterable[str], task_type: str = TASK_TYPE) -> Iterator[str]:
-    tasks = [task for name in names for task in dict.fromkeys((name, _stem(name), _task(name))) if task]
+    named = ((name, _stem(name), MTEB_TASKS.get(_stem(name).casefold())) for name in names)
+    tasks = [task for each in named for task in dict.fromkeys(each) if task]
     for group in (tasks, [task_type]):
         for task in group:
             yield from (f"{task}-{kind}" for kind in (KINDS[side] if side else ()))
@@ -235,10 +236,6 @@ def _candidates(side: Side | None, names: Iterable[str], task_type: str = TASK_T
 
 def _stem(name: str) -> str:
     return _ENDING.sub("", name)
-
-
-def _task(name: str) -> str | None:
-    return MTEB_TASKS.get(_stem(name).casefold())
 
 
 def _suggest(name: str, known: list[str]) -> str:

@@ -231,10 +231,6 @@ def changed_share(before: Sequence[int], count: int, documents: Documents) -> fl
     return max(added / max(shared + added, 1), removed / max(shared + removed, 1))
 
 
-def _too_many(share: float) -> str:
-    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
-
-
 def _changed(calibration: Calibration, dataset: str, documents: Documents) -> str:
     """Return why a calibration is of another corpus; empty if few of the passages have changed since."""
     share = changed_share(calibration.sample, calibration.passages, documents) if calibration.sample else 1.0
@@ -242,7 +238,9 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
         return ""
     if calibration.dataset != dataset:
         return f"is of another corpus than {dataset}"
-    return _too_many(share) if calibration.sample else "the passages have changed since"
+    if not calibration.sample:
+        return "the passages have changed since"
+    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
 
 
 def encoder_digest(config: ModelConfig, dataset: str) -> str:

@@ -109,20 +109,12 @@ def remove_unused(folder: Path) -> None:
                 last_read[here] = os.stat(here).st_mtime
     for here in sorted(last_read, key=last_read.__getitem__):
         age = time.time() - last_read[here]
-        if age > UNUSED_SECONDS or (age > IN_USE_SECONDS and _is_full(folder)):
-            _remove_large_files(here)
-
-
-def _is_full(folder: Path) -> bool:
-    disk = shutil.disk_usage(folder)
-    return disk.free < (1 - FULL_SHARE) * disk.total
-
-
-def _remove_large_files(folder: str) -> None:
-    for file in (Path(here, name) for here, _, names in os.walk(folder) for name in names):
-        with suppress(OSError):
-            if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
-                file.unlink()
+        disk = shutil.disk_usage(folder)
+        if age > UNUSED_SECONDS or (age > IN_USE_SECONDS and disk.free < (1 - FULL_SHARE) * disk.total):
+            for file in (Path(inner, name) for inner, _, names in os.walk(here) for name in names):
+                with suppress(OSError):
+                    if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
+                        file.unlink()
 
 
 def push(path: Path) -> None:
@@ -132,9 +124,7 @@ def push(path: Path) -> None:
     if not path.is_dir():
         _upload(path)
         return
-    names = sorted(
-        file.relative_to(path).as_posix() for here, _, files in os.walk(path) for file in (Path(here, f) for f in files)
-    )
+    names = sorted(Path(here, name).relative_to(path).as_posix() for here, _, files in os.walk(path) for name in files)
     kept = {*names, UNFINISHED}
     if MANIFEST in names:  # other machines may have uploaded some of the files that it names
         kept |= read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"].keys()
@@ -150,11 +140,7 @@ def push(path: Path) -> None:
 def push_part(path: Path, files: Mapping[str, Path]) -> None:
     """Upload files under their names into a directory that is not committed yet; raises `StorageError`."""
     write_object(path / UNFINISHED, b"")
-
-    def upload(name: str) -> None:
-        ask(path / name, lambda store, key: _copy_in(files[name], store, key))
-
-    _each(files, upload)
+    _each(files, lambda name: ask(path / name, lambda store, key: _copy_in(files[name], store, key)))
 
 
 def sweep(path: Path) -> None:
@@ -315,10 +301,8 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
 
 def _each(names: Iterable[Any], work: Callable[[Any], object]) -> None:
     names = list(names)
-    if len(names) < 2:
-        for name in names:
-            work(name)
+    if len(names) < 2:  # without a thread
+        list(map(work, names))
         return
     with ThreadPoolExecutor(min(TRANSFERS, len(names))) as threads:
-        for _ in threads.map(work, names):
-            pass
+        list(threads.map(work, names))

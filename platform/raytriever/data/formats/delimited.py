@@ -185,7 +185,7 @@ def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | st
             yield fields, 1
             continue
         taken: list[str] = []
-        for_csv = _recorded(chain([line], _drained(ahead), lines), taken)
+        for_csv = _recorded(chain([line], (ahead.popleft() for _ in tuple(ahead)), lines), taken)
         try:
             quoted = next(_csv_rows(for_csv, "\t"))[0]
         except csv.Error:
@@ -202,11 +202,6 @@ def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | st
             yield fields, 1
 
 
-def _drained(lines: deque[str]) -> Iterator[str]:
-    while lines:
-        yield lines.popleft()
-
-
 def _recorded(lines: Iterator[str], taken: list[str]) -> Iterator[str]:
     for line in islice(lines, _QUOTED_LINES):
         taken.append(line)
@@ -214,12 +209,6 @@ def _recorded(lines: Iterator[str], taken: list[str]) -> Iterator[str]:
 
 
 def _split(line: str) -> list[str]:
-    return [_unquoted(field) for field in line.rstrip("\r\n").split("\t")]
-
-
-def _unquoted(field: str) -> str:
-    """Return the text of a whole field in quotation marks whose inner ones are written twice; other fields as they are.
-
-    A text may begin and end with quotation marks of its own, such as `"Open" or "closed"`.
-    """
-    return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
+    # A text may begin and end with quotation marks of its own, such as `"Open" or "closed"`.
+    fields = line.rstrip("\r\n").split("\t")
+    return [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]

@@ -55,7 +55,8 @@ def ending_of(path: str) -> str:
 
 def require_parsers(kinds: Collection[str]) -> None:
     """Raise `ConfigError` if a package that reads one of the kinds is not installed."""
-    missing = [kind for kind in sorted(kinds) if any(map(_is_missing, _MODULES.get(kind, ())))]
+    modules = {kind: _MODULES.get(kind, ()) for kind in sorted(kinds)}
+    missing = [kind for kind, needed in modules.items() if not all(map(importlib.util.find_spec, needed))]
     if missing:
         raise ConfigError(
             f"reading {', '.join(missing)} needs further packages", None, "pip install 'raytriever[documents]'"
@@ -74,9 +75,7 @@ def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
         if kind == PDF:
             return parse_pdf(stream, where)
         document = _parse_text(stream.read(), where, kind)
-    except DataError:
-        raise
-    except MemoryError:
+    except (DataError, MemoryError):
         raise
     except RecursionError:
         raise DataError("is nested too deeply", where, "simplify it, or leave it out") from None
@@ -115,7 +114,3 @@ def _decoded(raw: bytes, where: str, kind: str) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         byte = f"byte 0x{raw[error.start]:02x} in line {line} is not {(encoding or 'utf-8').upper()}"
         raise DataError(byte, where, "save it as UTF-8") from error
-
-
-def _is_missing(module: str) -> bool:
-    return importlib.util.find_spec(module) is None

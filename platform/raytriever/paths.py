@@ -70,9 +70,8 @@ class PathKind:
             ConfigError: it is empty.
         """
         if not value.strip():
-            raise ConfigError(
-                _EMPTY, setting(name) if name else None, f"give a path, or leave {'the flag' if name else 'it'} out"
-            )
+            remedy = f"give a path, or leave {'the flag' if name else 'it'} out"
+            raise ConfigError(_EMPTY, setting(name) if name else None, remedy)
         return self(value)
 
     def check(self, value: str, name: str, fetch: bool = False) -> None:

@@ -97,11 +97,9 @@ class PromptTable:
         passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
         for side, text in (("query", query), ("passage", passage.replace(TITLE, "", 1))):
             if place := _PLACE.search(text):
-                raise ModelError(
-                    f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it is",
-                    setting(f"{side}_prompt"),
-                    "leave it out: the text follows the prompt; only passages may have one {title}",
-                )
+                what = f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it is"
+                remedy = "leave it out: the text follows the prompt; only passages may have one {title}"
+                raise ModelError(what, setting(f"{side}_prompt"), remedy)
         return Prompts(query, passage, query_name, passage_name)
 
     def of_texts(self, *names: str, task_type: str) -> str:
@@ -129,9 +127,8 @@ class PromptTable:
         possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
         others = [name for name in self.own if name.casefold() not in possible]
         if others and (every or len(others) == len(self.own)):
-            raise ConfigError(
-                f"{others[0]!r} is a prompt of no data set here", setting("dataset_prompts"), _suggest(others[0], known)
-            )
+            what = f"{others[0]!r} is a prompt of no data set here"
+            raise ConfigError(what, setting("dataset_prompts"), _suggest(others[0], known))
 
     def _find(self, side: Side | None, names: Iterable[str], task_type: str) -> tuple[str, str] | None:
         """Return the first prompt of the order above that exists, and its name; None leaves that of the side."""
@@ -213,11 +210,9 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
         ModelError: it does not.
     """
     if tokens >= max(1, length):
-        raise ModelError(
-            f"the prompt {prompt[:40]!r} has {tokens} tokens, but only {length} fit: nothing of the text is left",
-            setting(f"{side}_prompt"),
-            f"give a larger {setting(f'{side}_length')}, or a shorter prompt",
-        )
+        what = f"the prompt {prompt[:40]!r} has {tokens} tokens, but only {length} fit: nothing of the text is left"
+        remedy = f"give a larger {setting(f'{side}_length')}, or a shorter prompt"
+        raise ModelError(what, setting(f"{side}_prompt"), remedy)
 
 
 def names_of_task(task: str) -> tuple[str, ...]:

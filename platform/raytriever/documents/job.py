@@ -126,9 +126,8 @@ class _Import:
                 self._match(file.path, split, passages)
         if not summary.files:
             path, reason = next((path, reason) for path, reason in summary.skipped.items() if kind_of_document(path))
-            raise DataError(
-                f"none of its {len(files):,} files has text that can be read; {path} {reason}", str(files[0].where)
-            )
+            what = f"none of its {len(files):,} files has text that can be read; {path} {reason}"
+            raise DataError(what, str(files[0].where))
 
     def _count(self, path: str, kind: str, split: str, passages: Sequence[Passage]) -> None:
         summary = self._summary

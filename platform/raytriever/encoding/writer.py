@@ -155,11 +155,8 @@ class StoreWriter:
             StorageError: the directory has other content.
         """
         if not self.has_own_plan():
-            raise StorageError(
-                "has other content than these embeddings",
-                str(self.path),
-                f"give another {setting('output')}, or remove it",
-            )
+            remedy = f"give another {setting('output')}, or remove it"
+            raise StorageError("has other content than these embeddings", str(self.path), remedy)
         return has_content(self.path)
 
     def has_own_plan(self) -> bool:

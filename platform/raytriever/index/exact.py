@@ -203,11 +203,8 @@ def even_blocks(
     pending: list[tuple[ndarray, ndarray]] = []
     for first, values in blocks:
         if values.ndim != 2 or values.shape[1] != width:
-            raise ModelError(
-                f"embeddings of shape {values.shape} cannot be searched with queries of width {width}",
-                f"block at document {first}",
-                "encode both with the same model",
-            )
+            what = f"embeddings of shape {values.shape} cannot be searched with queries of width {width}"
+            raise ModelError(what, f"block at document {first}", "encode both with the same model")
         if first < 0 or first + len(values) > documents:
             raise ValueError(f"a block holds documents {first} to {first + len(values) - 1} of {documents}")
         for start in range(0, len(values), most):

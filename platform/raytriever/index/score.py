@@ -139,10 +139,8 @@ def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: n
         ModelError: a vector is not finite; the error names the first one.
     """
     if not finite.all():
-        raise ModelError(
-            f"the embedding of {name} {positions[np.argmin(finite)]} is not finite",
-            remedy="the encoder's weights are broken or overflow in bf16: train or load them again, and encode again",
-        )
+        remedy = "the encoder's weights are broken or overflow in bf16: train or load them again, and encode again"
+        raise ModelError(f"the embedding of {name} {positions[np.argmin(finite)]} is not finite", remedy=remedy)
 
 
 # The threads of OpenMP do not survive a fork: FAISS and torch would hang there.
@@ -157,10 +155,8 @@ def refuse_forked() -> None:
     """
     global _has_searched
     if _was_forked:
-        raise ConfigError(
-            "this process was forked from a process that had searched, and lacks its threads",
-            remedy='start processes that search with multiprocessing.get_context("spawn")',
-        )
+        what = "this process was forked from a process that had searched, and lacks its threads"
+        raise ConfigError(what, remedy='start processes that search with multiprocessing.get_context("spawn")')
     _has_searched = True
 
 

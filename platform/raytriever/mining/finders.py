@@ -373,14 +373,10 @@ def _check_embeddings(embeddings: Embeddings | None, queries: int, documents: in
         ("documents", len(embeddings.documents), documents),
     ):
         if count != wanted:
-            raise ModelError(
-                f"there are {count} embeddings of {wanted} {what}", setting("model"), "encode this data set"
-            )
+            reason = f"there are {count} embeddings of {wanted} {what}"
+            raise ModelError(reason, setting("model"), "encode this data set")
     # A search checks the document embeddings itself, but numbers queries by their rows in a block.
     bad = np.flatnonzero(~np.isfinite(embeddings.queries).all(axis=1))
     if len(bad):
-        raise ModelError(
-            f"the embedding of query {bad[0]} is not finite",
-            setting("model"),
-            "the weights are broken or overflow: train or load them again",
-        )
+        remedy = "the weights are broken or overflow: train or load them again"
+        raise ModelError(f"the embedding of query {bad[0]} is not finite", setting("model"), remedy)

@@ -294,17 +294,11 @@ def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> N
     if not (dataset.judgements[split].scores > 0).any():
         raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
     if config.range_min >= len(dataset.documents):
-        raise ConfigError(
-            f"{config.range_min} skips all {len(dataset.documents):,} documents",
-            setting("range_min"),
-            "give a lower rank",
-        )
+        what = f"{config.range_min} skips all {len(dataset.documents):,} documents"
+        raise ConfigError(what, setting("range_min"), "give a lower rank")
     if config.drop_answers and dataset.answers is None:
-        raise ConfigError(
-            f"{dataset.name} has no answers",
-            setting("drop_answers", True),
-            "add answers.jsonl (docs/reference/formats.md)",
-        )
+        remedy = "add answers.jsonl (docs/reference/formats.md)"
+        raise ConfigError(f"{dataset.name} has no answers", setting("drop_answers", True), remedy)
     rows = dataset.negatives
     if "gold" in config.methods and (rows is None or not (rows.origins == ORIGINS.index("gold")).any()):
         raise ConfigError(f"{dataset.name} has no gold negatives", setting("method", "gold"), "choose other methods")

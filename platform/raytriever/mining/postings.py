@@ -222,11 +222,9 @@ def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyse
     except ProcessDeath as death:
         [(name, texts)] = death.args
         first = int(name) * BLOCK
-        raise DataError(
-            f"{TRIES} processes died while they analyzed these documents for BM25",
-            f"rows {first + 1:,} to {first + len(texts):,} of the corpus",
-            "free memory, and run the command again",
-        ) from death
+        what = f"{TRIES} processes died while they analyzed these documents for BM25"
+        where = f"rows {first + 1:,} to {first + len(texts):,} of the corpus"
+        raise DataError(what, where, "free memory, and run the command again") from death
 
 
 def _write_block(parts: Parts, analyser: Analyser, block: tuple[str, list[str]]) -> None:

@@ -305,11 +305,8 @@ def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) ->
     owners = np.repeat(positives.queries, np.diff(positives.offsets))
     candidates = _candidates(dataset, positives.queries, config)
     if not np.isin(np.concatenate([queries for queries, _ in candidates]), positives.queries).any():
-        raise DataError(
-            f"none of the {len(positives):,} queries of split {split!r} has a candidate",
-            config.negatives or config.run or dataset.name,
-            "name the negatives of this split",
-        )
+        what = f"none of the {len(positives):,} queries of split {split!r} has a candidate"
+        raise DataError(what, config.negatives or config.run or dataset.name, "name the negatives of this split")
     size = len(dataset.documents)
     rows = [(owners, positives.documents), *candidates]
     keys = np.unique(np.concatenate([queries * size + documents for queries, documents in rows]))
@@ -330,10 +327,7 @@ def _candidates(
         candidates.append((queries[rows], ranking[rows, ranks]))
     if not candidates:
         if dataset.negatives is None or not len(dataset.negatives.queries):
-            raise ConfigError(
-                f"{dataset.name} has no hard negatives",
-                setting("negatives"),
-                f"name a table that `raytriever mine` wrote, or a {setting('run')}",
-            )
+            remedy = f"name a table that `raytriever mine` wrote, or a {setting('run')}"
+            raise ConfigError(f"{dataset.name} has no hard negatives", setting("negatives"), remedy)
         candidates.append((dataset.negatives.queries, dataset.negatives.documents))
     return candidates

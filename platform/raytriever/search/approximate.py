@@ -93,11 +93,8 @@ def run_index(
     """
     training_split = (config.training_split or _TRAINING_SPLIT) if config.index == "roargraph" else None
     if training_split and training_split == split:
-        raise ConfigError(
-            f"the graph is built from the queries of {training_split}, so their recall would be too high",
-            setting("split"),
-            "choose another split",
-        )
+        what = f"the graph is built from the queries of {training_split}, so their recall would be too high"
+        raise ConfigError(what, setting("split"), "choose another split")
     check_writable(output)
     existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, split)) if split]

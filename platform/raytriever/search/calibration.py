@@ -333,11 +333,8 @@ class Decider:
         depth, count = self.depth, len(queries)
         if len(self.documents) >= depth and (missing := int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0))):
             name = self.calibration.confidence.name
-            raise ConfigError(
-                f"the index finds {depth - missing} of the {depth} passages that {name} reads",
-                setting("effort"),
-                "give more, or choose thresholds of the score",
-            )
+            what = f"the index finds {depth - missing} of the {depth} passages that {name} reads"
+            raise ConfigError(what, setting("effort"), "give more, or choose thresholds of the score")
         ranked = np.full((count, depth), np.nan, np.float32)
         ranked[:, : scores.shape[1]] = np.where(ranking >= 0, scores, np.nan)[:, :depth]
         bm25 = agrees = None

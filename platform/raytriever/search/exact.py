@@ -44,17 +44,11 @@ def search_store(
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
     """Raise `ModelError` unless the number of `ties` and the width of the queries match a store."""
     if len(ties) != len(store):
-        raise ModelError(
-            f"holds embeddings of {len(store):,} documents, but the data set has {len(ties):,}",
-            str(store.path),
-            "encode this data set",
-        )
+        what = f"holds embeddings of {len(store):,} documents, but the data set has {len(ties):,}"
+        raise ModelError(what, str(store.path), "encode this data set")
     if queries.shape[1] != store.width:
-        raise ModelError(
-            f"holds embeddings of width {store.width}, but the queries have {queries.shape[1]}",
-            str(store.path),
-            "encode both with the same model",
-        )
+        what = f"holds embeddings of width {store.width}, but the queries have {queries.shape[1]}"
+        raise ModelError(what, str(store.path), "encode both with the same model")
 
 
 @dataclass(frozen=True)

@@ -220,9 +220,8 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     try:
         manifest = read_json(path / MANIFEST, Manifest, remedy, format=FORMAT)
     except OSError as error:
-        raise StorageError(
-            f"cannot read {MANIFEST} ({error.strerror})", str(path), "it was never completed; make it again"
-        ) from error
+        what = f"cannot read {MANIFEST} ({error.strerror})"
+        raise StorageError(what, str(path), "it was never completed; make it again") from error
     if verify is not None:
         check_files(path, manifest["files"])
     if verify:

@@ -220,11 +220,9 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISK):
-                raise StorageError(
-                    f"the copies of {uri} cannot be written or read ({error.strerror})",
-                    str(copies_folder()),
-                    f"free some space there, or name another folder in {COPIES}",
-                ) from error
+                what = f"the copies of {uri} cannot be written or read ({error.strerror})"
+                remedy = f"free some space there, or name another folder in {COPIES}"
+                raise StorageError(what, str(copies_folder()), remedy) from error
             if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
                 raise StorageError(f"the store refuses ({reason})", where, _REFUSED) from error
             answers = _ANSWERS.search(str(error))
@@ -328,9 +326,8 @@ def check_writable(path: Path | str) -> None:
     with named(path, probe):
         write_object(probe, _PROBE)
         if read_object(probe) != _PROBE:
-            raise StorageError(
-                "no object store: what was written cannot be read", address_of(probe), "check the endpoint"
-            )
+            what = "no object store: what was written cannot be read"
+            raise StorageError(what, address_of(probe), "check the endpoint")
         delete_object(probe)
 
 

@@ -81,11 +81,8 @@ def check_uri(uri: str) -> None:
             socket.create_connection((host, port), CONNECT_SECONDS).close()
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise _refusal(
-                uri,
-                f"MLflow does not answer ({reason} at {host}:{port})",
-                "start the server, or correct MLFLOW_TRACKING_URI",
-            ) from error
+            what = f"MLflow does not answer ({reason} at {host}:{port})"
+            raise _refusal(uri, what, "start the server, or correct MLFLOW_TRACKING_URI") from error
 
 
 def _refusal(uri: str, what: str, remedy: str = _REMEDY) -> ConfigError:
@@ -100,9 +97,8 @@ def _check_sqlite(uri: str) -> None:
         if file.is_dir():
             raise _refusal(uri, "is a folder", f"name a file in it, as sqlite:///{file / 'mlflow.db'}")
         if not file.parent.is_dir():
-            raise _refusal(
-                uri, f"the folder {file.parent} does not exist", "create it, or name a file in another folder"
-            )
+            remedy = "create it, or name a file in another folder"
+            raise _refusal(uri, f"the folder {file.parent} does not exist", remedy)
         check_writable(file.parent)  # SQLite writes its journal there
         if not file.exists():
             return
@@ -120,9 +116,8 @@ def _check_driver(uri: str, name: str) -> None:
         make_url(uri).get_dialect().import_dbapi()
     except ImportError as error:
         extra = f", or {DRIVERS[name]}" if name in DRIVERS else ""
-        raise _refusal(
-            uri, f"needs the Python package {error.name}, which is not installed", f"pip install {error.name}{extra}"
-        ) from error
+        what = f"needs the Python package {error.name}, which is not installed"
+        raise _refusal(uri, what, f"pip install {error.name}{extra}") from error
     except (ArgumentError, ValueError) as error:
         raise _refusal(uri, f"is no address of a database ({masked(str(error))})") from error
 
@@ -336,9 +331,8 @@ class MlflowTracker(RemoteRun):
         except OSError as error:
             if root is not None and not (root.is_dir() and os.access(root, os.W_OK)):
                 raise StorageError(*_server_folder(root)) from error
-            raise StorageError(
-                f"cannot be copied to the artifacts of the run ({error.strerror})", str(path), "free some space"
-            ) from error
+            what = f"cannot be copied to the artifacts of the run ({error.strerror})"
+            raise StorageError(what, str(path), "free some space") from error
 
     @cached_property
     def _artifact_root(self) -> Path | None:

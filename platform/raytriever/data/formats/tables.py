@@ -104,11 +104,8 @@ def parse_columns(text: str) -> dict[str, str]:
     for part in text.split(","):
         role, sign, column = (piece.strip() for piece in part.partition("="))
         if not (role and sign and column):
-            raise DataError(
-                f"{part!r} is no ROLE=COLUMN",
-                setting("columns"),
-                f"write {setting('columns')} query=COLUMN,passage=COLUMN",
-            )
+            remedy = f"write {setting('columns')} query=COLUMN,passage=COLUMN"
+            raise DataError(f"{part!r} is no ROLE=COLUMN", setting("columns"), remedy)
         named[role] = column
     return named
 

@@ -88,9 +88,8 @@ def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile
     ]
     names = sorted({_set_of(match) for _, match in matches})
     if len(names) > 1:
-        raise DataError(
-            f"holds several data sets: {', '.join(names[:8])}", source.where, "give a folder with one of them"
-        )
+        what = f"holds several data sets: {', '.join(names[:8])}"
+        raise DataError(what, source.where, "give a folder with one of them")
     named = [(file, match["split"]) for file, match in matches if match["split"]]
     return named or [(file, "train") for file, _ in matches]
 

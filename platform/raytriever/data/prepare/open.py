@@ -201,11 +201,8 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
     wanted = request.tokenisation and request.tokenisation.for_dataset(directory.meta["name"])
     if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"
-        raise DataError(
-            f"was prepared with {tokens}",
-            str(folder),
-            f"prepare it with {setting('model')} as it is trained, or name its source",
-        )
+        remedy = f"prepare it with {setting('model')} as it is trained, or name its source"
+        raise DataError(f"was prepared with {tokens}", str(folder), remedy)
     return directory, request.dataset if stored else os.path.abspath(folder)
 
 

@@ -196,11 +196,9 @@ class ShardWriter:
     def fatal(self, chunk: FileChunk) -> DataError:
         """Return the error of a chunk over which `TRIES` processes died."""
         part = self.parts[chunk.part]
-        return DataError(
-            f"{TRIES} processes died while they wrote these rows",
-            f"{part.where}, rows {chunk.first_row:,} to {last_row(part, chunk):,}",
-            "free memory, or correct the rows",
-        )
+        where = f"{part.where}, rows {chunk.first_row:,} to {last_row(part, chunk):,}"
+        what = f"{TRIES} processes died while they wrote these rows"
+        return DataError(what, where, "free memory, or correct the rows")
 
     def _finished(self, stem: str) -> ShardReport | None:
         file = self.folder / WORK / f"{stem}.npz"

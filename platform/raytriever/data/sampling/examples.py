@@ -53,9 +53,8 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
     begins = np.diff(drawn[0].offsets) > 0
     if not begins.any():
         source = "llm" if which == "llm" else "human"
-        raise DataError(
-            f"no query has a positive of source {source!r}", where, f"choose another value of {setting('positives')}"
-        )
+        remedy = f"choose another value of {setting('positives')}"
+        raise DataError(f"no query has a positive of source {source!r}", where, remedy)
     return positives.where(begins), tuple(each.where(begins) for each in drawn)
 
 

@@ -191,13 +191,11 @@ def default_code_bytes(width: int) -> int:
 def _check_codes(rows: int, width: int, code_bytes: int) -> None:
     if width % code_bytes:
         allowed = ", ".join(str(size) for size in range(1, width + 1) if width % size == 0)
-        raise ConfigError(
-            f"{code_bytes} does not divide the width {width}", setting("code_bytes"), f"choose from {allowed}"
-        )
+        what = f"{code_bytes} does not divide the width {width}"
+        raise ConfigError(what, setting("code_bytes"), f"choose from {allowed}")
     if rows < CODES:
-        raise ConfigError(
-            f"codes are learnt from at least {CODES} documents, not {rows}", remedy=f"use {setting('index')} ivf"
-        )
+        what = f"codes are learnt from at least {CODES} documents, not {rows}"
+        raise ConfigError(what, remedy=f"use {setting('index')} ivf")
 
 
 @dataclass(frozen=True)

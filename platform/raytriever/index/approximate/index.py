@@ -136,10 +136,8 @@ class ApproximateIndex:
         check_count(k)
         if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
             width = self.embeddings.shape[1]
-            raise ModelError(
-                f"the index has embeddings of width {width}, but the queries have the shape {queries.shape}",
-                remedy="encode both with the same model",
-            )
+            what = f"the index has embeddings of width {width}, but the queries have the shape {queries.shape}"
+            raise ModelError(what, remedy="encode both with the same model")
         check_finite(queries, "query")
         return np.ascontiguousarray(queries, np.float32)
 

@@ -102,7 +102,6 @@ def _svs() -> Any:
     try:
         import svs
     except ImportError as error:
-        raise ConfigError(
-            "Vamana needs Intel's Scalable Vector Search", setting("index"), "pip install 'raytriever[vamana]'"
-        ) from error
+        what = "Vamana needs Intel's Scalable Vector Search"
+        raise ConfigError(what, setting("index"), "pip install 'raytriever[vamana]'") from error
     return svs

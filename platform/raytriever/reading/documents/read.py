@@ -58,9 +58,8 @@ def require_parsers(kinds: Collection[str]) -> None:
     modules = {kind: _MODULES.get(kind, ()) for kind in sorted(kinds)}
     missing = [kind for kind, needed in modules.items() if not all(map(importlib.util.find_spec, needed))]
     if missing:
-        raise ConfigError(
-            f"reading {', '.join(missing)} needs further packages", None, "pip install 'raytriever[documents]'"
-        )
+        what = f"reading {', '.join(missing)} needs further packages"
+        raise ConfigError(what, None, "pip install 'raytriever[documents]'")
 
 
 def most_bytes(kind: str) -> int:

@@ -93,7 +93,9 @@ class NegativesTable:
             for column, kind in zip(values, kinds, strict=True)
         ]
         pairs = columns[0] * len(dataset.documents) + columns[1]
-        relevant = np.isin(_first_pairs(dataset, columns[0], columns[1]), _relevant_pairs(dataset))
+        judged = [rows.where(rows.scores > 0) for rows in dataset.judgements.values()]
+        known = [np.zeros(0, np.int64), *(_first_pairs(dataset, rows.queries, rows.documents) for rows in judged)]
+        relevant = np.isin(_first_pairs(dataset, columns[0], columns[1]), np.concatenate(known))
         order = np.lexsort((columns[2], columns[3], pairs))
         order = order[~relevant[order]]
         again = np.zeros(len(order), dtype=bool)
@@ -168,12 +170,6 @@ class NegativesTable:
         by_origin = np.bincount(self.origins, minlength=len(ORIGINS)).tolist()
         counts = {name: count for name, count in zip(ORIGINS, by_origin, strict=True) if count}
         return counts | {"relevant": self.relevant, "repeated": self.repeated}
-
-
-def _relevant_pairs(dataset: RetrievalDataset) -> Int64[ndarray, " pairs"]:
-    relevant = [rows.where(rows.scores > 0) for rows in dataset.judgements.values()]
-    pairs = [_first_pairs(dataset, rows.queries, rows.documents) for rows in relevant]
-    return np.concatenate(pairs) if pairs else np.zeros(0, dtype=np.int64)
 
 
 def _first_pairs(dataset: RetrievalDataset, queries: ndarray, documents: ndarray) -> Int64[ndarray, " pairs"]:

@@ -157,10 +157,9 @@ class ShardEncoder:
         texts = _ShardTexts(
             number=number, rows=rows, keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix), copied=copied
         )
-        return self._with_inputs(texts) if len(rows) else texts
-
-    def _with_inputs(self, texts: _ShardTexts) -> _ShardTexts:
-        contents, prompt = self.side_texts.read(self.retriever, texts.rows)
+        if not len(rows):
+            return texts
+        contents, prompt = self.side_texts.read(self.retriever, rows)
         inputs = self.retriever.assemble(contents, self.side_texts.side)
         budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
         return replace(

@@ -115,11 +115,6 @@ class PairScorer:
         return cls("encoder", _of_pairs(score, step, "model", "use a model with valid weights"))
 
     @classmethod
-    def by_bm25(cls, index: Bm25Index, texts: Sequence[str]) -> PairScorer:
-        """Score by BM25; `texts` are the split's queries."""
-        return cls("bm25", lambda rows, documents: index.scores_of([texts[row] for row in rows], documents))
-
-    @classmethod
     def by_judge(cls, judge: Judge, texts: Sequence[str], passages: Sequence[str]) -> PairScorer:
         """Score by a judge; `texts` are the split's queries, `passages` all documents."""
 
@@ -272,7 +267,9 @@ class MiningInputs:
             return PairScorer.by_judge(self.judge, self.texts, self.dataset.passages())
         if self.config.needs_embeddings:
             return PairScorer.by_encoder(self._required_embeddings)
-        return PairScorer.by_bm25(self._bm25, self.texts) if "bm25" in self.config.methods else None
+        if "bm25" not in self.config.methods:
+            return None
+        return PairScorer("bm25", lambda rows, found: self._bm25.scores_of([self.texts[row] for row in rows], found))
 
     def answers_of(self, row: int) -> list[str]:
         """Return the normalised answers of a query."""

@@ -175,7 +175,9 @@ def run_scoring(
     check_writable(output)
     device = default_device()
     chosen = choose_precision(precision, device)
-    commit = commit_of(config.model, config.revision or _recorded_revision(output, config.model))
+    before = _read_plan(output)  # of an interrupted call, which used this commit of the hub model
+    recorded = before.get("revision") if before.get("model") == config.model else None
+    commit = commit_of(config.model, config.revision or recorded)
     directory = resolve_model(config.model, commit or config.revision)
     teacher = CrossEncoder(directory, device, chosen, config.max_length)
     dataset = open_all_splits(data.dataset, [split], max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
@@ -210,11 +212,6 @@ def run_scoring(
         seconds=time.monotonic() - started,
         quarantined=str(dataset.quarantine) if dataset.quarantine.total else None,
     )
-
-
-def _recorded_revision(output: Path, model: str) -> str | None:
-    plan = _read_plan(output)
-    return plan.get("revision") if plan.get("model") == model else None
 
 
 def _score(

@@ -147,30 +147,25 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
         UserError: of the kind `error`: the file is not YAML, larger than 1 MB, nested more than 100 deep, has more than
             100,000 values with its aliases written out, or has a key twice.
     """
+    import yaml
+
     with open_regular(file) as stream:
         raw = stream.read(MOST_YAML_BYTES + 1)
     with checked(file, remedy, error):
-        return _parsed_yaml(raw)
-
-
-def _parsed_yaml(raw: bytes) -> Any:
-    import yaml
-
-    if len(raw) > MOST_YAML_BYTES:
-        raise Mismatch(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings")
-    try:
-        loader = _plain_loader()(raw.decode())
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _measure(node, {})
-        return loader.construct_document(node)
-    except RecursionError:
-        raise Mismatch(f"lists and mappings are nested more than {_MOST_DEPTH} deep") from None
-    except Mismatch:
-        raise
-    except (yaml.YAMLError, ValueError, OverflowError) as reason:
-        raise Mismatch(f"is not YAML ({' '.join(str(reason).split())[:300]})") from reason
+        if len(raw) > MOST_YAML_BYTES:
+            raise Mismatch(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings")
+        try:
+            loader = _plain_loader()(raw.decode())
+            if (node := loader.get_single_node()) is None:
+                return None
+            _measure(node, {})
+            return loader.construct_document(node)
+        except RecursionError:
+            raise Mismatch(f"lists and mappings are nested more than {_MOST_DEPTH} deep") from None
+        except Mismatch:
+            raise
+        except (yaml.YAMLError, ValueError, OverflowError) as reason:
+            raise Mismatch(f"is not YAML ({' '.join(str(reason).split())[:300]})") from reason
 
 
 def _depth(text: bytes) -> int:

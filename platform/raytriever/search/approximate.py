@@ -234,18 +234,13 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
     return format_hits(result.search([query], top)[0])
 
 
-def _exact(index: ApproximateIndex, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
-    _, rows = top_k(queries, index.embeddings, k, index.ties[index.documents])
-    return np.where(rows < 0, -1, index.documents[rows])
-
-
 def format_measurements(result: IndexResult, split: str) -> str:
     """Measure recall against exact search, candidates and queries per second on one thread, and format a table."""
     queries, index = result.queries(split), result.index
     rows = []
     for k in CUTOFFS:
-        true = _exact(index, queries, k)
-        point = measure(index, queries, true, index.effort)
+        _, exact = top_k(queries, index.embeddings, k, index.ties[index.documents])
+        point = measure(index, queries, np.where(exact < 0, -1, index.documents[exact]), index.effort)
         rows.append([f"{k}", f"{point.recall:.4f}", format_count(point.candidates), format_count(point.qps)])
     head = ["k", "recall of the exact k", "candidates per query", "queries/s, 1 thread"]
     return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + text_table([head, *rows], left=0)

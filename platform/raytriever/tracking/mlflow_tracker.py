@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from raytriever.activity import activity
@@ -76,7 +76,9 @@ def check_uri(uri: str) -> None:
         raise _refusal(uri, f"is no address ({error})") from error
     if name not in ("http", "https"):
         _check_driver(uri, name)
-    if host and not _goes_through_proxy(address):
+    # A proxy may be the only way to reach the server.
+    has_proxy = scheme in ("http", "https") and getproxies().get(scheme) and host and not proxy_bypass(host)
+    if host and not has_proxy:
         try:
             socket.create_connection((host, port), CONNECT_SECONDS).close()
         except (OSError, UnicodeError) as error:
@@ -120,12 +122,6 @@ def _check_driver(uri: str, name: str) -> None:
         raise _refusal(uri, what, f"pip install {error.name}{extra}") from error
     except (ArgumentError, ValueError) as error:
         raise _refusal(uri, f"is no address of a database ({masked(str(error))})") from error
-
-
-def _goes_through_proxy(address: SplitResult) -> bool:
-    if address.scheme not in ("http", "https") or not address.hostname:
-        return False
-    return bool(getproxies().get(address.scheme)) and not proxy_bypass(address.hostname)
 
 
 def tracking_uri() -> str:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -169,7 +169,9 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
         known: [one for one in peeks if _format_of(one[1].fields) == known] for known in ([name] if name else FORMATS)
     }
     candidates = {known: matched for known, matched in matching.items() if matched}
-    if begun is not None and name is None and not (_has_queries(candidates) if begun == trec.NAME else candidates):
+    parsers = [FORMATS[known].parser(one.fields) for known, matched in candidates.items() for _, one in matched]
+    is_other = any(parser is not corpus_row for parser in parsers) if begun == trec.NAME else parsers
+    if begun is not None and name is None and not is_other:
         return FORMATS[begun].plan(source)  # type: ignore[misc]
     if not candidates:
         if error := json_error(source.files):
@@ -184,12 +186,6 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
         what = f"not in one format; it holds {_describe(peeks)}"
         raise DataError(what, source.where, "give one of the files, or name the format")
     return _plan(source, chosen, matched, columns, config)
-
-
-def _has_queries(candidates: Mapping[str, Peeks]) -> bool:
-    return any(
-        FORMATS[name].parser(one.fields) is not corpus_row for name, peeks in candidates.items() for _, one in peeks
-    )
 
 
 def _look_into(files: Iterable[SourceFile]) -> Peeks:

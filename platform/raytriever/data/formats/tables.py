@@ -48,16 +48,7 @@ QUERY = Role("query", ("query", "question", "anchor", "queries", "questions", "q
 PASSAGE = Role(
     "passage",
     (
-        "passage",
-        "answer",
-        "positive",
-        "document",
-        "text",
-        "context",
-        "response",
-        "answers",
-        "content",
-        "a",
+        *("passage", "answer", "positive", "document", "text", "context", "response", "answers", "content", "a"),
         "sentence2",
     ),
 )

@@ -50,16 +50,13 @@ class Finder(Protocol):
                 more of the best rows.
             threads: number of threads; does not change the result.
         """
-        ...
 
     def save(self, folder: Path) -> None:
         """Write everything but the embeddings into an empty folder."""
-        ...
 
     @property
     def bytes(self) -> int:
         """Known memory in addition to the embeddings, in bytes: lists, graphs and copies of the embeddings."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,8 @@ def activity(doing: str | Callable[[float], str | None]) -> Iterator[None]:
 
 
 class _Reporter:
-    """The open blocks of this process, and the thread that reports the innermost one.
-
-    The thread ends some seconds after the last block, so a program that searches often does not start one each time.
-    """
+    """The open blocks of this process, and the thread that reports the innermost one. The thread ends some seconds
+    after the last block, so a program that searches often does not start one each time."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -171,10 +171,8 @@ def _own_folder() -> Path | None:
 
 
 def _private(folder: Path) -> Path | None:
-    """Return a folder, made if it is missing, that only this user can write; None if it cannot be had.
-
-    numba unpickles what is in there: a folder that somebody else prepared is not used.
-    """
+    """Return a folder, made if it is missing, that only this user can write; None if it cannot be had. numba unpickles
+    what is in there: a folder that somebody else prepared is not used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()

@@ -210,11 +210,9 @@ def _limit(kind: int, value: int) -> None:
 
 @contextmanager
 def _clean_start() -> Iterator[None]:
-    """Hide the main module and the working folder while a process starts.
-
-    A process of `multiprocessing` runs the main module again. A user's script without `if __name__ == "__main__"` would
-    do its work again in each process, and wait for itself forever.
-    """
+    """Hide the main module and the working folder while a process starts. A process of `multiprocessing` runs the main
+    module again. A user's script without `if __name__ == "__main__"` would do its work again in each process, and wait
+    for itself forever."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

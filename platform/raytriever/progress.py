@@ -106,10 +106,8 @@ class Progress:
         return line
 
     def _rate(self, until: float) -> float | None:
-        """Return the units per second after the first advance; of all work if the first advance did everything.
-
-        It is None before the second advance.
-        """
+        """Return the units per second after the first advance; of all work if the first advance did everything. It is
+        None before the second advance."""
         since, done = self._first or (self._began, self._done)
         if self._done == done == self._total:
             since, done = self._began, self._initial

@@ -163,9 +163,7 @@ class _Import:
 
     def write_questions(self, questions: Questions, splits: dict[str, str]) -> None:
         """Write `queries.jsonl`, `qrels/SPLIT.tsv` and `unanswerable/SPLIT.tsv`. Rows whose file was skipped are bad.
-
-        `splits` are those of the questions without an answer, by id.
-        """
+        `splits` are those of the questions without an answer, by id."""
         for path, reason in self._summary.skipped.items():
             for question in questions.by_file.get(path, ()):
                 questions.refuse(question, f"{path} was skipped: {reason}")

@@ -135,10 +135,8 @@ class _Search:
 
 
 def _highest(scores: Float32[Tensor, "queries rows"], count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` highest scores of each query, descending, and their columns.
-
-    They are in the `count` groups of columns with the highest maxima, so `topk` reads only these and the maxima.
-    """
+    """Return the `count` highest scores of each query, descending, and their columns. They are in the `count` groups of
+    columns with the highest maxima, so `topk` reads only these and the maxima."""
     queries, rows = scores.shape
     size = max(1, int((rows / (4 * count)) ** 0.5))  # of a group
     groups = rows // size
@@ -157,10 +155,8 @@ def _smallest(keys: Int64[Tensor, "queries _"], k: int) -> Int64[Tensor, "querie
 
 
 def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], device: torch.device) -> None:
-    """Search for rows of queries, on a CPU in threads that each search alone for some.
-
-    With several threads in each operation of torch, all wait for the slowest one after every operation.
-    """
+    """Search for rows of queries, on a CPU in threads that each search alone for some. With several threads in each
+    operation of torch, all wait for the slowest one after every operation."""
     threads = torch.get_num_threads()
     parts = min(2 * threads, len(rows) // FEWEST_QUERIES) if threads > 1 and device.type == "cpu" else 1
     if parts < 2:

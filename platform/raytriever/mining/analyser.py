@@ -174,10 +174,8 @@ def _stemmer(name: str) -> Any:
 
 @cache
 def _word_pattern() -> re.Pattern[str]:
-    """Return the pattern of a word of two or more characters, or of one digit.
-
-    Marks, such as vowels of Hindi, belong to the letter before them.
-    """
+    """Return the pattern of a word of two or more characters, or of one digit. Marks, such as vowels of Hindi, belong
+    to the letter before them."""
     marks = (chr(point) for point in range(0x300, 0x10000) if unicodedata.category(chr(point)).startswith("M"))
     return re.compile(rf"\w[\w{''.join(marks)}]+|\d")
 

@@ -300,9 +300,8 @@ class MiningInputs:
         return DenseFinder(self._required_embeddings, order, self.excluded)
 
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
-        """Find the positives of similar queries, with the scores of these.
-
-        A document has the rank of the most similar query it is a positive of."""
+        """Find the positives of similar queries, with the scores of these. A document has the rank of the most similar
+        query it is a positive of."""
         queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
         corpus, order = self._similar_queries
         k = 2 * wanted

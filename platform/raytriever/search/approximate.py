@@ -206,10 +206,8 @@ def _meta(
     store: EmbeddingStore | None,
     training_split: str | None,
 ) -> dict[str, Any]:
-    """Return the entries of the manifest; `key` is the digest of everything that decides the index.
-
-    They are known before any passage is encoded. `store` is the one that the user names, if any.
-    """
+    """Return the entries of the manifest; `key` is the digest of everything that decides the index. They are known
+    before any passage is encoded. `store` is the one that the user names, if any."""
     settings = {name: value for name, value in asdict(config).items() if name != "effort"}
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}

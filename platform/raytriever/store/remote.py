@@ -209,10 +209,8 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
 
 
 def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Upload a file, unless the object is that of the copy; the file gets the time of the object.
-
-    Return the size and the time of what was uploaded. Those of the file differ if it has changed meanwhile.
-    """
+    """Upload a file, unless the object is that of the copy; the file gets the time of the object. Return the size and
+    the time of what was uploaded. Those of the file differ if it has changed meanwhile."""
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):
         return before
@@ -255,10 +253,8 @@ def _is_copied(file: Path, size: int, modified: int) -> bool:
 
 
 def _set_time(file: Path, modified: int, name: str) -> None:
-    """Give a copy the time of its object, unless it is small and may change again within the second that it tells.
-
-    The newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes.
-    """
+    """Give a copy the time of its object, unless it is small and may change again within the second that it tells. The
+    newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes."""
     is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
     is_over = objects.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
     if is_large or is_over:

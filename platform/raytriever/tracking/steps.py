@@ -147,10 +147,8 @@ class _Entry(TypedDict):
 
 
 def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
-    """Yield the whole lines from a byte offset on, each with the offset after it.
-
-    Lines that are not JSON are skipped: a crash of the machine may have written a line in part.
-    """
+    """Yield the whole lines from a byte offset on, each with the offset after it. Lines that are not JSON are skipped:
+    a crash of the machine may have written a line in part."""
     if not file.is_file():
         return
     with disk_errors(file, reading=True), file.open("rb") as stream:

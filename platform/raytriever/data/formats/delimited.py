@@ -173,11 +173,9 @@ def _csv_rows(lines: Iterator[str], separator: str) -> Iterator[tuple[list[str],
 
 
 def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | str, int]]:
-    """Yield the fields of each row of a TSV file, or why it is bad, and its number of lines.
-
-    A line is a row, unless a quoted field has a tab or a line break in it: then `csv` reads the row. A quotation mark
-    that no other one closes belongs to the text, if the next line is a whole row.
-    """
+    """Yield the fields of each row of a TSV file, or why it is bad, and its number of lines. A line is a row, unless a
+    quoted field has a tab or a line break in it: then `csv` reads the row. A quotation mark that no other one closes
+    belongs to the text, if the next line is a whole row."""
     ahead = deque[str]()
     while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
         fields, is_open = _split(line), _OPEN.search(line.rstrip("\r\n"))

@@ -190,10 +190,8 @@ class Examples:
 
     def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, width: int) -> ndarray:
         """Return `width` negatives of each example. Its first `needed`, the number that is used, follow the shares.
-
         They are drawn without repetition from the query's rows of the table, and repeated in the drawn order if there
-        are fewer rows. A query without rows gets random non-positives of its data set.
-        """
+        are fewer rows. A query without rows gets random non-positives of its data set."""
         columns = np.arange(width)
         documents = self._random(examples, epochs, columns)
         table = self.negatives

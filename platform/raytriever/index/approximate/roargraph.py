@@ -220,10 +220,8 @@ class RoarGraph:
 def _closest(
     training: Float32[ndarray, "training width"], embeddings: Float32[ndarray, "rows width"], nearest: int
 ) -> Int32[ndarray, "training nearest"]:
-    """Return the closest documents of each training query.
-
-    Computed in pieces, because scores and 8-byte positions take three times the memory of the result.
-    """
+    """Return the closest documents of each training query. Computed in pieces, because scores and 8-byte positions take
+    three times the memory of the result."""
     close = np.empty((len(training), min(nearest, len(embeddings))), np.int32)
     corpus = Corpus(lambda: [(0, embeddings)], TieOrder.of(np.arange(len(embeddings))))
     for start in range(0, len(training), PIECE):

@@ -140,10 +140,8 @@ def _add_html(outline: Outline, text: str) -> None:
 
 
 def _events(root: Any) -> Iterator[tuple[Any, bool | None]]:
-    """Yield texts with None, and elements twice: with False at their beginning and with True at their end.
-
-    The walk keeps its own stack: the depth of a document is not limited by Python's recursion.
-    """
+    """Yield texts with None, and elements twice: with False at their beginning and with True at their end. The walk
+    keeps its own stack: the depth of a document is not limited by Python's recursion."""
     from bs4.element import NavigableString, PreformattedString, Tag
 
     stack = [(root, iter(list(root.children)), False)]

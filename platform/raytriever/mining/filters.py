@@ -232,8 +232,3 @@ def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries colum
         ranks = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
         is_surplus = is_kept & (ranks >= count)
     verdicts[is_surplus] = NOT_CHOSEN
-
-
-def count_verdicts(verdicts: Verdicts) -> Int64[ndarray, " reasons"]:
-    """Count the candidates of each verdict."""
-    return np.bincount(verdicts[verdicts != NO_CANDIDATE], minlength=len(REASONS))

@@ -84,11 +84,6 @@ class Embeddings:
     documents: DocumentEmbeddings
     open_corpus: Callable[[Any, TieOrder], SearchedCorpus] = open_here
 
-    @classmethod
-    def of(cls, queries: ndarray, documents: ndarray) -> Embeddings:
-        """Create embeddings from two arrays."""
-        return cls(queries, ArrayEmbeddings(documents))
-
 
 @dataclass(frozen=True)
 class PairScorer:

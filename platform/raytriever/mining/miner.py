@@ -135,9 +135,8 @@ class CandidateFilter:
             draws = words(inputs.seed, np.full(len(rows), inputs.round), inputs.keys[rows], CHOICE, columns)
         filters.choose(verdicts, config.num_negatives, draws)
         row, column = np.nonzero(verdicts == filters.KEPT)
-        return MinedBlock(
-            rows[row], documents[row, column], ranks[row, column], scores[row, column], filters.count_verdicts(verdicts)
-        )
+        counts = np.bincount(verdicts[verdicts != filters.NO_CANDIDATE], minlength=len(filters.REASONS))
+        return MinedBlock(rows[row], documents[row, column], ranks[row, column], scores[row, column], counts)
 
     def _ranks(self, method: str) -> tuple[int, int]:
         """Return the first rank that is used and the rank at which the ranking ends; only rankings have a range."""

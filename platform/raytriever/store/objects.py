@@ -267,10 +267,6 @@ class PatientFile(io.RawIOBase):
         self._place = base + offset
         return self._place
 
-    def tell(self) -> int:
-        """Return the place."""
-        return self._place
-
     def readinto(self, buffer: Any) -> int:
         """Read bytes, and return their number; raises `StorageError`."""
         read = patiently(lambda: self._file.read_at(len(buffer), self._place), self._bucket, self._where)

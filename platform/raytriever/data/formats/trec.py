@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
@@ -138,7 +138,7 @@ def read_run(
     row_of = {dataset.queries.ids[query]: row for row, query in enumerate(queries)}
     documents = {name: position for position, name in enumerate(dataset.documents.ids)}
     rankings: list[list[tuple[float, str, int]]] = [[] for _ in queries]
-    for line, query, document, score in _rows(where):
+    for line, query, document, score in run_lines(where):
         row = row_of.get(query, row_of.get(unquote(query)))
         if row is None:
             continue
@@ -155,23 +155,9 @@ def read_run(
     return table
 
 
-def read_run_scores(where: str, queries: Sequence[str], depth: int) -> Float64[ndarray, "queries depth"]:
-    """Return the `depth` highest scores of each query, given by id, NaN in empty slots; others are skipped. Raise
-    `DataError` if the file cannot be read, or a line has another form."""
-    row_of = {query: row for row, query in enumerate(queries)}
-    scores: list[list[float]] = [[] for _ in queries]
-    for _, query, _, score in _rows(where):
-        row = row_of.get(query, row_of.get(unquote(query)))
-        if row is not None:
-            scores[row].append(score)
-    table = np.full((len(queries), depth), np.nan)
-    for row, values in enumerate(scores):
-        best = sorted(values, reverse=True)[:depth]
-        table[row, : len(best)] = best
-    return table
-
-
-def _rows(where: str) -> Iterator[tuple[str, str, str, float]]:
+def run_lines(where: str) -> Iterator[tuple[str, str, str, float]]:
+    """Yield the place of each line of a run that is not blank, its query, document and score. Raise `DataError` if the
+    file cannot be read, or a line has another form."""
     for number, line in numbered_rows(where):
         place = f"{where}:{number}"
         try:

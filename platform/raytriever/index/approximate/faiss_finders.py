@@ -30,7 +30,6 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.index import Proposal
-from raytriever.store.disk import disk_errors
 
 FILE = "index.faiss"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.
@@ -48,11 +47,10 @@ def write_faiss(index: Any, folder: Path) -> None:
     Raises:
         StorageError: the index cannot be written.
     """
-    with disk_errors(folder):
-        try:
-            faiss.write_index(index, str(folder / FILE))
-        except RuntimeError as error:
-            raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
+    try:
+        faiss.write_index(index, str(folder / FILE))
+    except RuntimeError as error:
+        raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
 
 
 def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:

@@ -27,9 +27,7 @@ UNKNOWN_SHARE = 0.5  # of the memory, that is assumed to be free where the syste
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_system_memory() -> int:

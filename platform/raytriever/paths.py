@@ -35,7 +35,6 @@ class PathKind:
     Args:
         missing: what is wrong where nothing is there; empty for a path that is written and may be missing.
         remedy: what to give instead.
-        error: the error that is raised.
         names: patterns of words that name something else than a path.
         hub: whether `NAME` and `OWNER/NAME` may be a model of the hub.
         separator: between several paths in one value; empty where the value is one path.

@@ -130,7 +130,6 @@ class ChildProcess:
         Args:
             seconds: limit of the call's processor time, at least 1; None for none.
             function: Function of a module; its errors are raised here.
-            arguments: Arguments of the function.
 
         Raises:
             TimeoutError: the call took longer.

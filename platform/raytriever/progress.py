@@ -27,8 +27,6 @@ class Progress:
 
     Args:
         title: name of the work, one or two words.
-        total: number of units.
-        unit: name of a unit, such as `step` or `text`.
         done: number of units done before (a resumed run).
     """
 

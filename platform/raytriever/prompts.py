@@ -201,10 +201,8 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
     """Check that a prompt leaves tokens for the text.
 
     Args:
-        prompt: the text.
         tokens: its number of tokens.
         length: largest number of tokens of prompt and text, without special tokens.
-        side: side of the texts.
 
     Raises:
         ModelError: it does not.

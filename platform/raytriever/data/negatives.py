@@ -43,7 +43,6 @@ class NegativesTable:
 
     Args:
         offsets: one more entry than the data set has queries.
-        documents: document positions.
         origins: origin of each row, as an index in `records.ORIGINS`.
         ranks: rank from 0, the hardest first.
         scores: score by the origin's retriever, NaN without one.

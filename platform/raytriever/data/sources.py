@@ -277,7 +277,6 @@ class Files:
     """Files of a data set by their names.
 
     Args:
-        titles: Titles of each file in errors.
         columns: a name in the files, and the user's name of the same column.
     """
 

@@ -206,7 +206,6 @@ class _ShardTexts:
         copied: its other rows.
         inputs: texts with special tokens; see `Retriever`.
         batches: texts of each batch, by their numbers in `rows`.
-        budget: tokens of a batch.
     """
 
     number: int

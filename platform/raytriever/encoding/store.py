@@ -55,7 +55,6 @@ def write_embeddings(
 
     Args:
         embeddings: finite embeddings, of the rows that are not copied.
-        copied: rows that another store has in this storage type.
 
     Raises:
         ModelError: a component is too large for `fp16`.

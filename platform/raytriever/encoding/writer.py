@@ -45,13 +45,11 @@ class EmbeddingPlan:
         model: name of the model, as the user passed it.
         model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
         data_digest: digest of the side's ids and texts.
-        side: `passage` or `query`.
         prefix: text in front of every text.
         length: largest number of tokens of a text, including special tokens.
         pooling, similarity: see `models.config`.
         precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
         dtype: storage type; see `store`.
-        rows, width: shape of the matrix.
         shard_rows: rows of every shard except the last.
         batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
             device of the encoding process.
@@ -175,7 +173,6 @@ class StoreWriter:
         Args:
             embeddings: all rows of the shard, except those that are copied.
             keys: keys of the texts of all rows; without them no later encoding copies the rows.
-            copied: rows that another store has.
         """
 
         def save(folder: Path) -> None:

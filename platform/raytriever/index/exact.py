@@ -327,7 +327,6 @@ def top_k_of_blocks(
     """Return the k highest dot products of each query and their documents, best first.
 
     Args:
-        queries: one embedding per row.
         blocks: position of the first row, and embeddings, in any order and of any sizes. Each block is read once.
         k: number of documents per query, at least 1; at most `len(ties)` are returned.
         ties: result of `tie_order` for the whole corpus; decides the order of equal scores.

@@ -59,9 +59,7 @@ def norms(vectors: Float32[Tensor, "rows width"]) -> Float64[Tensor, " rows"]:
     They cover what sums of squares in float32 lose: less than 1 %, and numbers below 2^-63.
     """
     quick = torch.linalg.vector_norm(vectors, dim=1).double() * 1.01 + 2.0**-50
-    if bool(quick.isfinite().all()):
-        return quick
-    return torch.linalg.vector_norm(vectors.double(), dim=1) * 1.01
+    return quick if bool(quick.isfinite().all()) else torch.linalg.vector_norm(vectors.double(), dim=1) * 1.01
 
 
 def scores_of_pairs(

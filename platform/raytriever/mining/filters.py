@@ -94,7 +94,6 @@ class ExcludedDocuments:
         """Collect the excluded documents of some queries.
 
         Args:
-            queries: query positions.
             pairs: positions of queries and of documents relevant to them, in any split.
             query_groups, document_groups: a number below 2^31 for each position; equal for equal texts.
             own: the document with the query's id; -1 if there is none.

@@ -203,7 +203,6 @@ class MiningInputs:
     """Inputs of mining a split: texts, indexes and scorer, each made once and only when it is needed.
 
     Args:
-        excluded: Excluded documents of the queries of `positives`.
         make_bm25: returns the index of all passages. The other inputs are those of `mine`.
     Raises:
         ModelError: the number of embeddings differs from the number of queries or documents, or the embedding of a

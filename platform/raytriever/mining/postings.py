@@ -101,7 +101,6 @@ class Postings:
     """Postings of a corpus, in memory or memory-mapped.
 
     Args:
-        size: number of documents.
         vocabulary: number of each term.
         starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
         documents: positions, ascending within a term.

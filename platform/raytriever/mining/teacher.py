@@ -60,16 +60,12 @@ class ScorePlan:
     """Settings and inputs that decide the scores. The names of models, data sets and splits are informational.
 
     Args:
-        model: name of the model, as the user passed it.
-        revision: commit of a hub model.
         model_digest: SHA-256 over the files that decide a score.
-        dataset: name of the data set.
         split: split whose queries are scored.
         queries, documents: digests of ids and texts.
         pairs_digest: SHA-256 over the positions of the pairs.
         length: largest number of tokens of a pair.
         precision: `fp32` or `bf16`.
-        part: number of pairs in a part.
     """
 
     model: str
@@ -272,7 +268,6 @@ class Pairs:
     """Distinct pairs of positions, sorted by query, then document.
 
     Args:
-        queries, documents: positions in the data set.
         positive: true if the document is relevant to the query.
     """
 

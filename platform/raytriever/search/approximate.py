@@ -61,10 +61,6 @@ class IndexResult(PassageIndex):
         """See `PassageIndex.rank`."""
         return self.index.search(queries, k)
 
-    def queries(self, split: str) -> Float32[ndarray, "queries width"]:
-        """Return the embeddings of the judged queries of a split."""
-        return _queries(self.retriever, self.dataset, split)
-
 
 def run_index(
     config: IndexConfig,
@@ -234,7 +230,7 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
 
 def format_measurements(result: IndexResult, split: str) -> str:
     """Measure recall against exact search, candidates and queries per second on one thread, and format a table."""
-    queries, index = result.queries(split), result.index
+    queries, index = _queries(result.retriever, result.dataset, split), result.index
     rows = []
     for k in CUTOFFS:
         _, exact = top_k(queries, index.embeddings, k, index.ties[index.documents])

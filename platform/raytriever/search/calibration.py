@@ -86,7 +86,6 @@ class Calibration:
     """Content of `calibration.json`.
 
     Args:
-        format: version of the format.
         date: day on which it was made, in UTC.
         dataset, data: name and digest of the data set.
         corpus: digest of its passages.

@@ -127,7 +127,6 @@ def hits_of(
     """Return the passages of rankings, best first; none below the threshold, and none for the padding -1.
 
     Args:
-        dataset: data set of the passages.
         threshold: lowest score of a hit.
         calibration: gives hits a probability, and decides without a `threshold` whether a query has an answer.
         confidence: of each query, by the calibration.
@@ -185,7 +184,6 @@ class PassageIndex(ABC):
     """Index of the passages of a data set, with their encoder and what its scores mean.
 
     Args:
-        dataset: data set whose passages are searched.
         calibration: what the scores mean; None if it is unknown.
     """
 

@@ -109,9 +109,7 @@ def address_of(path: Path | str) -> str | None:
 def shown(text: str) -> str:
     """Return a text in which the paths of copies are the URIs that the user knows."""
     folder = f"{copies_folder()}{os.sep}"
-    if folder not in text:
-        return text
-    return re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
+    return text if folder not in text else re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
 
 
 translate_by(shown)
@@ -122,7 +120,12 @@ translate_by(shown)
 
 def write_object(path: Path, content: bytes) -> None:
     """Write a small object at the place of which a path is the copy, without a copy."""
-    ask(path, lambda store, key: _write(store, key, content))
+
+    def write(store: Any, key: str) -> None:
+        with store.open_output_stream(key) as stream:
+            stream.write(content)
+
+    ask(path, write)
 
 
 def read_object(path: Path) -> bytes | None:
@@ -155,9 +158,7 @@ def inside(path: Path | str) -> tuple[str, ...] | None:
     """Return the parts of a path below the folder of the copies; None for any other path."""
     folder = str(copies_folder())
     text = os.path.abspath(path)
-    if not text.startswith(folder + os.sep):
-        return None
-    return Path(text[len(folder) + 1 :]).parts
+    return Path(text[len(folder) + 1 :]).parts if text.startswith(folder + os.sep) else None
 
 
 def open_file_system(uri: str) -> tuple[Any, str]:
@@ -278,11 +279,6 @@ class PatientFile(io.RawIOBase):
         """Close the object."""
         self._file.close()
         super().close()
-
-
-def _write(store: Any, key: str, content: bytes) -> None:
-    with store.open_output_stream(key) as stream:
-        stream.write(content)
 
 
 def delete_object(path: Path) -> None:

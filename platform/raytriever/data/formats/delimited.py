@@ -40,8 +40,6 @@ class TableFile:
     """CSV or TSV file.
 
     Args:
-        where: path or URI.
-        separator: separator of its fields.
         columns: names in its header, line breaks replaced by spaces.
         begin: number of lines up to the end of the header.
         line_end: `\\n`, or `\\r` of a file without line feeds, such as "CSV (Macintosh)" of Excel.

@@ -57,7 +57,6 @@ class Format(NamedTuple):
         signature: what it looks like, for messages.
         parser: returns the parser of rows with some fields, None for fields of another format.
         plan: returns the plan of a folder, instead of a parser.
-        is_whole: whether a source has the files of the folder.
         is_begun: whether it has some of them. It is then this format if it has no rows of another one.
     """
 
@@ -76,8 +75,8 @@ def rows_with(row: RowParser, *names: str) -> Callable[[frozenset[str]], RowPars
 # A format is added here alone. They are tried in this order.
 FORMATS = {
     "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
-    beir.NAME: Format(beir.SIGNATURE, plan=beir.plan, is_whole=beir.is_whole, is_begun=beir.is_begun),
-    trec.NAME: Format(trec.SIGNATURE, plan=trec.plan, is_whole=trec.is_whole, is_begun=trec.is_begun),
+    beir.NAME: Format(beir.SIGNATURE, plan=beir.plan_folder, is_whole=beir.is_whole, is_begun=beir.is_begun),
+    trec.NAME: Format(trec.SIGNATURE, plan=trec.plan_folder, is_whole=trec.is_whole, is_begun=trec.is_begun),
     "tevatron": Format(
         "tevatron: query_id, query, positive_passages, negative_passages; or query_id, query_text, "
         "positive_document_ids, negative_document_ids with a corpus of docid, text",

@@ -54,7 +54,6 @@ class AssembledSide:
     """Documents or queries of all shards.
 
     Args:
-        index: index of rows by the key of their id.
         live: rows that count, ascending.
         meta: figures for the manifest, see `prepared.SideMeta`.
     """

@@ -155,7 +155,6 @@ class ShardReport:
     """Report of a shard.
 
     Args:
-        part: index of the part of the data set.
         number: number of the chunk of the part, from 0.
         rows: number of rows read, bad ones included.
         bad: bad rows, from `records.bad_entry`.

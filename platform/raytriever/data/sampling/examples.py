@@ -89,7 +89,6 @@ class Examples:
         starts: first example of each combined data set, and last the number of examples.
         document_starts: first document of each combined data set, and last the number of documents. Random negatives of
             a query are documents of its own data set.
-        seed: seed of the draws.
         negatives: table of hard negatives. Queries without any get random documents.
         shares: shares of the negatives by origin, see above; None for equal weights of a query's rows.
         ranked: use the positives of the lowest ranks instead of drawing them in each epoch.

@@ -138,7 +138,6 @@ def words(
     """Return splitmix64 over the arguments: a word for each example, `[batch]`, or for each draw, `[batch, columns]`.
 
     Args:
-        seed: any integer.
         epochs, examples: `[batch]`.
         purpose: number of the purpose: draws of one example for two purposes must be independent.
         columns: numbers of the draws of each example.
@@ -146,9 +145,7 @@ def words(
     state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
     state = _mix(state ^ np.asarray(examples).astype(np.uint64))
-    if columns is None:
-        return state
-    return _mix(state[:, None] ^ columns.astype(np.uint64)[None, :])
+    return state if columns is None else _mix(state[:, None] ^ columns.astype(np.uint64)[None, :])
 
 
 def derived_seed(seed: int, number: int) -> int:

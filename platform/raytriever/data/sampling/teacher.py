@@ -31,7 +31,6 @@ class TeacherTable:
     Args:
         pairs: query position times `documents` plus document position, ascending, no pair twice.
         scores: finite scores; higher is more relevant.
-        documents: number of documents of the data set.
     """
 
     pairs: Int64[ndarray, " pairs"]

@@ -83,7 +83,6 @@ class ApproximateIndex:
         """Return scores and documents, best first; -1 and -inf only where the corpus has fewer than k documents.
 
         Args:
-            queries: one embedding per row.
             k: number of documents per query, at least 1.
 
         Raises:

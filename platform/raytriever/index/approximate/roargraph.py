@@ -134,14 +134,14 @@ def _search(first, last, batch, documents, halves, neighbours, degrees, entry, b
 
 def _connect_unreachable(graph: graphs.Graph, documents: Float32[ndarray, "documents width"]) -> graphs.Graph:
     reached = np.zeros(len(documents), np.bool_)
-    graphs.mark_reachable(graph, graph.entry, reached)
+    graphs.mark_reachable(graph.neighbours, graph.degrees, graph.entry, reached)
     for unreachable in np.flatnonzero(~reached):
         if reached[unreachable]:
             continue
         if not _add_edge_to(unreachable, graph.neighbours, graph.degrees, documents, reached):
             graph = replace(graph, neighbours=np.pad(graph.neighbours, ((0, 0), (0, 1)), constant_values=-1))
             _add_edge_to(unreachable, graph.neighbours, graph.degrees, documents, reached)
-        graphs.mark_reachable(graph, int(unreachable), reached)
+        graphs.mark_reachable(graph.neighbours, graph.degrees, int(unreachable), reached)
     return graph
 
 

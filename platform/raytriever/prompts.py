@@ -34,15 +34,9 @@ SIDES: tuple[Side, ...] = ("query", "passage")
 KINDS: dict[Side, tuple[str, ...]] = {"query": ("query",), "passage": ("document", "passage")}
 TASK_TYPE = "Retrieval"
 # Names of the tasks of MTEB by the names of BEIR's data sets, where they differ in more than case.
-MTEB_TASKS = {
-    "trec-covid": "TRECCOVID",
-    "fiqa": "FiQA2018",
-    "webis-touche2020": "Touche2020",
-    "cqadupstack": "CQADupstackRetrieval",
-    "quora": "QuoraRetrieval",
-    "dbpedia-entity": "DBPedia",
-    "climate-fever": "ClimateFEVER",
-}
+MTEB_TASKS = {"trec-covid": "TRECCOVID", "fiqa": "FiQA2018", "webis-touche2020": "Touche2020"}
+MTEB_TASKS |= {"cqadupstack": "CQADupstackRetrieval", "quora": "QuoraRetrieval"}
+MTEB_TASKS |= {"dbpedia-entity": "DBPedia", "climate-fever": "ClimateFEVER"}
 TITLE, NO_TITLE = "{title}", "none"  # place of the title in a prompt of passages
 _PLACE = re.compile(r"\{(title|text|query|passage)\}")
 _ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")

@@ -176,10 +176,8 @@ def _first_pairs(dataset: RetrievalDataset, queries: ndarray, documents: ndarray
 
 
 def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: ndarray) -> None:
-    for name, positions, size in (
-        ("query", queries, len(dataset.queries)),
-        ("document", documents, len(dataset.documents)),
-    ):
+    sides = ("query", queries, len(dataset.queries)), ("document", documents, len(dataset.documents))
+    for name, positions, size in sides:
         outside = (positions < 0) | (positions >= size)
         if outside.any():
             what = f"the negatives table names {name} {positions[outside][0]} of {size}"

@@ -27,16 +27,8 @@ RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
 # `ExcludedDocuments`.
 REASONS = (
-    "kept",
-    "relevant",
-    "same text as a positive",
-    "the query's own id",
-    "before the range",
-    "holds an answer",
-    "above max_score",
-    "within absolute_margin",
-    "within relative_margin",
-    "not chosen",
+    *("kept", "relevant", "same text as a positive", "the query's own id", "before the range", "holds an answer"),
+    *("above max_score", "within absolute_margin", "within relative_margin", "not chosen"),
 )
 KEPT = 0
 RANGE, ANSWER, MAX_SCORE, ABSOLUTE, RELATIVE, NOT_CHOSEN = range(4, 10)

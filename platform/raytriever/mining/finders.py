@@ -358,10 +358,8 @@ def _check_embeddings(embeddings: Embeddings | None, queries: int, documents: in
     if embeddings is None:
         remedy = "pass embeddings, or choose bm25"
         raise ConfigError("dense and cross-query need embeddings", setting("method"), remedy)
-    for what, count, wanted in (
-        ("queries", len(embeddings.queries), queries),
-        ("documents", len(embeddings.documents), documents),
-    ):
+    sides = ("queries", len(embeddings.queries), queries), ("documents", len(embeddings.documents), documents)
+    for what, count, wanted in sides:
         if count != wanted:
             reason = f"there are {count} embeddings of {wanted} {what}"
             raise ModelError(reason, setting("model"), "encode this data set")

@@ -39,15 +39,8 @@ K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents
 _TOGETHER = 1 << 16  # postings
 _FORMAT = 2  # changes with the files, the terms or the weights; the postings are made again
-_TYPES = {
-    "counts": "int64",
-    "rows": "uint32",
-    "frequencies": "uint32",
-    "lengths": "int64",
-    "starts": "int64",
-    "documents": "uint32",
-    "weights": "float32",
-}
+_TYPES = {"counts": "int64", "lengths": "int64", "starts": "int64", "weights": "float32"}
+_TYPES |= dict.fromkeys(("rows", "frequencies", "documents"), "uint32")
 _TERMS = "terms.txt"
 # Makes an array of the postings: (name, length, type).
 _Allocate = Callable[[str, int, Any], ndarray]

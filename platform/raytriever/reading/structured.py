@@ -33,15 +33,8 @@ _MOST_YAML_VALUES = 100_000
 CHANGED = "is damaged or changed"
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
+_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_WORDS |= {list: "a list", dict: "an object", type(None): "null"}
 
 
 class Mismatch(ValueError):

@@ -170,12 +170,8 @@ def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
 
 def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
     """Estimate the memory that building an index takes: its structures, and the embeddings that it reads many times."""
-    read_again = {
-        "ivf": POINTS * (config.lists or default_lists(rows)),
-        "ivfpq": POINTS * (config.lists or default_lists(rows)),
-        "vamana": rows,
-        "roargraph": rows,
-    }
+    points = POINTS * (config.lists or default_lists(rows))
+    read_again = {"ivf": points, "ivfpq": points, "vamana": rows, "roargraph": rows}
     return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
 
 

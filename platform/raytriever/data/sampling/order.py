@@ -112,9 +112,8 @@ def read(stream: Stream, start: int, stop: int) -> Epoch:
 def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64[ndarray, " local"]:
     """Return the contiguous share of worker `rank` of `size`; raises `ConfigError` if the shares are not equal."""
     if len(batch) % size:
-        remedy = (
-            f"give a multiple of {size}, such as {-(-len(batch) // size) * size}, or another {setting('num_workers')}"
-        )
+        multiple = f"{size}, such as {-(-len(batch) // size) * size}"
+        remedy = f"give a multiple of {multiple}, or another {setting('num_workers')}"
         raise ConfigError(f"{len(batch)} is not divisible by {size} workers", setting("batch_size"), remedy)
     local = len(batch) // size
     return batch[rank * local : (rank + 1) * local]

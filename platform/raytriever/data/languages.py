@@ -111,7 +111,6 @@ def detect(texts: Sequence[str]) -> str:
 
 
 def _arabic_script(text: str) -> str:
-    """Distinguish Arabic from Persian and from other languages by letters that the others lack."""
     arabic, persian, urdu = (sum(map(text.count, letters)) for letters in ("ةىكي", "پچژگ", "ٹڈڑےھ"))
     if urdu > persian and urdu > arabic:
         return OTHER

@@ -317,7 +317,6 @@ class MiningInputs:
         return open_here(ArrayEmbeddings(self._required_embeddings.queries), order), order
 
     def _find_gold(self, rows: ndarray, _: int) -> Candidates:
-        """Find the hard negatives that the data set contains as `gold`, such as pairs judged as irrelevant."""
         negatives = self.dataset.negatives
         assert negatives is not None
         block_row = np.full(len(self.dataset.queries), -1)

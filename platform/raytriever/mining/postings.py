@@ -180,7 +180,6 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
 
 
 def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
-    """Analyse the blocks that do not exist yet, and commit the postings."""
     unmerged = folder.with_name(f"{folder.name}-blocks")
     unmerged.mkdir(parents=True, exist_ok=True)
     hold(unmerged, passages)

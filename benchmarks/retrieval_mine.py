@@ -72,11 +72,11 @@ def project(dataset: Any, folder: Path) -> None:
 def ours(dataset: Any, queries: ndarray, documents: ndarray) -> Any:
     """Mine with raytriever."""
     from raytriever.mining.config import MiningConfig
-    from raytriever.mining.finders import Embeddings
+    from raytriever.mining.finders import ArrayEmbeddings, Embeddings
     from raytriever.mining.miner import mine
 
     config = MiningConfig(method="dense", num_negatives=NEGATIVES, relative_margin=MARGIN)
-    return mine(dataset, "train", config, embeddings=Embeddings.of(queries, documents))
+    return mine(dataset, "train", config, embeddings=Embeddings(queries, ArrayEmbeddings(documents)))
 
 
 def theirs(dataset: Any, queries: ndarray, documents: ndarray, way: str, device: str) -> Any:

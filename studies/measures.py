@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
+from urllib.parse import unquote
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -12,7 +13,7 @@ from numpy import ndarray
 
 from questions import ANSWERABLE, HARD
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.trec import read_run_scores
+from raytriever.data.formats.trec import run_lines
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.protocol import FOREIGN, REMOVED
@@ -55,7 +56,7 @@ class QuestionReader:
         kinds = [name.partition(":")[0] for name in content["queries"]]
         run = folder / "runs" / f"{evaluated.model}.{evaluated.dataset}.trec"
         return RankedQuestions(
-            read_run_scores(str(run), content["queries"], DEPTH),
+            _best_scores(str(run), content["queries"]),
             np.array(right, np.float64)[:, None] > 0,
             np.array(["" if kind == ANSWERABLE else kind for kind in kinds]),
             *compare_best(self._index, content["texts"], best),
@@ -167,6 +168,21 @@ class SystemMeasures:
 def of_all(statistic: Statistic, count: int) -> float:
     """Return a statistic of all of some questions."""
     return float(statistic(np.ones((1, count)))[0])
+
+
+def _best_scores(where: str, queries: Sequence[str]) -> Float64[ndarray, "queries depth"]:
+    """Return the `DEPTH` highest scores of each query of a run, given by id, NaN in empty slots; others are skipped."""
+    row_of = {query: row for row, query in enumerate(queries)}
+    scores: list[list[float]] = [[] for _ in queries]
+    for _, query, _, score in run_lines(where):
+        row = row_of.get(query, row_of.get(unquote(query)))
+        if row is not None:
+            scores[row].append(score)
+    table = np.full((len(queries), DEPTH), np.nan)
+    for row, values in enumerate(scores):
+        best = sorted(values, reverse=True)[:DEPTH]
+        table[row, : len(best)] = best
+    return table
 
 
 def _with_pool(parts: Mapping[str, RankedQuestions]) -> dict[str, RankedQuestions]:

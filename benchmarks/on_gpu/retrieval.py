@@ -20,7 +20,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.index.exact import Corpus, top_k
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.config import MiningConfig
-from raytriever.mining.finders import Embeddings
+from raytriever.mining.finders import ArrayEmbeddings, Embeddings
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import move
@@ -146,7 +146,7 @@ def mining(sizes: Size, device: torch.device) -> Figures:
         {"train": Judgements(rows, rows, np.ones(len(rows), np.int64))},
     )
     config = MiningConfig(method="dense", num_negatives=5, range_max=sizes.depth)
-    embeddings, ties = Embeddings.of(queries, documents), np.arange(sizes.documents)
+    embeddings, ties = Embeddings(queries, ArrayEmbeddings(documents)), np.arange(sizes.documents)
 
     def negatives() -> MiningResult:
         return mine(dataset, "train", config, embeddings=embeddings)

@@ -47,10 +47,8 @@ def activity(doing: str | Callable[[float], str | None]) -> Iterator[None]:
 
 
 class _Reporter:
-    """The open blocks of this process, and the thread that reports the innermost one.
-
-    The thread ends some seconds after the last block, so a program that searches often does not start one each time.
-    """
+    """The open blocks of this process, and the thread that reports the innermost one. The thread ends some seconds
+    after the last block, so a program that searches often does not start one each time."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -100,11 +98,5 @@ class _Reporter:
 
 
 _reporter = _Reporter()
-
-
-def _forget() -> None:
-    """Begin without blocks in a forked process, which has none of its parent's threads."""
-    _reporter.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_forget)
+# A forked process has none of its parent's threads: it begins without blocks.
+os.register_at_fork(after_in_child=_reporter.__init__)  # type: ignore[misc]

@@ -27,9 +27,7 @@ UNKNOWN_SHARE = 0.5  # of the memory, that is assumed to be free where the syste
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_system_memory() -> int:
@@ -68,8 +66,11 @@ def start_of_process(pid: int) -> int | None:
             return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
         except (OSError, ValueError, IndexError):
             return None
+    import subprocess
+
     # Only the C locale has names of months that `strptime` reads.
-    started = _ps("-o", "lstart=", "-p", str(pid), environment={**os.environ, "LC_ALL": "C"}).strip()
+    command, environment = ["ps", "-o", "lstart=", "-p", str(pid)], {**os.environ, "LC_ALL": "C"}
+    started = subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout.strip()
     return int(time.mktime(time.strptime(started, "%a %b %d %H:%M:%S %Y"))) if started else None
 
 
@@ -109,12 +110,6 @@ def safe_imports() -> Iterator[None]:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = variable
-
-
-def _ps(*words: str, environment: dict[str, str] | None = None) -> str:
-    import subprocess
-
-    return subprocess.run(["ps", *words], capture_output=True, text=True, check=False, env=environment).stdout
 
 
 @cache
@@ -158,7 +153,6 @@ def shorten_temporary_folder() -> None:
 
 
 def _own_folder() -> Path | None:
-    """Return a folder that only this user can write; None if there is none."""
     import tempfile
 
     shared, name = os.environ.get("RAYTRIEVER_CACHE"), f"home-{os.getuid()}"
@@ -175,10 +169,8 @@ def _own_folder() -> Path | None:
 
 
 def _private(folder: Path) -> Path | None:
-    """Return a folder, made if it is missing, that only this user can write; None if it cannot be had.
-
-    numba unpickles what is in there: a folder that somebody else prepared is not used.
-    """
+    """Return a folder, made if it is missing, that only this user can write; None if it cannot be had. numba unpickles
+    what is in there: a folder that somebody else prepared is not used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()

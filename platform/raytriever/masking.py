@@ -100,15 +100,12 @@ def refuse_secrets(text: str, name: str | None = None) -> None:
         name: the setting that it came from.
     """
     for secret in _secrets(text):
-        raise DataError(
-            f"there is {secret.kind} in {'its address' if '://' in text else 'it'}",
-            setting(name, masked(text)) if name else masked(text),
-            "leave it out, and set it in the environment of every node, such as AWS_SECRET_ACCESS_KEY or HF_TOKEN",
-        )
+        remedy = "leave it out, and set it in the environment of every node, such as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+        what = f"there is {secret.kind} in {'its address' if '://' in text else 'it'}"
+        raise DataError(what, setting(name, masked(text)) if name else masked(text), remedy)
 
 
 def _secrets(text: str) -> Iterator[Secret]:
-    """Yield the secrets of a text in order, without overlaps."""
     secrets = [
         Secret(*match.span(2), "a password" if ":" in match[2] else "a user")
         for match in _USER.finditer(text)

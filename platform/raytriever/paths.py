@@ -35,7 +35,6 @@ class PathKind:
     Args:
         missing: what is wrong where nothing is there; empty for a path that is written and may be missing.
         remedy: what to give instead.
-        error: the error that is raised.
         names: patterns of words that name something else than a path.
         hub: whether `NAME` and `OWNER/NAME` may be a model of the hub.
         separator: between several paths in one value; empty where the value is one path.
@@ -70,9 +69,8 @@ class PathKind:
             ConfigError: it is empty.
         """
         if not value.strip():
-            raise ConfigError(
-                _EMPTY, setting(name) if name else None, f"give a path, or leave {'the flag' if name else 'it'} out"
-            )
+            remedy = f"give a path, or leave {'the flag' if name else 'it'} out"
+            raise ConfigError(_EMPTY, setting(name) if name else None, remedy)
         return self(value)
 
     def check(self, value: str, name: str, fetch: bool = False) -> None:
@@ -137,7 +135,6 @@ class PathKind:
         return value.split(self.separator) if self.separator else [value]
 
     def _bare(self, part: str) -> str:
-        """Return the path of a part alone."""
         part = part.strip() if self.separator else part
         match = re.fullmatch(self.form, part, re.DOTALL)
         return part if match is None or os.path.exists(part) else match[1]
@@ -169,7 +166,6 @@ def runs_folder() -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Return True if a file or folder exists at a path; raises `StorageError` if that cannot be checked."""
     with disk_errors(path, reading=True):
         try:
             mode = path.stat().st_mode

@@ -135,7 +135,6 @@ class ChildProcess:
         Args:
             seconds: limit of the call's processor time, at least 1; None for none.
             function: Function of a module; its errors are raised here.
-            arguments: Arguments of the function.
 
         Raises:
             TimeoutError: the call took longer.
@@ -179,7 +178,6 @@ class ChildProcess:
 
 
 def _serve(connection: Any, preload: str, memory: int | None) -> None:
-    """Answer the calls of a `ChildProcess`."""
     import resource
 
     _begin(None, ())
@@ -216,11 +214,9 @@ def _limit(kind: int, value: int) -> None:
 
 @contextmanager
 def _clean_start() -> Iterator[None]:
-    """Hide the main module and the working folder while a process starts.
-
-    A process of `multiprocessing` runs the main module again. A user's script without `if __name__ == "__main__"` would
-    do its work again in each process, and wait for itself forever.
-    """
+    """Hide the main module and the working folder while a process starts. A process of `multiprocessing` runs the main
+    module again. A user's script without `if __name__ == "__main__"` would do its work again in each process, and wait
+    for itself forever."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

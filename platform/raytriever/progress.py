@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -28,8 +27,6 @@ class Progress:
 
     Args:
         title: name of the work, one or two words.
-        total: number of units.
-        unit: name of a unit, such as `step` or `text`.
         done: number of units done before (a resumed run).
     """
 
@@ -41,18 +38,9 @@ class Progress:
         self._began = self._last_line = self._last_advance = time.monotonic()
         self._first: tuple[float, int] | None = None  # time of the first advance, and units done then
         self._reporting = ExitStack()
-        self._bar = (
-            tqdm(
-                total=total,
-                desc=presentable(title, self._stream),
-                unit=unit,
-                initial=done,
-                file=self._stream,
-                dynamic_ncols=True,
-            )
-            if self._stream.isatty()
-            else None
-        )
+        options: dict[str, Any] = {"total": total, "unit": unit, "initial": done, "dynamic_ncols": True}
+        shown = presentable(title, self._stream)
+        self._bar = tqdm(desc=shown, file=self._stream, **options) if self._stream.isatty() else None
 
     def advance(self, units: int = 1, **notes: float) -> None:
         """Count work as done; `notes` are the latest numbers worth a glance."""
@@ -87,9 +75,7 @@ class Progress:
             self._reporting.enter_context(activity(self._report))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._reporting.close()
         if self._bar is not None:
             self._bar.close()
@@ -118,10 +104,8 @@ class Progress:
         return line
 
     def _rate(self, until: float) -> float | None:
-        """Return the units per second after the first advance; of all work if the first advance did everything.
-
-        It is None before the second advance.
-        """
+        """Return the units per second after the first advance; of all work if the first advance did everything. It is
+        None before the second advance."""
         since, done = self._first or (self._began, self._done)
         if self._done == done == self._total:
             since, done = self._began, self._initial

@@ -34,15 +34,9 @@ SIDES: tuple[Side, ...] = ("query", "passage")
 KINDS: dict[Side, tuple[str, ...]] = {"query": ("query",), "passage": ("document", "passage")}
 TASK_TYPE = "Retrieval"
 # Names of the tasks of MTEB by the names of BEIR's data sets, where they differ in more than case.
-MTEB_TASKS = {
-    "trec-covid": "TRECCOVID",
-    "fiqa": "FiQA2018",
-    "webis-touche2020": "Touche2020",
-    "cqadupstack": "CQADupstackRetrieval",
-    "quora": "QuoraRetrieval",
-    "dbpedia-entity": "DBPedia",
-    "climate-fever": "ClimateFEVER",
-}
+MTEB_TASKS = {"trec-covid": "TRECCOVID", "fiqa": "FiQA2018", "webis-touche2020": "Touche2020"}
+MTEB_TASKS |= {"cqadupstack": "CQADupstackRetrieval", "quora": "QuoraRetrieval"}
+MTEB_TASKS |= {"dbpedia-entity": "DBPedia", "climate-fever": "ClimateFEVER"}
 TITLE, NO_TITLE = "{title}", "none"  # place of the title in a prompt of passages
 _PLACE = re.compile(r"\{(title|text|query|passage)\}")
 _ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")
@@ -97,11 +91,9 @@ class PromptTable:
         passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
         for side, text in (("query", query), ("passage", passage.replace(TITLE, "", 1))):
             if place := _PLACE.search(text):
-                raise ModelError(
-                    f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it is",
-                    setting(f"{side}_prompt"),
-                    "leave it out: the text follows the prompt; only passages may have one {title}",
-                )
+                what = f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it is"
+                remedy = "leave it out: the text follows the prompt; only passages may have one {title}"
+                raise ModelError(what, setting(f"{side}_prompt"), remedy)
         return Prompts(query, passage, query_name, passage_name)
 
     def of_texts(self, *names: str, task_type: str) -> str:
@@ -129,9 +121,8 @@ class PromptTable:
         possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
         others = [name for name in self.own if name.casefold() not in possible]
         if others and (every or len(others) == len(self.own)):
-            raise ConfigError(
-                f"{others[0]!r} is a prompt of no data set here", setting("dataset_prompts"), _suggest(others[0], known)
-            )
+            what = f"{others[0]!r} is a prompt of no data set here"
+            raise ConfigError(what, setting("dataset_prompts"), _suggest(others[0], known))
 
     def _find(self, side: Side | None, names: Iterable[str], task_type: str) -> tuple[str, str] | None:
         """Return the first prompt of the order above that exists, and its name; None leaves that of the side."""
@@ -204,20 +195,16 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
     """Check that a prompt leaves tokens for the text.
 
     Args:
-        prompt: the text.
         tokens: its number of tokens.
         length: largest number of tokens of prompt and text, without special tokens.
-        side: side of the texts.
 
     Raises:
         ModelError: it does not.
     """
     if tokens >= max(1, length):
-        raise ModelError(
-            f"the prompt {prompt[:40]!r} has {tokens} tokens, but only {length} fit: nothing of the text is left",
-            setting(f"{side}_prompt"),
-            f"give a larger {setting(f'{side}_length')}, or a shorter prompt",
-        )
+        what = f"the prompt {prompt[:40]!r} has {tokens} tokens, but only {length} fit: nothing of the text is left"
+        remedy = f"give a larger {setting(f'{side}_length')}, or a shorter prompt"
+        raise ModelError(what, setting(f"{side}_prompt"), remedy)
 
 
 def names_of_task(task: str) -> tuple[str, ...]:
@@ -226,7 +213,8 @@ def names_of_task(task: str) -> tuple[str, ...]:
 
 
 def _candidates(side: Side | None, names: Iterable[str], task_type: str = TASK_TYPE) -> Iterator[str]:
-    tasks = [task for name in names for task in dict.fromkeys((name, _stem(name), _task(name))) if task]
+    named = ((name, _stem(name), MTEB_TASKS.get(_stem(name).casefold())) for name in names)
+    tasks = [task for each in named for task in dict.fromkeys(each) if task]
     for group in (tasks, [task_type]):
         for task in group:
             yield from (f"{task}-{kind}" for kind in (KINDS[side] if side else ()))
@@ -234,16 +222,10 @@ def _candidates(side: Side | None, names: Iterable[str], task_type: str = TASK_T
 
 
 def _stem(name: str) -> str:
-    """Return the name of a file without its ending."""
     return _ENDING.sub("", name)
 
 
-def _task(name: str) -> str | None:
-    return MTEB_TASKS.get(_stem(name).casefold())
-
-
 def _suggest(name: str, known: list[str]) -> str:
-    """Return a suggestion for the name of a prompt, with the side that it names."""
     task, dash, kind = name.rpartition("-")
     if any(kind.casefold() in kinds for kinds in KINDS.values()):
         return did_you_mean(f"{task}{dash}{kind}", [f"{one}-{kind}" for one in known])

@@ -159,7 +159,6 @@ def open_missing_streams() -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Send what a stream still holds to `/dev/null`, so that Python does not fail on it again when it exits."""
     try:
         number = stream.fileno()
     except (OSError, ValueError):  # a stream of a test has none

@@ -9,7 +9,7 @@ import numpy as np
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
 from raytriever.data.records import ORIGINS
 from raytriever.mining.config import METHODS, MiningConfig
-from raytriever.mining.finders import Embeddings
+from raytriever.mining.finders import ArrayEmbeddings, Embeddings
 from raytriever.mining.miner import MiningResult
 
 Pairs = list[tuple[int, int]]
@@ -58,7 +58,5 @@ def word_dataset() -> tuple[RetrievalDataset, Embeddings]:
         np.tile([0, 1], 40),
         np.full(80, np.nan, np.float32),
     )
-    embeddings = Embeddings.of(
-        rng.standard_normal((40, 16)).astype(np.float32), rng.standard_normal((60, 16)).astype(np.float32)
-    )
-    return replace(dataset, negatives=gold), embeddings
+    of_queries, of_documents = (rng.standard_normal((rows, 16)).astype(np.float32) for rows in (40, 60))
+    return replace(dataset, negatives=gold), Embeddings(of_queries, ArrayEmbeddings(of_documents))

@@ -93,7 +93,6 @@ class TextColumn(Column):
 
     Args:
         shards: one memory-mapped Arrow string array for each shard.
-        rows: map from positions to their rows.
     """
 
     def __init__(self, shards: Sequence[pa.Array], rows: Rows) -> None:
@@ -131,7 +130,6 @@ class TokenColumn:
     Args:
         ids: for each shard, the concatenated ids of its texts, memory-mapped.
         offsets: for each shard, the start of each text, and last the end.
-        rows: map from positions to the rows of the shards.
     """
 
     ids: Sequence[ndarray]

@@ -133,7 +133,6 @@ def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
 
 
 def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int, int]]) -> AbsentDocuments:
-    """Concatenate absent documents, shifted by the starts of their queries. The order stays ascending."""
     return AbsentDocuments(
         np.concatenate([rows.queries + start for rows, start, _ in parts]),
         [document for rows, *_ in parts for document in rows.documents],
@@ -142,7 +141,9 @@ def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int, int]]) -> A
 
 
 def _chained_ids(columns: Sequence[Sequence[str]], names: Sequence[str]) -> Chained:
-    return Chained(columns, [f"{name}/" for name in names] if _clash(columns) else None)
+    # By hashes of eight bytes: a collision only adds a prefix.
+    together = np.concatenate([np.unique(keys_of(map(key_of, column))[:, 0]) for column in columns])
+    return Chained(columns, [f"{name}/" for name in names] if len(np.unique(together)) < len(together) else None)
 
 
 def _chained_tokens(tokens: Sequence[Tokens | None]) -> Tokens | None:
@@ -185,9 +186,3 @@ def _number_repeats(names: Sequence[str]) -> list[str]:
             numbered = f"{name}-{number}"
         distinct.append(numbered)
     return distinct
-
-
-def _clash(columns: Sequence[Sequence[str]]) -> bool:
-    """Return True if two columns share an id. Compares hashes of eight bytes: a collision only adds a prefix."""
-    together = np.concatenate([np.unique(keys_of(map(key_of, column))[:, 0]) for column in columns])
-    return len(np.unique(together)) < len(together)

@@ -21,10 +21,7 @@ class SplitConfig:
         maximum=1,
     )
     dev_share: float | None = option(
-        None,
-        f"share of the questions that are dev (default: as {flag_of('test_share')})",
-        minimum=0,
-        maximum=1,
+        None, f"share of the questions that are dev (default: as {flag_of('test_share')})", minimum=0, maximum=1
     )
     test_questions: str = option(
         "",

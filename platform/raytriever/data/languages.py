@@ -99,7 +99,9 @@ def detect(texts: Sequence[str]) -> str:
     words = _WORD.findall(sample)
     total = sum(map(len, words))
     counts = {code: len(letters.findall(sample)) for code, letters in _LETTERS.items()}
-    counts["zh"], counts["ja"] = _divide_han(counts["zh"], counts["ja"])
+    # A tenth of kana makes the Han characters Japanese.
+    written = counts["zh"] + counts["ja"]
+    counts |= {"zh": 0, "ja": written} if 10 * counts["ja"] > written else {"zh": written, "ja": 0}
     script = max(counts, key=lambda code: counts[code])
     if counts[script] < _LEAST_LETTERS * max(1, total):
         return _by_function_words(words)
@@ -108,13 +110,7 @@ def detect(texts: Sequence[str]) -> str:
     return _cyrillic(sample) if script == "ru" else script
 
 
-def _divide_han(han: int, kana: int) -> tuple[int, int]:
-    """Return the characters of Chinese and of Japanese: a tenth of kana makes the Han characters Japanese."""
-    return (0, han + kana) if 10 * kana > han + kana else (han + kana, 0)
-
-
 def _arabic_script(text: str) -> str:
-    """Distinguish Arabic from Persian and from other languages by letters that the others lack."""
     arabic, persian, urdu = (sum(map(text.count, letters)) for letters in ("ةىكي", "پچژگ", "ٹڈڑےھ"))
     if urdu > persian and urdu > arabic:
         return OTHER
@@ -122,7 +118,6 @@ def _arabic_script(text: str) -> str:
 
 
 def _cyrillic(text: str) -> str:
-    """Distinguish Russian and Serbian from other languages by letters that the others lack."""
     russian, serbian, ukrainian = (sum(map(text.count, letters)) for letters in ("ыэё", "јљњћђ", "іїєґ"))
     if max(russian, serbian) <= ukrainian:
         return OTHER

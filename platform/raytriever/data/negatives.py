@@ -43,7 +43,6 @@ class NegativesTable:
 
     Args:
         offsets: one more entry than the data set has queries.
-        documents: document positions.
         origins: origin of each row, as an index in `records.ORIGINS`.
         ranks: rank from 0, the hardest first.
         scores: score by the origin's retriever, NaN without one.
@@ -93,7 +92,9 @@ class NegativesTable:
             for column, kind in zip(values, kinds, strict=True)
         ]
         pairs = columns[0] * len(dataset.documents) + columns[1]
-        relevant = np.isin(_first_pairs(dataset, columns[0], columns[1]), _relevant_pairs(dataset))
+        judged = [rows.where(rows.scores > 0) for rows in dataset.judgements.values()]
+        known = [np.zeros(0, np.int64), *(_first_pairs(dataset, rows.queries, rows.documents) for rows in judged)]
+        relevant = np.isin(_first_pairs(dataset, columns[0], columns[1]), np.concatenate(known))
         order = np.lexsort((columns[2], columns[3], pairs))
         order = order[~relevant[order]]
         again = np.zeros(len(order), dtype=bool)
@@ -170,22 +171,13 @@ class NegativesTable:
         return counts | {"relevant": self.relevant, "repeated": self.repeated}
 
 
-def _relevant_pairs(dataset: RetrievalDataset) -> Int64[ndarray, " pairs"]:
-    relevant = [rows.where(rows.scores > 0) for rows in dataset.judgements.values()]
-    pairs = [_first_pairs(dataset, rows.queries, rows.documents) for rows in relevant]
-    return np.concatenate(pairs) if pairs else np.zeros(0, dtype=np.int64)
-
-
 def _first_pairs(dataset: RetrievalDataset, queries: ndarray, documents: ndarray) -> Int64[ndarray, " pairs"]:
-    """Return a number for each pair, the same for pairs of equal texts."""
     return dataset.queries.copies.first(queries) * len(dataset.documents) + dataset.documents.copies.first(documents)
 
 
 def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: ndarray) -> None:
-    for name, positions, size in (
-        ("query", queries, len(dataset.queries)),
-        ("document", documents, len(dataset.documents)),
-    ):
+    sides = ("query", queries, len(dataset.queries)), ("document", documents, len(dataset.documents))
+    for name, positions, size in sides:
         outside = (positions < 0) | (positions >= size)
         if outside.any():
             what = f"the negatives table names {name} {positions[outside][0]} of {size}"

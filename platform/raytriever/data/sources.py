@@ -35,14 +35,6 @@ from raytriever.store.parts import make_once
 _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
 
 
-def hub_file_system() -> Any:
-    """Return the hub as a `pyarrow` file system; its paths are `datasets/ORG/NAME@REVISION/...`."""
-    from huggingface_hub import HfFileSystem
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    return PyFileSystem(FSSpecHandler(HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"))))
-
-
 def pinned(uri: str) -> str:
     """Return the URI with its revision as a commit, so that every worker, and a later run, reads the same bytes. Raise
     `DataError` if the URI has another form, the hub has no such data set or revision, or it cannot be reached."""
@@ -177,9 +169,13 @@ def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
 
 def _file_system(uri: str) -> tuple[Any, str]:
     refuse_secrets(uri, "dataset")
-    if uri.startswith(HUB):
-        return hub_file_system(), uri.removeprefix(HUB).rstrip("/")
-    return open_file_system(uri)
+    if not uri.startswith(HUB):
+        return open_file_system(uri)
+    from huggingface_hub import HfFileSystem
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    hub = PyFileSystem(FSSpecHandler(HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"))))
+    return hub, uri.removeprefix(HUB).rstrip("/")
 
 
 @contextmanager
@@ -230,17 +226,18 @@ class Source:
         files = sorted((file for file in listed if _is_data(file.path)), key=lambda file: file.path)
         if not files:
             raise DataError("no file in it", setting("dataset", name), "give a folder with data")
-        return cls(_last_part(where), where, tuple(files))
+        last = Path(where).name if not is_uri(where) else where.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+        return cls(last.split("@")[0] if where.startswith(HUB) else last, where, tuple(files))
 
 
 def _list_local(name: str, path: Path) -> list[SourceFile]:
     with disk_errors(path, reading=True):
         if path.exists() and not path.is_dir():
             check_regular(path)
-            return [_local(path.name, path)]
+            return [local_file(path.name, path)]
         if not path.is_dir():
             raise DATASET.error_of_missing(name, "dataset")
-        return [_local(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
+        return [local_file(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
 
 
 def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
@@ -260,20 +257,14 @@ def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) 
             yield path
 
 
-def _local(relative: str, path: Path) -> SourceFile:
+def local_file(relative: str, path: Path) -> SourceFile:
+    """Return the file of a path on this disk; `relative` is its path in the source."""
     status = path.stat()
     return SourceFile(relative, os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
 
 def _is_data(path: str) -> bool:
     return not any(part.startswith((".", "_")) for part in path.split("/"))
-
-
-def _last_part(where: str) -> str:
-    if not is_uri(where):
-        return Path(where).name
-    name = where.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
-    return name.split("@")[0] if where.startswith(HUB) else name
 
 
 Row = Mapping[str, Any]
@@ -286,7 +277,6 @@ class Files:
     """Files of a data set by their names.
 
     Args:
-        titles: Titles of each file in errors.
         columns: a name in the files, and the user's name of the same column.
     """
 

@@ -107,7 +107,6 @@ def overlaps(
 
 
 def _forms(dataset: RetrievalDataset, split: str) -> Forms:
-    """Return the forms of a split's queries that have a positive."""
     return dataset.queries.forms[dataset.positives(split).queries]
 
 

@@ -19,7 +19,6 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
     Args:
         dataset: any data set; the positions of its queries and documents stay.
         split: split of the queries; it may be new.
-        texts: the queries.
         kind: prefix of their ids: `KIND:0`, `KIND:1` and so on.
 
     Returns:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from raytriever.data.sources import SourceFile, list_remote
+from raytriever.data.sources import SourceFile, list_remote, local_file
 from raytriever.errors import DataError
 from raytriever.paths import DOCUMENTS, expanded
 from raytriever.reading.documents.read import OTHER_KINDS, ending_of
@@ -21,7 +21,7 @@ from raytriever.store.objects import LOCAL, is_uri
 
 # Output, templates and data of Jekyll, Sphinx and Hugo. Other names with `_` are documents, such as `_posts`.
 _OF_GENERATORS = {
-    *("_site", "_build", "_static", "_templates", "_layouts", "_includes", "_sass", "_data", "_assets", "_sources"),
+    *("_site", "_build", "_static", "_templates", "_layouts", "_includes", "_sass", "_data", "_assets", "_sources")
 }
 
 
@@ -58,7 +58,7 @@ class DocumentFolder:
                 if folder.is_dir():
                     found._walk(folder, "", (os.path.realpath(folder),))
                 elif folder.exists():
-                    found._add_local(folder, folder.name)
+                    found._add(local_file(folder.name, folder))
                 else:
                     raise DOCUMENTS.error_of_missing(name)
         if not found.files and not found.left_out:
@@ -83,11 +83,7 @@ class DocumentFolder:
                 else:
                     self._walk(path, f"{relative}/", (*above, real))
             else:
-                self._add_local(path, relative)
-
-    def _add_local(self, path: Path, relative: str) -> None:
-        status = path.stat()
-        self._add(SourceFile(relative, os.path.abspath(path), status.st_size, status.st_mtime_ns))
+                self._add(local_file(relative, path))
 
     def _add(self, file: SourceFile) -> None:
         if kind := OTHER_KINDS.get(ending_of(file.path)):
@@ -96,7 +92,6 @@ class DocumentFolder:
 
 
 def _left_out_parents(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the folders above a file, and the file, that are left out, each with the reason."""
     parts = path.split("/")
     for number, name in enumerate(parts, 1):
         if reason := _reason_of_name(name):

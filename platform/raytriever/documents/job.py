@@ -93,8 +93,6 @@ def import_folder(
 
 
 class _Import:
-    """Writer of the files of a data set."""
-
     def __init__(self, folder: Path, summary: ImportSummary, chunker: Chunker, splits: dict[str, str]) -> None:
         self._folder, self._summary, self._chunker, self._splits = folder, summary, chunker, splits
         self._positives: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
@@ -128,9 +126,8 @@ class _Import:
                 self._match(file.path, split, passages)
         if not summary.files:
             path, reason = next((path, reason) for path, reason in summary.skipped.items() if kind_of_document(path))
-            raise DataError(
-                f"none of its {len(files):,} files has text that can be read; {path} {reason}", str(files[0].where)
-            )
+            what = f"none of its {len(files):,} files has text that can be read; {path} {reason}"
+            raise DataError(what, str(files[0].where))
 
     def _count(self, path: str, kind: str, split: str, passages: Sequence[Passage]) -> None:
         summary = self._summary
@@ -150,14 +147,12 @@ class _Import:
             self._summary.repeated.append(f"{path} repeats {first}")
 
     def _match(self, path: str, split: str, passages: Sequence[Passage]) -> None:
-        """Note the passages that answer the questions of a file."""
         matched = self._summary.questions.match(path, passages) if self._summary.questions else []
         for question, ids in matched:
             self._positives[question.split or split].setdefault(question.id, []).extend(ids)
         self._summary.shared += len({question.split or split for question, _ in matched}) > 1
 
     def _passages(self, file: SourceFile, reader: DocumentReader) -> tuple[ParsedDocument, list[Passage]]:
-        """Return a file and its passages; raises `UserError` if it cannot be read."""
         if not _is_utf8(file.path):
             raise DataError("its name is not UTF-8", None, "rename it")
         document = reader.read(file)
@@ -168,9 +163,7 @@ class _Import:
 
     def write_questions(self, questions: Questions, splits: dict[str, str]) -> None:
         """Write `queries.jsonl`, `qrels/SPLIT.tsv` and `unanswerable/SPLIT.tsv`. Rows whose file was skipped are bad.
-
-        `splits` are those of the questions without an answer, by id.
-        """
+        `splits` are those of the questions without an answer, by id."""
         for path, reason in self._summary.skipped.items():
             for question in questions.by_file.get(path, ()):
                 questions.refuse(question, f"{path} was skipped: {reason}")

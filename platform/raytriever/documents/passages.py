@@ -75,7 +75,6 @@ class Chunker:
                 yield Passage(name, section.anchor, heading, title, text, in_title + tokens)
 
     def _title(self, title: str, section: Section) -> tuple[str, int]:
-        """Return the title of the passages of a section, cut to its share, and the number of its tokens."""
         words = " > ".join(dict.fromkeys((title, *section.headings)))
         ends = self._offsets(words)
         if len(ends) > (most := self.tokens // _SHARE_OF_TITLE):
@@ -107,7 +106,6 @@ class Chunker:
             first = max(first + 1, _token_from(offsets, begin, first))  # bytes of one character have equal offsets
 
     def _header(self, tables: Sequence[TableRows], position: int, most: int) -> tuple[str, int]:
-        """Return the header of the table that a position is in, cut to a quarter of `most` tokens, and its tokens."""
         table = _table_at(tables, position)
         if table is None:
             return "", 0

@@ -106,7 +106,6 @@ class Questions:
             self._read(test, named)
 
     def _read(self, where: str, named: Mapping[str, str]) -> str:
-        """Read a file; return how its columns are read."""
         rows, description = _read_rows(where, named)
         before = self.rows
         for line, row in rows:
@@ -120,7 +119,6 @@ class Questions:
         return description
 
     def _add(self, question: Question) -> None:
-        """Add a row; raises `BadRow`, or `DataError` for a question of both files."""
         other = self._known.setdefault(question.id, question)
         same = self._texts.setdefault(normalise(question.text), question)
         if (twice := next((one for one in (other, same) if one.where != question.where), None)) is not None:
@@ -182,7 +180,6 @@ class Questions:
 
 
 def _read_rows(where: str, named: Mapping[str, str]) -> tuple[Iterable[tuple[int, Any]], str]:
-    """Return the rows by role, each with its line, or why it is bad; and one line on how the columns were read."""
     if re.search(r"\.(jsonl|ndjson)(\.gz)?$", where):
         first = next(iter(numbered_rows(where)), None)
         if first is None:
@@ -223,7 +220,6 @@ def _description(form: str, chosen: Mapping[str, str], columns: Sequence[str]) -
 
 
 def _question_of(where: str, line: int, row: Any, only: str) -> Question:
-    """Return the question of a row; raises `BadRow`. `only` is the split of all rows of the file, or empty."""
     if isinstance(row, str):
         raise BadRow(row)
     text = plain_characters(string_field(row, "question")).strip()
@@ -303,7 +299,6 @@ def _alike(path: str) -> str:
 
 
 def _matching(question: Question, file: str, passages: Sequence[Passage]) -> list[str]:
-    """Return the ids of the passages that answer a question; raises `BadRow`."""
     candidates = _of_section(question.anchor, file, passages) if question.anchor else passages
     if not question.answer:
         return [passage.id for passage in candidates]

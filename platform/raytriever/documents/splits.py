@@ -55,7 +55,6 @@ def assign_splits(
     Args:
         paths: documents, relative to their folder.
         groups: for each question, the documents that answer it.
-        shares: shares of the questions; None for the default.
         known: splits that documents keep, such as those of an earlier import. A group whose documents are known in
             several splits has the first of train, dev, test: a question that was trained on is never measured.
         total: number of all questions, with those that no document answers, which decides the default shares; None

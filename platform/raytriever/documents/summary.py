@@ -133,7 +133,6 @@ def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
 
 
 def _next(summary: ImportSummary, config: ImportConfig, model: str) -> str:
-    """Return the last line: the command that makes sense for what there is."""
     folder = shlex.quote(str(summary.path))
     arguments = f"{flag_of('dataset')} {folder} {flag_of('model')} {shlex.quote(model)}"
     if summary.judged["train"] and summary.judged["test"]:

@@ -169,7 +169,6 @@ def encode_store(
 
 
 def _open_finished(plan: EmbeddingPlan, path: Path) -> EmbeddingStore | None:
-    """Open the finished store of a plan; return None if it is unfinished or damaged."""
     try:
         store = EmbeddingStore.open(path)
     except StorageError:

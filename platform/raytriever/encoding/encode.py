@@ -247,11 +247,9 @@ def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of
     """Raise `ModelError` if an embedding is not finite; the error names the first such text."""
     bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
     if len(bad):
-        raise ModelError(
-            f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}",
-            f"{side} encoder",
-            "the weights are broken or overflow in bf16: train or load them again",
-        )
+        what = f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}"
+        remedy = "the weights are broken or overflow in bf16: train or load them again"
+        raise ModelError(what, f"{side} encoder", remedy)
 
 
 def _feed(

@@ -126,13 +126,11 @@ class Int8Linear(nn.Module):
 
 
 def _quantized(rows: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Return rows as integers of at most `largest`, and the factor of each row, `[rows, 1]`."""
     factors = rows.abs().amax(1, keepdim=True) / largest
     return (rows / factors.where(factors != 0, 1)).round_().to(torch.int8), factors
 
 
 def _quantize(retriever: Retriever) -> None:
-    """Replace the linear layers of the blocks of a retriever by those of 8-bit integers; raises `ConfigError`."""
     for backbone in _backbones(retriever):
         kind = backbone.config.model_type
         if kind not in INT8_MODELS:

@@ -120,7 +120,6 @@ def _stores(writer: StoreWriter) -> list[Path]:
 
 
 def _shards(store: Path) -> Iterator[tuple[Path, Keys]]:
-    """Yield the folder of each undamaged shard of a store, and its keys."""
     try:
         planned = read_json(store / PLAN, StoredPlan, _REMEDY)
         folders = sorted(path for path in (store / SHARDS).iterdir() if path.name.isdecimal())

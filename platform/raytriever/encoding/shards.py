@@ -73,7 +73,6 @@ class SideTexts:
         return keys_of(map(key_of, repeat(own) if isinstance(own, str) else own, texts))
 
     def _prompted(self, rows: Sequence[int], prompt: str) -> tuple[Sequence[str], str | list[str]]:
-        """Return the texts of some rows and their prompts, by default `prompt`."""
         if self.side == "passage":
             return prompted(self._documents, rows, prompt)
         texts = self.texts[rows.start : rows.stop] if isinstance(rows, range) else [self.texts[row] for row in rows]
@@ -156,28 +155,18 @@ class ShardEncoder:
         if copied is not None and len(copied.rows):
             rows = np.delete(np.array(shard_rows), copied.rows).tolist()
         texts = _ShardTexts(
-            number=number,
-            rows=rows,
-            keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix),
-            copied=copied,
+            number=number, rows=rows, keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix), copied=copied
         )
-        return self._with_inputs(texts) if len(rows) else texts
-
-    def _with_inputs(self, texts: _ShardTexts) -> _ShardTexts:
-        """Return texts with their tokens and batches."""
-        contents, prompt = self.side_texts.read(self.retriever, texts.rows)
+        if not len(rows):
+            return texts
+        contents, prompt = self.side_texts.read(self.retriever, rows)
         inputs = self.retriever.assemble(contents, self.side_texts.side)
         budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
         return replace(
-            texts,
-            inputs=inputs,
-            batches=batches([len(ids) for ids in inputs], budget),
-            prompt=prompt,
-            budget=budget,
+            texts, inputs=inputs, batches=batches([len(ids) for ids in inputs], budget), prompt=prompt, budget=budget
         )
 
     def _start(self, texts: _ShardTexts) -> PendingEmbeddings | None:
-        """Start to encode a shard; return None if all of its rows are copied."""
         if not len(texts.rows):
             return None
         device = next(self.retriever.parameters()).device
@@ -188,7 +177,6 @@ class ShardEncoder:
             )
 
     def _commit(self, texts: _ShardTexts, pending: PendingEmbeddings | None) -> None:
-        """Wait for the embeddings of a shard, and write them."""
         rows = texts.rows
         if pending is None:
             embeddings = np.empty((0, self.writer.plan.width), np.float32)
@@ -198,7 +186,6 @@ class ShardEncoder:
         self.writer.write(texts.number, embeddings, texts.keys, texts.copied)
 
     def _check_deaths(self, number: int, deaths: int) -> None:
-        """Raise `ModelError` if too many processes died over a shard."""
         if deaths < TRIES:
             return
         rows = self.writer.plan.rows_of(number)
@@ -219,7 +206,6 @@ class _ShardTexts:
         copied: its other rows.
         inputs: texts with special tokens; see `Retriever`.
         batches: texts of each batch, by their numbers in `rows`.
-        budget: tokens of a batch.
     """
 
     number: int

@@ -55,7 +55,6 @@ def write_embeddings(
 
     Args:
         embeddings: finite embeddings, of the rows that are not copied.
-        copied: rows that another store has in this storage type.
 
     Raises:
         ModelError: a component is too large for `fp16`.
@@ -63,9 +62,8 @@ def write_embeddings(
     files = {EMBEDDINGS: embeddings}
     if dtype == "fp16":
         if (largest := float(np.abs(embeddings).max(initial=0))) > _HALF_MAX:
-            raise ModelError(
-                f"a component of {largest:.6g} is beyond fp16", setting("dtype", "fp16"), "store fp32 or int8"
-            )
+            what = f"a component of {largest:.6g} is beyond fp16"
+            raise ModelError(what, setting("dtype", "fp16"), "store fp32 or int8")
         files = {EMBEDDINGS: embeddings.astype(np.float16)}
     elif dtype == "int8":
         scales = np.abs(embeddings).max(axis=1, initial=0) / np.float32(_LEVELS)

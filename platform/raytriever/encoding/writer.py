@@ -21,33 +21,12 @@ from numpy import ndarray
 
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import WIDTH, Keys
-from raytriever.encoding.store import (
-    KEYS,
-    KIND,
-    PLAN,
-    SHARDS,
-    EmbeddingStore,
-    Keyed,
-    StoredPlan,
-    StoredRows,
-    plan_key,
-    shard_folder,
-    write_embeddings,
-)
+from raytriever.encoding import store
 from raytriever.errors import StorageError, setting
 from raytriever.prompts import Side
 from raytriever.reading.structured import read_json
+from raytriever.store import commit
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import (
-    FORMAT,
-    MANIFEST,
-    FileEntry,
-    entry_of,
-    manifest_text,
-    read_manifest,
-    remove,
-    write_atomically,
-)
 from raytriever.store.disk import disk_errors, files_below, fsync, has_content
 from raytriever.store.lock import check_owner
 from raytriever.store.parts import Parts
@@ -66,13 +45,11 @@ class EmbeddingPlan:
         model: name of the model, as the user passed it.
         model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
         data_digest: digest of the side's ids and texts.
-        side: `passage` or `query`.
         prefix: text in front of every text.
         length: largest number of tokens of a text, including special tokens.
         pooling, similarity: see `models.config`.
         precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
         dtype: storage type; see `store`.
-        rows, width: shape of the matrix.
         shard_rows: rows of every shard except the last.
         batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
             device of the encoding process.
@@ -98,7 +75,7 @@ class EmbeddingPlan:
     def key(self) -> str:
         """SHA-256 over everything that decides the bytes of the store."""
         decides = {name: value for name, value in asdict(self).items() if name not in ("model", "dataset")}
-        return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([commit.FORMAT, decides], sort_keys=True).encode()).hexdigest()
 
     @property
     def encoder(self) -> str:
@@ -108,7 +85,7 @@ class EmbeddingPlan:
         """
         names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
         decides = {name: getattr(self, name) for name in names}
-        return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([commit.FORMAT, decides], sort_keys=True).encode()).hexdigest()
 
     @property
     def bytes(self) -> int:
@@ -134,7 +111,7 @@ def shard_rows(rows: int, on_gpu: bool = False) -> int:
 def with_shard_rows_of(plan: EmbeddingPlan, path: Path) -> EmbeddingPlan:
     """Return the plan with the size of the shards of an earlier attempt at it, which may be of another device."""
     with suppress(OSError, StorageError):
-        stored = read_json(path / PLAN, _Sharded, "encode again", needed=True)
+        stored = read_json(path / store.PLAN, store.StoredPlan, "encode again")
         resumed = replace(plan, shard_rows=stored["shard_rows"])
         if resumed.shard_rows > 0 and resumed.key == stored["key"]:
             return resumed
@@ -155,16 +132,17 @@ class StoreWriter:
             StorageError: the directory has other content.
         """
         if not self.has_own_plan():
-            raise StorageError(
-                "has other content than these embeddings",
-                str(self.path),
-                f"give another {setting('output')}, or remove it",
-            )
+            remedy = f"give another {setting('output')}, or remove it"
+            raise StorageError("has other content than these embeddings", str(self.path), remedy)
         return has_content(self.path)
 
     def has_own_plan(self) -> bool:
         """Return true if the directory is empty or missing, or holds an earlier attempt at this plan."""
-        return not has_content(self.path) or _key_of(self.path) == self.plan.key
+        if not has_content(self.path):
+            return True
+        with suppress(OSError, StorageError):
+            return store.plan_key(self.path) == self.plan.key
+        return False
 
     def begin(self) -> None:
         """Make the directory, or continue an earlier attempt; raises the errors of `check`."""
@@ -173,11 +151,11 @@ class StoreWriter:
         check_disk(self.path, self.plan.bytes - written, "the embeddings")
         with disk_errors(self.path):
             # Other processes must not read a manifest while shards are written again.
-            remove(self.path / MANIFEST)
-            (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
+            commit.remove(self.path / commit.MANIFEST)
+            (self.path / store.SHARDS).mkdir(parents=True, exist_ok=True)
             (self.path / WORK).mkdir(exist_ok=True)
         if not continues:
-            write_atomically(self.path / PLAN, json.dumps(self._described(), indent=1))
+            commit.write_atomically(self.path / store.PLAN, json.dumps(self._described(), indent=1))
 
     def missing(self) -> list[int]:
         """Return the numbers of the shards that are missing or damaged."""
@@ -188,56 +166,49 @@ class StoreWriter:
         number: int,
         embeddings: Float32[ndarray, "encoded width"],
         keys: Keys | None = None,
-        copied: StoredRows | None = None,
+        copied: store.StoredRows | None = None,
     ) -> None:
         """Commit a shard.
 
         Args:
             embeddings: all rows of the shard, except those that are copied.
             keys: keys of the texts of all rows; without them no later encoding copies the rows.
-            copied: rows that another store has.
         """
 
         def save(folder: Path) -> None:
-            write_embeddings(folder, embeddings, self.plan.dtype, copied)
+            store.write_embeddings(folder, embeddings, self.plan.dtype, copied)
             if keys is not None:
-                np.save(folder / KEYS, keys)
+                np.save(folder / store.KEYS, keys)
 
-        self._parts.write(shard_folder(self.path, number).name, save)
+        self._parts.write(store.shard_folder(self.path, number).name, save)
 
-    def finish(self) -> EmbeddingStore:
+    def finish(self) -> store.EmbeddingStore:
         """Commit the store when no shard is missing."""
-        files: dict[str, FileEntry] = {}
+        files: dict[str, commit.FileEntry] = {}
         for number in range(self.plan.shards):
-            folder = shard_folder(self.path, number)
-            manifest = read_manifest(folder, verify=False)
+            folder = store.shard_folder(self.path, number)
+            manifest = commit.read_manifest(folder, verify=False)
             name = folder.relative_to(self.path).as_posix()
             files |= {f"{name}/{file}": entry for file, entry in manifest["files"].items()}
-            files[f"{name}/{MANIFEST}"] = entry_of(folder / MANIFEST)
-        files[PLAN] = entry_of(self.path / PLAN)
-        meta = {"kind": KIND, **self._described()}
-        with disk_errors(self.path):
-            for name in (WORK, NEXT):
-                remove(self.path / name)
-            for leftover in (self.path / SHARDS).glob(".*"):  # from processes that died during a commit
-                remove(leftover)
-        write_atomically(self.path / MANIFEST, manifest_text(files, meta))
-        return EmbeddingStore(self.path, meta)
+            files[f"{name}/{commit.MANIFEST}"] = commit.entry_of(folder / commit.MANIFEST)
+        files[store.PLAN] = commit.entry_of(self.path / store.PLAN)
+        meta = {"kind": store.KIND, **self._described()}
+        # Leftovers are from processes that died during a commit.
+        for path in (self.path / WORK, self.path / NEXT, *(self.path / store.SHARDS).glob(".*")):
+            commit.remove(path)
+        commit.write_atomically(self.path / commit.MANIFEST, commit.manifest_text(files, meta))
+        return store.EmbeddingStore(self.path, meta)
 
     def is_whole(self, number: int) -> bool:
         """Return true if a shard is committed and every byte is as it was written."""
-        return bool(self._parts.read(shard_folder(self.path, number).name, lambda folder, meta: True))
+        return bool(self._parts.read(store.shard_folder(self.path, number).name, lambda folder, meta: True))
 
     @property
     def _parts(self) -> Parts:
-        return Parts(self.path / SHARDS, self.plan.key, check=check_directory)
+        return Parts(self.path / store.SHARDS, self.plan.key, check=check_directory)
 
     def _described(self) -> dict[str, Any]:
         return {"key": self.plan.key, "encoder": self.plan.encoder, **asdict(self.plan)}
-
-
-class _Sharded(Keyed):
-    shard_rows: int
 
 
 def writer_at(path: Path, plan: EmbeddingPlan) -> StoreWriter:
@@ -252,8 +223,7 @@ def writer_at(path: Path, plan: EmbeddingPlan) -> StoreWriter:
     if writer.has_own_plan() or not _is_earlier_version(path, plan):
         return writer
     if not following.has_own_plan():  # of a version that the data set no longer has
-        with disk_errors(path):
-            remove(following.path)
+        commit.remove(following.path)
     return following
 
 
@@ -263,31 +233,25 @@ def put_next_in_place(path: Path) -> None:
     A reader meets the old store, the new one, or none. A process that is killed here is continued by the next call.
     """
     following = path / NEXT
-    if not (following / MANIFEST).exists():
+    if not (following / commit.MANIFEST).exists():
         return
     check_owner(path)
-    names = (SHARDS, PLAN, MANIFEST)  # the manifest moves last
+    names = (store.SHARDS, store.PLAN, commit.MANIFEST)  # the manifest moves last
     with disk_errors(path):
-        if (following / SHARDS).exists():
-            for name in (MANIFEST, PLAN):
-                remove(path / name)
-            if (path / SHARDS).exists():
-                remove(path / SHARDS)
+        if (following / store.SHARDS).exists():
+            for name in (commit.MANIFEST, store.PLAN):
+                commit.remove(path / name)
+            if (path / store.SHARDS).exists():
+                commit.remove(path / store.SHARDS)
         for name in names:
             if (following / name).exists():
                 (following / name).rename(path / name)
-        remove(following)
+        commit.remove(following)
         fsync(path)
 
 
 def _is_earlier_version(path: Path, plan: EmbeddingPlan) -> bool:
     with suppress(OSError, StorageError):
-        planned = read_json(path / PLAN, StoredPlan, "encode again")
+        planned = read_json(path / store.PLAN, store.StoredPlan, "encode again")
         return (planned["encoder"], planned["dataset"]) == (plan.encoder, plan.dataset)
     return False
-
-
-def _key_of(path: Path) -> str | None:
-    with suppress(OSError, StorageError):
-        return plan_key(path)
-    return None

@@ -124,7 +124,6 @@ class _Search:
     def _rank_all(
         self, queries: Tensor, lengths: Tensor, best: Tensor, block: DocumentBlock
     ) -> Int64[Tensor, "some k"]:
-        """Score all documents of a block exactly, and merge them into rankings."""
         size = self._piece(block)
         for documents, ranks in zip(block.vectors.split(size), block.ranks.split(size), strict=True):
             sums = queries.double() @ documents.double().T
@@ -136,10 +135,8 @@ class _Search:
 
 
 def _highest(scores: Float32[Tensor, "queries rows"], count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` highest scores of each query, descending, and their columns.
-
-    They are in the `count` groups of columns with the highest maxima, so `topk` reads only these and the maxima.
-    """
+    """Return the `count` highest scores of each query, descending, and their columns. They are in the `count` groups of
+    columns with the highest maxima, so `topk` reads only these and the maxima."""
     queries, rows = scores.shape
     size = max(1, int((rows / (4 * count)) ** 0.5))  # of a group
     groups = rows // size
@@ -158,10 +155,8 @@ def _smallest(keys: Int64[Tensor, "queries _"], k: int) -> Int64[Tensor, "querie
 
 
 def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], device: torch.device) -> None:
-    """Search for rows of queries, on a CPU in threads that each search alone for some.
-
-    With several threads in each operation of torch, all wait for the slowest one after every operation.
-    """
+    """Search for rows of queries, on a CPU in threads that each search alone for some. With several threads in each
+    operation of torch, all wait for the slowest one after every operation."""
     threads = torch.get_num_threads()
     parts = min(2 * threads, len(rows) // FEWEST_QUERIES) if threads > 1 and device.type == "cpu" else 1
     if parts < 2:
@@ -204,11 +199,8 @@ def even_blocks(
     pending: list[tuple[ndarray, ndarray]] = []
     for first, values in blocks:
         if values.ndim != 2 or values.shape[1] != width:
-            raise ModelError(
-                f"embeddings of shape {values.shape} cannot be searched with queries of width {width}",
-                f"block at document {first}",
-                "encode both with the same model",
-            )
+            what = f"embeddings of shape {values.shape} cannot be searched with queries of width {width}"
+            raise ModelError(what, f"block at document {first}", "encode both with the same model")
         if first < 0 or first + len(values) > documents:
             raise ValueError(f"a block holds documents {first} to {first + len(values) - 1} of {documents}")
         for start in range(0, len(values), most):
@@ -303,7 +295,6 @@ class Corpus:
         return not self._fits
 
     def _read(self, width: int) -> Iterator[DocumentBlock]:
-        """Read the blocks, and copy them to the device."""
         for number, (positions, values) in enumerate(even_blocks(self._blocks(), width, len(self._order.ranks))):
             vectors = torch.from_numpy(values).to(self._device)
             if number not in self._largest:
@@ -336,7 +327,6 @@ def top_k_of_blocks(
     """Return the k highest dot products of each query and their documents, best first.
 
     Args:
-        queries: one embedding per row.
         blocks: position of the first row, and embeddings, in any order and of any sizes. Each block is read once.
         k: number of documents per query, at least 1; at most `len(ties)` are returned.
         ties: result of `tie_order` for the whole corpus; decides the order of equal scores.

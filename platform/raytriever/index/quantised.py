@@ -89,7 +89,6 @@ class QuantisedDocuments:
 
     Args:
         blocks: returns the blocks of the embeddings in fp32, see `index.exact.top_k_of_blocks`.
-        read: returns the embeddings of some documents in fp32.
         ties: result of `index.exact.tie_order`.
     """
 

@@ -59,9 +59,7 @@ def norms(vectors: Float32[Tensor, "rows width"]) -> Float64[Tensor, " rows"]:
     They cover what sums of squares in float32 lose: less than 1 %, and numbers below 2^-63.
     """
     quick = torch.linalg.vector_norm(vectors, dim=1).double() * 1.01 + 2.0**-50
-    if bool(quick.isfinite().all()):
-        return quick
-    return torch.linalg.vector_norm(vectors.double(), dim=1) * 1.01
+    return quick if bool(quick.isfinite().all()) else torch.linalg.vector_norm(vectors.double(), dim=1) * 1.01
 
 
 def scores_of_pairs(
@@ -139,10 +137,8 @@ def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: n
         ModelError: a vector is not finite; the error names the first one.
     """
     if not finite.all():
-        raise ModelError(
-            f"the embedding of {name} {positions[np.argmin(finite)]} is not finite",
-            remedy="the encoder's weights are broken or overflow in bf16: train or load them again, and encode again",
-        )
+        remedy = "the encoder's weights are broken or overflow in bf16: train or load them again, and encode again"
+        raise ModelError(f"the embedding of {name} {positions[np.argmin(finite)]} is not finite", remedy=remedy)
 
 
 # The threads of OpenMP do not survive a fork: FAISS and torch would hang there.
@@ -157,10 +153,8 @@ def refuse_forked() -> None:
     """
     global _has_searched
     if _was_forked:
-        raise ConfigError(
-            "this process was forked from a process that had searched, and lacks its threads",
-            remedy='start processes that search with multiprocessing.get_context("spawn")',
-        )
+        what = "this process was forked from a process that had searched, and lacks its threads"
+        raise ConfigError(what, remedy='start processes that search with multiprocessing.get_context("spawn")')
     _has_searched = True
 
 

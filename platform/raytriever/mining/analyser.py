@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import compress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from raytriever.reading.characters import remove_invisible
 SAMPLE_SIZE = 1_000  # documents that are examined, evenly spread over the corpus
 _ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
 _UNSPACED = re.compile(f"[{UNSPACED}]+")
+_RUN = re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")  # of characters that become n-grams, or else a word
 # Segmented texts have runs of about 2 (Chinese) to 5 (Thai) characters; clauses have 8 and more.
 _LONGEST_WORD, _MOST_UNSPACED = 5.5, 0.2
 # English, German, Indonesian and code have 6 to 13 characters per term, including the characters of stop words.
@@ -88,12 +89,9 @@ class Analyser:
     def line(self) -> str:
         """Return a description in one line."""
         terms, stop_words, stemmer = list(self.settings.values())[:3]
-        taken = (
-            ""
-            if self.language == ENGLISH
-            else f" for {LANGUAGES[self.language].name}, {flag_of('bm25_language')} {self.language}"
-        )
-        return f"Analyser of BM25{taken}: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
+        of = f" for {LANGUAGES[self.language].name}, {flag_of('bm25_language')} {self.language}"
+        of = "" if self.language == ENGLISH else of
+        return f"Analyser of BM25{of}: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
 
     def analyse(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the terms of each text, in their order."""
@@ -123,14 +121,13 @@ class Analyser:
         return terms, tokens[tokens >= 0], np.diff(kept[np.frombuffer(ends, np.int64)])
 
     def _words(self, text: str) -> list[str]:
-        """Return the words of a text before stop words are removed."""
         text, length = self._normalised(text), LANGUAGES[self.language].ngram
         if self.language == ENGLISH:
             return _ENGLISH_TERM.findall(text)
         if not length:
             return _word_pattern().findall(text)
         words = []
-        for run, word in _run_pattern().findall(text):
+        for run, word in _RUN.findall(text):
             if word:
                 words.append(word)
             else:
@@ -147,7 +144,7 @@ class Analyser:
     def _stop_words(self) -> frozenset[str]:
         language = LANGUAGES[self.language]
         name = "EN" if language.ngram or self.language == ENGLISH else language.name.upper()
-        return frozenset(getattr(_stop_word_lists(), f"STOPWORDS_{name}", ()))
+        return frozenset(_stop_word_lists().get(f"STOPWORDS_{name}", ()))
 
     def _stemmed(self, words: list[str]) -> list[str]:
         if not LANGUAGES[self.language].has_stemmer:
@@ -160,18 +157,12 @@ ENGLISH_ANALYSER = Analyser()
 
 
 @cache
-def _stop_word_lists() -> ModuleType:
+def _stop_word_lists() -> dict[str, Any]:
     """Load the stop words of bm25s alone: the whole package starts JAX where it is installed, on most of a GPU."""
     package = importlib.util.find_spec("bm25s")
     assert package is not None
-    assert package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0]) / "stopwords.py"
-    spec = importlib.util.spec_from_file_location("raytriever_stopwords", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    assert package.origin is not None
+    return runpy.run_path(str(Path(package.origin).with_name("stopwords.py")))
 
 
 @cache
@@ -182,22 +173,11 @@ def _stemmer(name: str) -> Any:
 
 
 @cache
-def _marks() -> str:
-    """Return the marks that belong to the letter before them, such as vowels of Hindi, for a class of a pattern."""
-    marks = (chr(point) for point in range(0x300, 0x10000) if unicodedata.category(chr(point)).startswith("M"))
-    return "".join(marks)
-
-
-@cache
 def _word_pattern() -> re.Pattern[str]:
-    """Return the pattern of a word of two or more characters, or of one digit."""
-    return re.compile(rf"\w[\w{_marks()}]+|\d")
-
-
-@cache
-def _run_pattern() -> re.Pattern[str]:
-    """Return the pattern of a run of characters that become n-grams, or else of a word."""
-    return re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")
+    """Return the pattern of a word of two or more characters, or of one digit. Marks, such as vowels of Hindi, belong
+    to the letter before them."""
+    marks = (chr(point) for point in range(0x300, 0x10000) if unicodedata.category(chr(point)).startswith("M"))
+    return re.compile(rf"\w[\w{''.join(marks)}]+|\d")
 
 
 def analyser_line(analysis: Mapping[str, Any]) -> str:
@@ -260,9 +240,7 @@ class Analysis:
 
     def content(self) -> dict[str, Any]:
         """Return the analyser's settings and the statistics as JSON values."""
-        numbers = {
-            field.name: round(getattr(self, field.name), 4) for field in fields(self) if field.name != "analyser"
-        }
+        numbers = {name: round(value, 4) for name, value in vars(self).items() if isinstance(value, float)}
         return {**self.analyser.settings, **numbers, "warning": self.warning}
 
     @property

@@ -115,11 +115,9 @@ class Bm25Index:
 
 @numba.njit(cache=True, nogil=True)
 def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ignore[no-untyped-def]
-    """Fill each row of `keys`, `[queries, k]`, zeros before, with the highest keys of documents that share a term.
-
-    The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term counts each time. The postings of term
-    t are at the indices `starts[t]` to `starts[t + 1]`. `scores` are zeros, one for each document of the corpus.
-    """
+    """Fill each row of `keys`, `[queries, k]`, zeros before, with the highest keys of documents that share a term. The
+    terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term counts each time. The postings of term t
+    are at the indices `starts[t]` to `starts[t + 1]`. `scores` are zeros, one for each document of the corpus."""
     for query in range(len(keys)):
         own, heap = terms[offsets[query] : offsets[query + 1]], keys[query]
         _add(weights, documents, starts, own, scores)
@@ -156,7 +154,6 @@ def _add(weights, documents, starts, terms, scores):  # type: ignore[no-untyped-
 
 @numba.njit(cache=True, nogil=True)
 def _replace_lowest(heap, key):  # type: ignore[no-untyped-def]
-    """Replace the lowest key of a binary heap, which is its first element."""
     parent = 0
     while 2 * parent + 1 < len(heap):
         child = 2 * parent + 1

@@ -93,11 +93,8 @@ class MiningConfig:
             if methods.count(name) > 1:
                 raise ConfigError(f"{name!r} is named twice", setting("method"), "name each method once")
         if self.range_min >= self.depth:
-            raise ConfigError(
-                f"{self.depth} is not above {setting('range_min')} {self.range_min}",
-                setting("range_max"),
-                "give a higher rank",
-            )
+            what = f"{self.depth} is not above {setting('range_min')} {self.range_min}"
+            raise ConfigError(what, setting("range_max"), "give a higher rank")
         if self.num_negatives > self.depth - self.range_min:
             raise ConfigError(
                 f"{self.num_negatives} negatives out of {self.depth - self.range_min} ranks "

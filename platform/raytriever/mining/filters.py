@@ -27,16 +27,8 @@ RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
 # `ExcludedDocuments`.
 REASONS = (
-    "kept",
-    "relevant",
-    "same text as a positive",
-    "the query's own id",
-    "before the range",
-    "holds an answer",
-    "above max_score",
-    "within absolute_margin",
-    "within relative_margin",
-    "not chosen",
+    *("kept", "relevant", "same text as a positive", "the query's own id", "before the range", "holds an answer"),
+    *("above max_score", "within absolute_margin", "within relative_margin", "not chosen"),
 )
 KEPT = 0
 RANGE, ANSWER, MAX_SCORE, ABSOLUTE, RELATIVE, NOT_CHOSEN = range(4, 10)
@@ -94,7 +86,6 @@ class ExcludedDocuments:
         """Collect the excluded documents of some queries.
 
         Args:
-            queries: query positions.
             pairs: positions of queries and of documents relevant to them, in any split.
             query_groups, document_groups: a number below 2^31 for each position; equal for equal texts.
             own: the document with the query's id; -1 if there is none.
@@ -232,8 +223,3 @@ def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries colum
         ranks = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
         is_surplus = is_kept & (ranks >= count)
     verdicts[is_surplus] = NOT_CHOSEN
-
-
-def count_verdicts(verdicts: Verdicts) -> Int64[ndarray, " reasons"]:
-    """Count the candidates of each verdict."""
-    return np.bincount(verdicts[verdicts != NO_CANDIDATE], minlength=len(REASONS))

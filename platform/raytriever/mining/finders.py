@@ -84,11 +84,6 @@ class Embeddings:
     documents: DocumentEmbeddings
     open_corpus: Callable[[Any, TieOrder], SearchedCorpus] = open_here
 
-    @classmethod
-    def of(cls, queries: ndarray, documents: ndarray) -> Embeddings:
-        """Create embeddings from two arrays."""
-        return cls(queries, ArrayEmbeddings(documents))
-
 
 @dataclass(frozen=True)
 class PairScorer:
@@ -113,11 +108,6 @@ class PairScorer:
 
         step = max(1, _GATHERED // embeddings.queries.shape[1])
         return cls("encoder", _of_pairs(score, step, "model", "use a model with valid weights"))
-
-    @classmethod
-    def by_bm25(cls, index: Bm25Index, texts: Sequence[str]) -> PairScorer:
-        """Score by BM25; `texts` are the split's queries."""
-        return cls("bm25", lambda rows, documents: index.scores_of([texts[row] for row in rows], documents))
 
     @classmethod
     def by_judge(cls, judge: Judge, texts: Sequence[str], passages: Sequence[str]) -> PairScorer:
@@ -213,7 +203,6 @@ class MiningInputs:
     """Inputs of mining a split: texts, indexes and scorer, each made once and only when it is needed.
 
     Args:
-        excluded: Excluded documents of the queries of `positives`.
         make_bm25: returns the index of all passages. The other inputs are those of `mine`.
     Raises:
         ModelError: the number of embeddings differs from the number of queries or documents, or the embedding of a
@@ -272,7 +261,9 @@ class MiningInputs:
             return PairScorer.by_judge(self.judge, self.texts, self.dataset.passages())
         if self.config.needs_embeddings:
             return PairScorer.by_encoder(self._required_embeddings)
-        return PairScorer.by_bm25(self._bm25, self.texts) if "bm25" in self.config.methods else None
+        if "bm25" not in self.config.methods:
+            return None
+        return PairScorer("bm25", lambda rows, found: self._bm25.scores_of([self.texts[row] for row in rows], found))
 
     def answers_of(self, row: int) -> list[str]:
         """Return the normalised answers of a query."""
@@ -293,7 +284,6 @@ class MiningInputs:
         return depth + int(self.excluded.counts[rows].max(initial=0))
 
     def _find_by_bm25(self, rows: ndarray, depth: int) -> Candidates:
-        """Find documents that share a term with the query."""
         scores, documents = self._bm25.search([self.texts[row] for row in rows], self._most(rows, depth))
         documents[scores <= 0] = -1
         return documents, scores
@@ -304,9 +294,8 @@ class MiningInputs:
         return DenseFinder(self._required_embeddings, order, self.excluded)
 
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
-        """Find the positives of similar queries, with the scores of these.
-
-        A document has the rank of the most similar query it is a positive of."""
+        """Find the positives of similar queries, with the scores of these. A document has the rank of the most similar
+        query it is a positive of."""
         queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
         corpus, order = self._similar_queries
         k = 2 * wanted
@@ -328,7 +317,6 @@ class MiningInputs:
         return open_here(ArrayEmbeddings(self._required_embeddings.queries), order), order
 
     def _find_gold(self, rows: ndarray, _: int) -> Candidates:
-        """Find the hard negatives that the data set contains as `gold`, such as pairs judged as irrelevant."""
         negatives = self.dataset.negatives
         assert negatives is not None
         block_row = np.full(len(self.dataset.queries), -1)
@@ -339,7 +327,6 @@ class MiningInputs:
         return _tabulate(row[order], negatives.documents[order], negatives.scores[order], len(rows))
 
     def _find_random(self, rows: ndarray, depth: int) -> Candidates:
-        """Find random documents, drawn by (seed, round, the query's key), in the order of the draws."""
         size = len(self.dataset.documents)
         # Draws with repetition might not end in a small corpus; there every document gets a random word.
         whole = 8 * depth >= size
@@ -370,19 +357,13 @@ def _check_embeddings(embeddings: Embeddings | None, queries: int, documents: in
     if embeddings is None:
         remedy = "pass embeddings, or choose bm25"
         raise ConfigError("dense and cross-query need embeddings", setting("method"), remedy)
-    for what, count, wanted in (
-        ("queries", len(embeddings.queries), queries),
-        ("documents", len(embeddings.documents), documents),
-    ):
+    sides = ("queries", len(embeddings.queries), queries), ("documents", len(embeddings.documents), documents)
+    for what, count, wanted in sides:
         if count != wanted:
-            raise ModelError(
-                f"there are {count} embeddings of {wanted} {what}", setting("model"), "encode this data set"
-            )
+            reason = f"there are {count} embeddings of {wanted} {what}"
+            raise ModelError(reason, setting("model"), "encode this data set")
     # A search checks the document embeddings itself, but numbers queries by their rows in a block.
     bad = np.flatnonzero(~np.isfinite(embeddings.queries).all(axis=1))
     if len(bad):
-        raise ModelError(
-            f"the embedding of query {bad[0]} is not finite",
-            setting("model"),
-            "the weights are broken or overflow: train or load them again",
-        )
+        remedy = "the weights are broken or overflow: train or load them again"
+        raise ModelError(f"the embedding of query {bad[0]} is not finite", setting("model"), remedy)

@@ -103,16 +103,7 @@ def run_mining(
         documents = documents or embed_corpus(model, retriever, dataset)
         encoded = Embeddings(encode_queries(retriever, dataset, queries), documents)
     finished = _folder_of_blocks([split, asdict(mining), seed, round], dataset, encoded, documents, judge)
-    mined = mine(
-        dataset,
-        split,
-        mining,
-        embeddings=encoded,
-        judge=judge,
-        seed=seed,
-        round=round,
-        finished=finished,
-    )
+    mined = mine(dataset, split, mining, embeddings=encoded, judge=judge, seed=seed, round=round, finished=finished)
     if not len(mined.table):
         raise DataError(f"no negative is left; {_summary(mined)}", dataset.name, "loosen the filters that removed them")
     meta = {
@@ -172,7 +163,6 @@ def format_counts(mined: MiningResult) -> str:
 
 
 def _summary(mined: MiningResult) -> str:
-    """Format the counts in one line."""
     return "; ".join(
         f"{method}: {', '.join(f'{name} {count:,}' for name, count in counts.items())}"
         for method, counts in mined.counts.items()

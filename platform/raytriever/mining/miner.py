@@ -29,20 +29,9 @@ from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.examples import parse_mix
 from raytriever.data.sampling.order import words
 from raytriever.errors import ConfigError, DataError, setting
+from raytriever.mining import filters
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import MiningConfig
-from raytriever.mining.filters import (
-    ANSWER,
-    KEPT,
-    REASONS,
-    RELEVANT,
-    ExcludedDocuments,
-    apply_score_bounds,
-    choose,
-    contains_answer,
-    count_verdicts,
-    initial_verdicts,
-)
 from raytriever.mining.finders import CHOICE, Embeddings, Judge, MiningInputs
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_arrays
@@ -66,7 +55,7 @@ _FILE = "block.npz"
 _EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {
     **{name: (["int64"], (None,)) for name in ("queries", "documents", "ranks")},
     "scores": (["float32"], (None,)),
-    "verdicts": (["int64"], (len(REASONS),)),
+    "verdicts": (["int64"], (len(filters.REASONS),)),
 }
 
 
@@ -136,20 +125,18 @@ class CandidateFilter:
         return tuple(map(np.concatenate, columns)), np.sum([block.verdicts for block in mined], axis=0)
 
     def _mine(self, method: str, rows: Int64[ndarray, " block"], first: int, end: int) -> MinedBlock:
-        """Mine the negatives of a block of queries from the ranks `first` to `end`."""
         inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
         documents, scores = inputs.find(method, rows, min(end, len(inputs.dataset.documents)))
-        verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)
+        verdicts, ranks = filters.initial_verdicts(documents, excluded.padded(rows), first, end)
         scores = self._remove_false_negatives(method, rows, documents, scores, verdicts)
         draws = None
         if config.sampling_strategy == "random":
             columns = np.arange(documents.shape[1])
             draws = words(inputs.seed, np.full(len(rows), inputs.round), inputs.keys[rows], CHOICE, columns)
-        choose(verdicts, config.num_negatives, draws)
-        row, column = np.nonzero(verdicts == KEPT)
-        return MinedBlock(
-            rows[row], documents[row, column], ranks[row, column], scores[row, column], count_verdicts(verdicts)
-        )
+        filters.choose(verdicts, config.num_negatives, draws)
+        row, column = np.nonzero(verdicts == filters.KEPT)
+        counts = np.bincount(verdicts[verdicts != filters.NO_CANDIDATE], minlength=len(filters.REASONS))
+        return MinedBlock(rows[row], documents[row, column], ranks[row, column], scores[row, column], counts)
 
     def _ranks(self, method: str) -> tuple[int, int]:
         """Return the first rank that is used and the rank at which the ranking ends; only rankings have a range."""
@@ -169,13 +156,13 @@ class CandidateFilter:
         if config.drop_answers:
             self._drop_answers(rows, documents, verdicts)
         if scorer is not None and scorer.name != _SCORER_OF.get(method):
-            scores = scorer.score(rows, np.where(verdicts == KEPT, documents, -1))
+            scores = scorer.score(rows, np.where(verdicts == filters.KEPT, documents, -1))
         if config.has_score_bounds:
             assert scorer is not None, "the settings would be refused"
             excluded, reasons = self.inputs.excluded.padded(rows)
-            positive_scores = scorer.score(rows, np.where(reasons == RELEVANT, excluded, -1))
+            positive_scores = scorer.score(rows, np.where(reasons == filters.RELEVANT, excluded, -1))
             lowest = np.fmin.reduce(positive_scores, axis=1)
-            apply_score_bounds(
+            filters.apply_score_bounds(
                 verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin
             )
         return scores
@@ -185,9 +172,9 @@ class CandidateFilter:
             answers = self.inputs.answers_of(int(row))
             if not answers:
                 continue
-            for column in np.flatnonzero(verdicts[index] == KEPT):
-                if contains_answer(self.inputs.passage(int(documents[index, column])), answers):
-                    verdicts[index, column] = ANSWER
+            for column in np.flatnonzero(verdicts[index] == filters.KEPT):
+                if filters.contains_answer(self.inputs.passage(int(documents[index, column])), answers):
+                    verdicts[index, column] = filters.ANSWER
 
 
 @dataclass(frozen=True)
@@ -256,7 +243,7 @@ def mine(
         dataset=dataset,
         positives=positives,
         config=config,
-        excluded=ExcludedDocuments.of_split(dataset, split),
+        excluded=filters.ExcludedDocuments.of_split(dataset, split),
         embeddings=embeddings,
         make_bm25=bm25 or (lambda: Bm25Index.of(dataset.documents)),
         judge=judge,
@@ -275,9 +262,9 @@ def mine(
     counts = {}
     for method, verdicts in verdict_counts.items():
         rows = int(rows_per_origin[ORIGINS.index(method)])
-        removed = {REASONS[code]: int(n) for code, n in enumerate(verdicts) if code != KEPT and n}
-        if verdicts[KEPT] > rows:
-            removed[REPEATED] = int(verdicts[KEPT]) - rows
+        removed = {filters.REASONS[code]: int(n) for code, n in enumerate(verdicts) if code != filters.KEPT and n}
+        if verdicts[filters.KEPT] > rows:
+            removed[REPEATED] = int(verdicts[filters.KEPT]) - rows
         counts[method] = {"candidates": int(verdicts.sum()), **removed, "kept": rows}
     counts_per_query = np.diff(table.offsets)[positives.queries]
     wanted = config.num_negatives * len(config.methods)
@@ -295,17 +282,11 @@ def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> N
     if not (dataset.judgements[split].scores > 0).any():
         raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
     if config.range_min >= len(dataset.documents):
-        raise ConfigError(
-            f"{config.range_min} skips all {len(dataset.documents):,} documents",
-            setting("range_min"),
-            "give a lower rank",
-        )
+        what = f"{config.range_min} skips all {len(dataset.documents):,} documents"
+        raise ConfigError(what, setting("range_min"), "give a lower rank")
     if config.drop_answers and dataset.answers is None:
-        raise ConfigError(
-            f"{dataset.name} has no answers",
-            setting("drop_answers", True),
-            "add answers.jsonl (docs/reference/formats.md)",
-        )
+        remedy = "add answers.jsonl (docs/reference/formats.md)"
+        raise ConfigError(f"{dataset.name} has no answers", setting("drop_answers", True), remedy)
     rows = dataset.negatives
     if "gold" in config.methods and (rows is None or not (rows.origins == ORIGINS.index("gold")).any()):
         raise ConfigError(f"{dataset.name} has no gold negatives", setting("method", "gold"), "choose other methods")

@@ -39,15 +39,8 @@ K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents
 _TOGETHER = 1 << 16  # postings
 _FORMAT = 2  # changes with the files, the terms or the weights; the postings are made again
-_TYPES = {
-    "counts": "int64",
-    "rows": "uint32",
-    "frequencies": "uint32",
-    "lengths": "int64",
-    "starts": "int64",
-    "documents": "uint32",
-    "weights": "float32",
-}
+_TYPES = {"counts": "int64", "lengths": "int64", "starts": "int64", "weights": "float32"}
+_TYPES |= dict.fromkeys(("rows", "frequencies", "documents"), "uint32")
 _TERMS = "terms.txt"
 # Makes an array of the postings: (name, length, type).
 _Allocate = Callable[[str, int, Any], ndarray]
@@ -101,7 +94,6 @@ class Postings:
     """Postings of a corpus, in memory or memory-mapped.
 
     Args:
-        size: number of documents.
         vocabulary: number of each term.
         starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
         documents: positions, ascending within a term.
@@ -188,7 +180,6 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
 
 
 def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
-    """Analyse the blocks that do not exist yet, and commit the postings."""
     unmerged = folder.with_name(f"{folder.name}-blocks")
     unmerged.mkdir(parents=True, exist_ok=True)
     hold(unmerged, passages)
@@ -217,17 +208,14 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
 
 
 def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyser: Analyser) -> Iterator[None]:
-    """Write blocks in a pool of processes; yield after each."""
     try:
         yield from map_in_processes(partial(_write_block, parts, analyser), blocks, [__name__])
     except ProcessDeath as death:
         [(name, texts)] = death.args
         first = int(name) * BLOCK
-        raise DataError(
-            f"{TRIES} processes died while they analyzed these documents for BM25",
-            f"rows {first + 1:,} to {first + len(texts):,} of the corpus",
-            "free memory, and run the command again",
-        ) from death
+        what = f"{TRIES} processes died while they analyzed these documents for BM25"
+        where = f"rows {first + 1:,} to {first + len(texts):,} of the corpus"
+        raise DataError(what, where, "free memory, and run the command again") from death
 
 
 def _write_block(parts: Parts, analyser: Analyser, block: tuple[str, list[str]]) -> None:

@@ -60,16 +60,12 @@ class ScorePlan:
     """Settings and inputs that decide the scores. The names of models, data sets and splits are informational.
 
     Args:
-        model: name of the model, as the user passed it.
-        revision: commit of a hub model.
         model_digest: SHA-256 over the files that decide a score.
-        dataset: name of the data set.
         split: split whose queries are scored.
         queries, documents: digests of ids and texts.
         pairs_digest: SHA-256 over the positions of the pairs.
         length: largest number of tokens of a pair.
         precision: `fp32` or `bf16`.
-        part: number of pairs in a part.
     """
 
     model: str
@@ -93,8 +89,6 @@ class ScorePlan:
 
 
 class _Plan(TypedDict, total=False):
-    """Keys of `plan.json` that are read individually."""
-
     key: str
     model: str
     revision: str | None
@@ -123,7 +117,6 @@ def _begin(path: Path, plan: ScorePlan) -> bool:
 
 
 def _read_plan(path: Path) -> Mapping[str, Any]:
-    """Return the plan of unfinished scores in a directory; empty if there is none."""
     try:
         with disk_errors(path / PLAN, reading=True):
             return read_json(path / PLAN, _Plan, _OTHER_OUTPUT)
@@ -178,7 +171,9 @@ def run_scoring(
     check_writable(output)
     device = default_device()
     chosen = choose_precision(precision, device)
-    commit = commit_of(config.model, config.revision or _recorded_revision(output, config.model))
+    before = _read_plan(output)  # of an interrupted call, which used this commit of the hub model
+    recorded = before.get("revision") if before.get("model") == config.model else None
+    commit = commit_of(config.model, config.revision or recorded)
     directory = resolve_model(config.model, commit or config.revision)
     teacher = CrossEncoder(directory, device, chosen, config.max_length)
     dataset = open_all_splits(data.dataset, [split], max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
@@ -213,12 +208,6 @@ def run_scoring(
         seconds=time.monotonic() - started,
         quarantined=str(dataset.quarantine) if dataset.quarantine.total else None,
     )
-
-
-def _recorded_revision(output: Path, model: str) -> str | None:
-    """Return the commit of the hub model that an interrupted call used."""
-    plan = _read_plan(output)
-    return plan.get("revision") if plan.get("model") == model else None
 
 
 def _score(
@@ -267,7 +256,6 @@ def _save(scores: ndarray, folder: Path) -> None:
 
 
 def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:
-    """Return the share of candidates that score above the lowest positive of their query."""
     rows = np.unique(pairs.queries, return_inverse=True)[1]
     lowest = np.full(rows.max() + 1, np.inf, dtype=np.float32)
     np.minimum.at(lowest, rows[pairs.positive], scores[pairs.positive])
@@ -280,7 +268,6 @@ class Pairs:
     """Distinct pairs of positions, sorted by query, then document.
 
     Args:
-        queries, documents: positions in the data set.
         positive: true if the document is relevant to the query.
     """
 
@@ -310,11 +297,8 @@ def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) ->
     owners = np.repeat(positives.queries, np.diff(positives.offsets))
     candidates = _candidates(dataset, positives.queries, config)
     if not np.isin(np.concatenate([queries for queries, _ in candidates]), positives.queries).any():
-        raise DataError(
-            f"none of the {len(positives):,} queries of split {split!r} has a candidate",
-            config.negatives or config.run or dataset.name,
-            "name the negatives of this split",
-        )
+        what = f"none of the {len(positives):,} queries of split {split!r} has a candidate"
+        raise DataError(what, config.negatives or config.run or dataset.name, "name the negatives of this split")
     size = len(dataset.documents)
     rows = [(owners, positives.documents), *candidates]
     keys = np.unique(np.concatenate([queries * size + documents for queries, documents in rows]))
@@ -325,7 +309,6 @@ def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) ->
 def _candidates(
     dataset: RetrievalDataset, queries: Int64[ndarray, " queries"], config: ScoreConfig
 ) -> list[tuple[ndarray, ndarray]]:
-    """Return the candidates of each source as query and document positions."""
     candidates = []
     if config.negatives:
         table = read_negatives(config.negatives, dataset)
@@ -336,10 +319,7 @@ def _candidates(
         candidates.append((queries[rows], ranking[rows, ranks]))
     if not candidates:
         if dataset.negatives is None or not len(dataset.negatives.queries):
-            raise ConfigError(
-                f"{dataset.name} has no hard negatives",
-                setting("negatives"),
-                f"name a table that `raytriever mine` wrote, or a {setting('run')}",
-            )
+            remedy = f"name a table that `raytriever mine` wrote, or a {setting('run')}"
+            raise ConfigError(f"{dataset.name} has no hard negatives", setting("negatives"), remedy)
         candidates.append((dataset.negatives.queries, dataset.negatives.documents))
     return candidates

@@ -33,15 +33,8 @@ _MOST_YAML_VALUES = 100_000
 CHANGED = "is damaged or changed"
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
+_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_WORDS |= {list: "a list", dict: "an object", type(None): "null"}
 
 
 class Mismatch(ValueError):
@@ -147,32 +140,27 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
         UserError: of the kind `error`: the file is not YAML, larger than 1 MB, nested more than 100 deep, has more than
             100,000 values with its aliases written out, or has a key twice.
     """
+    import yaml
+
     with open_regular(file) as stream:
         raw = stream.read(MOST_YAML_BYTES + 1)
     with checked(file, remedy, error):
-        return _parsed_yaml(raw)
-
-
-def _parsed_yaml(raw: bytes) -> Any:
-    import yaml
-
-    if len(raw) > MOST_YAML_BYTES:
-        raise Mismatch(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings")
-    loader = None
-    try:
-        loader = _plain_loader()(raw.decode())
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _measure(node, {})
-        return loader.construct_document(node)
-    except RecursionError:
-        place = f"line {loader.line + 1}: " if loader else ""
-        raise Mismatch(f"{place}lists and mappings are nested more than {_MOST_DEPTH} deep") from None
-    except Mismatch:
-        raise
-    except (yaml.YAMLError, ValueError, OverflowError) as reason:
-        raise Mismatch(f"is not YAML ({' '.join(str(reason).split())[:300]})") from reason
+        if len(raw) > MOST_YAML_BYTES:
+            raise Mismatch(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings")
+        loader = None
+        try:
+            loader = _plain_loader()(raw.decode())
+            if (node := loader.get_single_node()) is None:
+                return None
+            _measure(node, {})
+            return loader.construct_document(node)
+        except RecursionError:
+            place = f"line {loader.line + 1}: " if loader else ""
+            raise Mismatch(f"{place}lists and mappings are nested more than {_MOST_DEPTH} deep") from None
+        except Mismatch:
+            raise
+        except (yaml.YAMLError, ValueError, OverflowError) as reason:
+            raise Mismatch(f"is not YAML ({' '.join(str(reason).split())[:300]})") from reason
 
 
 def _depth(text: bytes) -> int:
@@ -246,7 +234,6 @@ def _record(value: dict[str, Any], kind: Any, path: tuple[str, ...]) -> object:
 
 @lru_cache
 def _fields(kind: Any) -> tuple[frozenset[str], dict[str, Any]]:
-    """Return the required keys, and the type of each key."""
     hints = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
         optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}

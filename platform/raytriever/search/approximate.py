@@ -62,10 +62,6 @@ class IndexResult(PassageIndex):
         """See `PassageIndex.rank`."""
         return self.index.search(queries, k)
 
-    def queries(self, split: str) -> Float32[ndarray, "queries width"]:
-        """Return the embeddings of the judged queries of a split."""
-        return _queries(self.retriever, self.dataset, split)
-
 
 def run_index(
     config: IndexConfig,
@@ -94,11 +90,8 @@ def run_index(
     """
     training_split = (config.training_split or _TRAINING_SPLIT) if config.index == "roargraph" else None
     if training_split and training_split == split:
-        raise ConfigError(
-            f"the graph is built from the queries of {training_split}, so their recall would be too high",
-            setting("split"),
-            "choose another split",
-        )
+        what = f"the graph is built from the queries of {training_split}, so their recall would be too high"
+        raise ConfigError(what, setting("split"), "choose another split")
     check_writable(output)
     existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, split)) if split]
@@ -143,7 +136,6 @@ def _opened(output: Path, config: IndexConfig) -> ApproximateIndex:
 
 
 def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) -> None:
-    """Raise `StorageError` unless an index differs from the requested one by its passages alone."""
     different = [name for name, value in meta.items() if name not in ("key", "model") and existing.get(name) != value]
     if not different:
         return
@@ -179,12 +171,8 @@ def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
 
 def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
     """Estimate the memory that building an index takes: its structures, and the embeddings that it reads many times."""
-    read_again = {
-        "ivf": POINTS * (config.lists or default_lists(rows)),
-        "ivfpq": POINTS * (config.lists or default_lists(rows)),
-        "vamana": rows,
-        "roargraph": rows,
-    }
+    points = POINTS * (config.lists or default_lists(rows))
+    read_again = {"ivf": points, "ivfpq": points, "vamana": rows, "roargraph": rows}
     return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
 
 
@@ -211,10 +199,8 @@ def _meta(
     store: EmbeddingStore | None,
     training_split: str | None,
 ) -> dict[str, Any]:
-    """Return the entries of the manifest; `key` is the digest of everything that decides the index.
-
-    They are known before any passage is encoded. `store` is the one that the user names, if any.
-    """
+    """Return the entries of the manifest; `key` is the digest of everything that decides the index. They are known
+    before any passage is encoded. `store` is the one that the user names, if any."""
     settings = {name: value for name, value in asdict(config).items() if name != "effort"}
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}
@@ -239,19 +225,13 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
     return format_hits(result.search([query], top)[0])
 
 
-def _exact(index: ApproximateIndex, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
-    """Return the exact k best documents of each query among those of an index."""
-    _, rows = top_k(queries, index.embeddings, k, index.ties[index.documents])
-    return np.where(rows < 0, -1, index.documents[rows])
-
-
 def format_measurements(result: IndexResult, split: str) -> str:
     """Measure recall against exact search, candidates and queries per second on one thread, and format a table."""
-    queries, index = result.queries(split), result.index
+    queries, index = _queries(result.retriever, result.dataset, split), result.index
     rows = []
     for k in CUTOFFS:
-        true = _exact(index, queries, k)
-        point = measure(index, queries, true, index.effort)
+        _, exact = top_k(queries, index.embeddings, k, index.ties[index.documents])
+        point = measure(index, queries, np.where(exact < 0, -1, index.documents[exact]), index.effort)
         rows.append([f"{k}", f"{point.recall:.4f}", format_count(point.candidates), format_count(point.qps)])
     head = ["k", "recall of the exact k", "candidates per query", "queries/s, 1 thread"]
     return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + text_table([head, *rows], left=0)

@@ -86,7 +86,6 @@ class Calibration:
     """Content of `calibration.json`.
 
     Args:
-        format: version of the format.
         date: day on which it was made, in UTC.
         dataset, data: name and digest of the data set.
         corpus: digest of its passages.
@@ -231,10 +230,6 @@ def changed_share(before: Sequence[int], count: int, documents: Documents) -> fl
     return max(added / max(shared + added, 1), removed / max(shared + removed, 1))
 
 
-def _too_many(share: float) -> str:
-    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
-
-
 def _changed(calibration: Calibration, dataset: str, documents: Documents) -> str:
     """Return why a calibration is of another corpus; empty if few of the passages have changed since."""
     share = changed_share(calibration.sample, calibration.passages, documents) if calibration.sample else 1.0
@@ -242,7 +237,9 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
         return ""
     if calibration.dataset != dataset:
         return f"is of another corpus than {dataset}"
-    return _too_many(share) if calibration.sample else "the passages have changed since"
+    if not calibration.sample:
+        return "the passages have changed since"
+    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
 
 
 def encoder_digest(config: ModelConfig, dataset: str) -> str:
@@ -262,7 +259,6 @@ def encoder_digest(config: ModelConfig, dataset: str) -> str:
 
 
 def _implausible(calibration: Calibration) -> str:
-    """Return which value no calibration has; empty if all are plausible."""
     texts = (calibration.date, calibration.dataset, calibration.chosen_on, calibration.checked_on)
     if any(len(text) > _MOST_CHARACTERS for text in texts):
         return f"a name has more than {_MOST_CHARACTERS:,} characters"
@@ -336,11 +332,8 @@ class Decider:
         depth, count = self.depth, len(queries)
         if len(self.documents) >= depth and (missing := int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0))):
             name = self.calibration.confidence.name
-            raise ConfigError(
-                f"the index finds {depth - missing} of the {depth} passages that {name} reads",
-                setting("effort"),
-                "give more, or choose thresholds of the score",
-            )
+            what = f"the index finds {depth - missing} of the {depth} passages that {name} reads"
+            raise ConfigError(what, setting("effort"), "give more, or choose thresholds of the score")
         ranked = np.full((count, depth), np.nan, np.float32)
         ranked[:, : scores.shape[1]] = np.where(ranking >= 0, scores, np.nan)[:, :depth]
         bm25 = agrees = None

@@ -35,10 +35,7 @@ from raytriever.terminal import one_line, warn
 
 @activity("searching the embeddings")
 def search_store(
-    store: EmbeddingStore,
-    queries: Float32[ndarray, "queries width"],
-    k: int,
-    ties: Int64[ndarray, " documents"],
+    store: EmbeddingStore, queries: Float32[ndarray, "queries width"], k: int, ties: Int64[ndarray, " documents"]
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search a store exactly, with one shard in memory at a time; see `index.exact.top_k_of_blocks`."""
     check_fits(store, queries, ties)
@@ -48,17 +45,11 @@ def search_store(
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
     """Raise `ModelError` unless the number of `ties` and the width of the queries match a store."""
     if len(ties) != len(store):
-        raise ModelError(
-            f"holds embeddings of {len(store):,} documents, but the data set has {len(ties):,}",
-            str(store.path),
-            "encode this data set",
-        )
+        what = f"holds embeddings of {len(store):,} documents, but the data set has {len(ties):,}"
+        raise ModelError(what, str(store.path), "encode this data set")
     if queries.shape[1] != store.width:
-        raise ModelError(
-            f"holds embeddings of width {store.width}, but the queries have {queries.shape[1]}",
-            str(store.path),
-            "encode both with the same model",
-        )
+        what = f"holds embeddings of width {store.width}, but the queries have {queries.shape[1]}"
+        raise ModelError(what, str(store.path), "encode both with the same model")
 
 
 @dataclass(frozen=True)
@@ -137,7 +128,6 @@ def hits_of(
     """Return the passages of rankings, best first; none below the threshold, and none for the padding -1.
 
     Args:
-        dataset: data set of the passages.
         threshold: lowest score of a hit.
         calibration: gives hits a probability, and decides without a `threshold` whether a query has an answer.
         confidence: of each query, by the calibration.
@@ -195,7 +185,6 @@ class PassageIndex(ABC):
     """Index of the passages of a data set, with their encoder and what its scores mean.
 
     Args:
-        dataset: data set whose passages are searched.
         calibration: what the scores mean; None if it is unknown.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 
 class Attempts:
@@ -38,8 +37,6 @@ class Attempts:
     def __enter__(self) -> Attempts:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in [*self._begun]:
             self.end(name)

@@ -35,11 +35,8 @@ def check_disk(path: Path | str, needed: int, content: str) -> None:
     if free < needed:
         in_cache = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(cache_folder()))
         elsewhere = "run `raytriever cache prune`, or move the cache with RAYTRIEVER_CACHE"
-        raise StorageError(
-            f"{content} need {format_size(needed)}, and {format_size(free)} is free",
-            str(path),
-            elsewhere if in_cache else "free some space or write to another disk",
-        )
+        what = f"{content} need {format_size(needed)}, and {format_size(free)} is free"
+        raise StorageError(what, str(path), elsewhere if in_cache else "free some space or write to another disk")
 
 
 def check_memory(needed: int, content: str, remedy: str) -> None:
@@ -54,11 +51,8 @@ def check_memory(needed: int, content: str, remedy: str) -> None:
     """
     free = free_system_memory()
     if free < needed:
-        raise StorageError(
-            f"{content} need {format_size(needed)}, and {format_size(free)} is free",
-            "the memory",
-            f"end other programs, or {remedy}",
-        )
+        what = f"{content} need {format_size(needed)}, and {format_size(free)} is free"
+        raise StorageError(what, "the memory", f"end other programs, or {remedy}")
 
 
 def free_space(folder: Path) -> int:

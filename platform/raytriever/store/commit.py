@@ -220,9 +220,8 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     try:
         manifest = read_json(path / MANIFEST, Manifest, remedy, format=FORMAT)
     except OSError as error:
-        raise StorageError(
-            f"cannot read {MANIFEST} ({error.strerror})", str(path), "it was never completed; make it again"
-        ) from error
+        what = f"cannot read {MANIFEST} ({error.strerror})"
+        raise StorageError(what, str(path), "it was never completed; make it again") from error
     if verify is not None:
         check_files(path, manifest["files"])
     if verify:
@@ -265,7 +264,6 @@ def _hidden(path: Path) -> Path:
 
 
 def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, known: Mapping[str, FileEntry]) -> None:
-    """Make every file durable, and list all files in the manifest, which is written last."""
     entries = dict(known)
     for file in files_below(directory):
         if durable:

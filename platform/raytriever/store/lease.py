@@ -28,7 +28,6 @@ class Lease:
 
     Args:
         file: the path of the lock, whose objects are the leases.
-        token: of the process and its lock.
         record: what others read of its owner.
     """
 

@@ -243,7 +243,6 @@ def check_owner(path: Path | str) -> None:
 
 
 def _try(path: Path | str) -> Lock | Owner:
-    """Return the lock, or its owner."""
     directory, file = Path(os.path.realpath(path)), lock_file_of(path)
     parents = _make_parents(file.parent)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -290,7 +289,6 @@ def _try(path: Path | str) -> Lock | Owner:
 
 
 def _needs_lease(path: Path | str) -> bool:
-    """Return whether a path is in an object store, and no lease of this process or of its driver covers it."""
     real = os.path.realpath(path)
     if objects.address_of(real) is None or ".aside-" in real:
         return False
@@ -298,7 +296,6 @@ def _needs_lease(path: Path | str) -> bool:
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """Return True if the path still names this open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(file))
     except FileNotFoundError:
@@ -306,7 +303,6 @@ def _is_at(descriptor: int, file: Path) -> bool:
 
 
 def _make_parents(folder: Path) -> list[Path]:
-    """Make a folder with its parents; return those that were missing, deepest first."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
     above = missing[-1].parent if missing else folder
     if not above.is_dir():

@@ -109,9 +109,7 @@ def address_of(path: Path | str) -> str | None:
 def shown(text: str) -> str:
     """Return a text in which the paths of copies are the URIs that the user knows."""
     folder = f"{copies_folder()}{os.sep}"
-    if folder not in text:
-        return text
-    return re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
+    return text if folder not in text else re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
 
 
 translate_by(shown)
@@ -122,7 +120,12 @@ translate_by(shown)
 
 def write_object(path: Path, content: bytes) -> None:
     """Write a small object at the place of which a path is the copy, without a copy."""
-    ask(path, lambda store, key: _write(store, key, content))
+
+    def write(store: Any, key: str) -> None:
+        with store.open_output_stream(key) as stream:
+            stream.write(content)
+
+    ask(path, write)
 
 
 def read_object(path: Path) -> bytes | None:
@@ -155,9 +158,7 @@ def inside(path: Path | str) -> tuple[str, ...] | None:
     """Return the parts of a path below the folder of the copies; None for any other path."""
     folder = str(copies_folder())
     text = os.path.abspath(path)
-    if not text.startswith(folder + os.sep):
-        return None
-    return Path(text[len(folder) + 1 :]).parts
+    return Path(text[len(folder) + 1 :]).parts if text.startswith(folder + os.sep) else None
 
 
 def open_file_system(uri: str) -> tuple[Any, str]:
@@ -181,7 +182,6 @@ def open_file_system(uri: str) -> tuple[Any, str]:
 
 @lru_cache(maxsize=16)
 def _store(scheme: str, bucket: str) -> tuple[Any, str]:
-    """Return the file system of a bucket, and the path of the bucket in it."""
     name, _, query = bucket.partition("?")
     store, path = open_file_system(f"{scheme}://{name}/?{query}")
     return store, path.rstrip("/")
@@ -221,11 +221,9 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISK):
-                raise StorageError(
-                    f"the copies of {uri} cannot be written or read ({error.strerror})",
-                    str(copies_folder()),
-                    f"free some space there, or name another folder in {COPIES}",
-                ) from error
+                what = f"the copies of {uri} cannot be written or read ({error.strerror})"
+                remedy = f"free some space there, or name another folder in {COPIES}"
+                raise StorageError(what, str(copies_folder()), remedy) from error
             if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
                 raise StorageError(f"the store refuses ({reason})", where, _REFUSED) from error
             answers = _ANSWERS.search(str(error))
@@ -270,10 +268,6 @@ class PatientFile(io.RawIOBase):
         self._place = base + offset
         return self._place
 
-    def tell(self) -> int:
-        """Return the place."""
-        return self._place
-
     def readinto(self, buffer: Any) -> int:
         """Read bytes, and return their number; raises `StorageError`."""
         read = patiently(lambda: self._file.read_at(len(buffer), self._place), self._bucket, self._where)
@@ -285,11 +279,6 @@ class PatientFile(io.RawIOBase):
         """Close the object."""
         self._file.close()
         super().close()
-
-
-def _write(store: Any, key: str, content: bytes) -> None:
-    with store.open_output_stream(key) as stream:
-        stream.write(content)
 
 
 def delete_object(path: Path) -> None:
@@ -329,9 +318,8 @@ def check_writable(path: Path | str) -> None:
     with named(path, probe):
         write_object(probe, _PROBE)
         if read_object(probe) != _PROBE:
-            raise StorageError(
-                "no object store: what was written cannot be read", address_of(probe), "check the endpoint"
-            )
+            what = "no object store: what was written cannot be read"
+            raise StorageError(what, address_of(probe), "check the endpoint")
         delete_object(probe)
 
 

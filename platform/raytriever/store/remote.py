@@ -109,20 +109,12 @@ def remove_unused(folder: Path) -> None:
                 last_read[here] = os.stat(here).st_mtime
     for here in sorted(last_read, key=last_read.__getitem__):
         age = time.time() - last_read[here]
-        if age > UNUSED_SECONDS or (age > IN_USE_SECONDS and _is_full(folder)):
-            _remove_large_files(here)
-
-
-def _is_full(folder: Path) -> bool:
-    disk = shutil.disk_usage(folder)
-    return disk.free < (1 - FULL_SHARE) * disk.total
-
-
-def _remove_large_files(folder: str) -> None:
-    for file in (Path(here, name) for here, _, names in os.walk(folder) for name in names):
-        with suppress(OSError):
-            if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
-                file.unlink()
+        disk = shutil.disk_usage(folder)
+        if age > UNUSED_SECONDS or (age > IN_USE_SECONDS and disk.free < (1 - FULL_SHARE) * disk.total):
+            for file in (Path(inner, name) for inner, _, names in os.walk(here) for name in names):
+                with suppress(OSError):
+                    if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
+                        file.unlink()
 
 
 def push(path: Path) -> None:
@@ -132,9 +124,7 @@ def push(path: Path) -> None:
     if not path.is_dir():
         _upload(path)
         return
-    names = sorted(
-        file.relative_to(path).as_posix() for here, _, files in os.walk(path) for file in (Path(here, f) for f in files)
-    )
+    names = sorted(Path(here, name).relative_to(path).as_posix() for here, _, files in os.walk(path) for name in files)
     kept = {*names, UNFINISHED}
     if MANIFEST in names:  # other machines may have uploaded some of the files that it names
         kept |= read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"].keys()
@@ -150,11 +140,7 @@ def push(path: Path) -> None:
 def push_part(path: Path, files: Mapping[str, Path]) -> None:
     """Upload files under their names into a directory that is not committed yet; raises `StorageError`."""
     write_object(path / UNFINISHED, b"")
-
-    def upload(name: str) -> None:
-        ask(path / name, lambda store, key: _copy_in(files[name], store, key))
-
-    _each(files, upload)
+    _each(files, lambda name: ask(path / name, lambda store, key: _copy_in(files[name], store, key)))
 
 
 def sweep(path: Path) -> None:
@@ -223,10 +209,8 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
 
 
 def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Upload a file, unless the object is that of the copy; the file gets the time of the object.
-
-    Return the size and the time of what was uploaded. Those of the file differ if it has changed meanwhile.
-    """
+    """Upload a file, unless the object is that of the copy; the file gets the time of the object. Return the size and
+    the time of what was uploaded. Those of the file differ if it has changed meanwhile."""
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):
         return before
@@ -243,7 +227,6 @@ def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int
 
 
 def _download_if_changed(file: Path, size: int, modified: int) -> None:
-    """Copy an object, unless the copy has its size and its time."""
     if _is_copied(file, size, modified):
         return
     aside = file.with_name(f".{file.name}.aside-{os.getpid()}-{threading.get_ident()}")
@@ -262,7 +245,6 @@ def _download_if_changed(file: Path, size: int, modified: int) -> None:
 
 
 def _is_copied(file: Path, size: int, modified: int) -> bool:
-    """Return whether a copy has the size and the time of its object."""
     try:
         status = file.stat()
     except FileNotFoundError:
@@ -271,10 +253,8 @@ def _is_copied(file: Path, size: int, modified: int) -> bool:
 
 
 def _set_time(file: Path, modified: int, name: str) -> None:
-    """Give a copy the time of its object, unless it is small and may change again within the second that it tells.
-
-    The newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes.
-    """
+    """Give a copy the time of its object, unless it is small and may change again within the second that it tells. The
+    newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes."""
     is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
     is_over = objects.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
     if is_large or is_over:
@@ -316,12 +296,9 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
 
 
 def _each(names: Iterable[Any], work: Callable[[Any], object]) -> None:
-    """Do work for each name, several at a time; raises the first error."""
     names = list(names)
-    if len(names) < 2:
-        for name in names:
-            work(name)
+    if len(names) < 2:  # without a thread
+        list(map(work, names))
         return
     with ThreadPoolExecutor(min(TRANSFERS, len(names))) as threads:
-        for _ in threads.map(work, names):
-            pass
+        list(threads.map(work, names))

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from raytriever.activity import activity
@@ -76,16 +76,15 @@ def check_uri(uri: str) -> None:
         raise _refusal(uri, f"is no address ({error})") from error
     if name not in ("http", "https"):
         _check_driver(uri, name)
-    if host and not _goes_through_proxy(address):
+    # A proxy may be the only way to reach the server.
+    has_proxy = scheme in ("http", "https") and getproxies().get(scheme) and host and not proxy_bypass(host)
+    if host and not has_proxy:
         try:
             socket.create_connection((host, port), CONNECT_SECONDS).close()
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise _refusal(
-                uri,
-                f"MLflow does not answer ({reason} at {host}:{port})",
-                "start the server, or correct MLFLOW_TRACKING_URI",
-            ) from error
+            what = f"MLflow does not answer ({reason} at {host}:{port})"
+            raise _refusal(uri, what, "start the server, or correct MLFLOW_TRACKING_URI") from error
 
 
 def _refusal(uri: str, what: str, remedy: str = _REMEDY) -> ConfigError:
@@ -100,9 +99,8 @@ def _check_sqlite(uri: str) -> None:
         if file.is_dir():
             raise _refusal(uri, "is a folder", f"name a file in it, as sqlite:///{file / 'mlflow.db'}")
         if not file.parent.is_dir():
-            raise _refusal(
-                uri, f"the folder {file.parent} does not exist", "create it, or name a file in another folder"
-            )
+            remedy = "create it, or name a file in another folder"
+            raise _refusal(uri, f"the folder {file.parent} does not exist", remedy)
         check_writable(file.parent)  # SQLite writes its journal there
         if not file.exists():
             return
@@ -120,18 +118,10 @@ def _check_driver(uri: str, name: str) -> None:
         make_url(uri).get_dialect().import_dbapi()
     except ImportError as error:
         extra = f", or {DRIVERS[name]}" if name in DRIVERS else ""
-        raise _refusal(
-            uri, f"needs the Python package {error.name}, which is not installed", f"pip install {error.name}{extra}"
-        ) from error
+        what = f"needs the Python package {error.name}, which is not installed"
+        raise _refusal(uri, what, f"pip install {error.name}{extra}") from error
     except (ArgumentError, ValueError) as error:
         raise _refusal(uri, f"is no address of a database ({masked(str(error))})") from error
-
-
-def _goes_through_proxy(address: SplitResult) -> bool:
-    """Return whether requests go through a proxy, which may be the only way to reach the server."""
-    if address.scheme not in ("http", "https") or not address.hostname:
-        return False
-    return bool(getproxies().get(address.scheme)) and not proxy_bypass(address.hostname)
 
 
 def tracking_uri() -> str:
@@ -266,13 +256,7 @@ class MlflowTracker(RemoteRun):
     """One MLflow run: a `Tracker` that raises an error if the server fails. `MlflowServer.connect` makes it."""
 
     def __init__(
-        self,
-        server: MlflowServer,
-        run_name: str,
-        run_id: str | None,
-        parent: str | None,
-        key: str | None,
-        points: int,
+        self, server: MlflowServer, run_name: str, run_id: str | None, parent: str | None, key: str | None, points: int
     ) -> None:
         self._client, self._translate_errors, self._exception = server.client, server.translate_errors, server.exception
         self._is_remote = server.is_remote
@@ -343,9 +327,8 @@ class MlflowTracker(RemoteRun):
         except OSError as error:
             if root is not None and not (root.is_dir() and os.access(root, os.W_OK)):
                 raise StorageError(*_server_folder(root)) from error
-            raise StorageError(
-                f"cannot be copied to the artifacts of the run ({error.strerror})", str(path), "free some space"
-            ) from error
+            what = f"cannot be copied to the artifacts of the run ({error.strerror})"
+            raise StorageError(what, str(path), "free some space") from error
 
     @cached_property
     def _artifact_root(self) -> Path | None:
@@ -362,7 +345,6 @@ class MlflowTracker(RemoteRun):
 
 
 def _server_folder(root: Path) -> tuple[str, str, str]:
-    """Return what, where and remedy of artifacts in a folder that this machine cannot write."""
     return (
         "the artifacts of MLflow are in this folder, which this machine does not have or may not write",
         str(root),
@@ -372,7 +354,6 @@ def _server_folder(root: Path) -> tuple[str, str, str]:
 
 @contextmanager
 def _longer_timeout() -> Iterator[None]:
-    """Use a longer timeout for the block, unless the user has set one."""
     before = os.environ.get(TIMEOUT)
     if before == REQUESTS[TIMEOUT]:
         os.environ[TIMEOUT] = FILE_TIMEOUT

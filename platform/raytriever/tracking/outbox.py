@@ -212,7 +212,6 @@ class Outbox:
                     self._change(status=None)
 
     def _confirm(self, name: str, entry: Any) -> None:
-        """Move a description or a file to those that were sent, unless it was replaced meanwhile."""
         with self._lock:
             waiting = [other for other in self._state[name] if other is not entry]
             if len(waiting) < len(self._state[name]):
@@ -283,7 +282,6 @@ class OutboxSender:
         return not any(outbox.has_unsent_data for outbox in self._outboxes)
 
     def _wait(self, patience: float) -> bool:
-        """Wait until all data but refused files is sent. Return whether it is."""
         with self._changed:
             while self._next_outbox() is not None and self._thread.is_alive():
                 since = self._failing_since

@@ -55,9 +55,8 @@ def read_state(path: Path) -> dict[str, Any]:
         raise StorageError("is damaged or changed: 'sent' is negative, or 'files' are not pairs", str(path), remedy)
     for child in state.get("children", []):
         if Path(child).is_absolute() or ".." in Path(child).parts:
-            raise StorageError(
-                f"is damaged or changed: the folder of the child run {child!r} is not in this one", str(path), remedy
-            )
+            what = f"is damaged or changed: the folder of the child run {child!r} is not in this one"
+            raise StorageError(what, str(path), remedy)
     return content
 
 

@@ -59,13 +59,7 @@ class Spool(Tracker):
                     self._child(folder)
 
     @classmethod
-    def open(
-        cls,
-        clients: Sequence[TrackerClient],
-        folder: Path,
-        run_name: str,
-        log: Log = log_above_progress,
-    ) -> Self:
+    def open(cls, clients: Sequence[TrackerClient], folder: Path, run_name: str, log: Log = log_above_progress) -> Self:
         """Start or resume a run."""
         spool = cls(folder, [OutboxSender(client, log) for client in clients], log)
         for outbox in spool._outboxes:
@@ -75,7 +69,6 @@ class Spool(Tracker):
         return spool
 
     def _connect(self) -> None:
-        """Connect to MLflow, which tells a wrong address from a right one at once."""
         for outbox in self._outboxes:
             if outbox.client.name == "mlflow":
                 outbox.connect()
@@ -146,7 +139,10 @@ class Spool(Tracker):
 
     @activity("sending what remains to the trackers")
     def drain(self, patience: float) -> bool:
-        """Send all remaining data, and stop; failing trackers get `patience` seconds. Return whether all was sent."""
+        """Send all remaining data, and stop; failing trackers get `patience` seconds. Return whether all was sent.
+
+        The folder of a job that writes its output at its end is then removed.
+        """
         for sender in self._senders:
             sender.end()
             before = sender.backlog()
@@ -154,6 +150,8 @@ class Spool(Tracker):
                 title = sender.client.title
                 self._log(f"waiting up to {patience:.0f} s for {title}, to send {before.points:,} points")
         closed = [self._close(sender, patience) for sender in self._senders]
+        if all(closed) and _output_of(self.folder) != self.folder:
+            _remove(self.folder)
         return all(closed)
 
     def _close(self, sender: OutboxSender, patience: float) -> bool:
@@ -195,17 +193,6 @@ def _send_pending(folder: Path, tracker: str, log: Log) -> bool:
     return spool.drain(END_SECONDS)
 
 
-class TemporarySpool(Spool):
-    """A `Spool` that removes its folder when all data has been sent."""
-
-    def drain(self, patience: float) -> bool:
-        """See `Spool`."""
-        is_empty = super().drain(patience)
-        if is_empty:
-            _remove(self.folder)
-        return is_empty
-
-
 def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
     """Start a run for a job that writes `output`, which gives it its name, at its end."""
     clients = open_trackers(trackers)
@@ -218,7 +205,7 @@ def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
     with disk_errors(folder):
         folder.mkdir(parents=True)
     try:
-        return TemporarySpool.open(clients, folder, name, log)
+        return Spool.open(clients, folder, name, log)
     except BaseException:
         _remove(folder)
         raise

@@ -95,7 +95,6 @@ class StepLog:
         return before, offset
 
     def _mark(self, name: str, step: int) -> bool:
-        """Mark a step of a metric as logged. Return whether it is new."""
         bits = self._logged.setdefault(name, bytearray())
         index, bit = divmod(step, 8)
         if index >= len(bits):
@@ -148,10 +147,8 @@ class _Entry(TypedDict):
 
 
 def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
-    """Yield the whole lines from a byte offset on, each with the offset after it.
-
-    Lines that are not JSON are skipped: a crash of the machine may have written a line in part.
-    """
+    """Yield the whole lines from a byte offset on, each with the offset after it. Lines that are not JSON are skipped:
+    a crash of the machine may have written a line in part."""
     if not file.is_file():
         return
     with disk_errors(file, reading=True), file.open("rb") as stream:

@@ -27,9 +27,8 @@ def read_trackers(text: str) -> tuple[str, ...]:
         if name not in (*TITLES, NONE):
             raise ConfigError(f"unknown tracker {name!r}", setting("tracker"), did_you_mean(name, [*TITLES, NONE]))
     if NONE in names and len(names) > 1:
-        raise ConfigError(
-            f"{text!r} names trackers next to {NONE!r}", setting("tracker"), f"give {NONE}, or leave it out"
-        )
+        what = f"{text!r} names trackers next to {NONE!r}"
+        raise ConfigError(what, setting("tracker"), f"give {NONE}, or leave it out")
     return () if names == [NONE] else tuple(names)
 
 

@@ -109,7 +109,7 @@ def test_every_document_is_reachable_for_any_queries() -> None:
     for documents, training in ((apart, apart[:1]), (copies, copies), (apart[:1], apart[:2]), (apart[:3], apart[:3])):
         graph = RoarGraph.build(documents, training, 2, 5, 4, 0, 1).graph
         reached = np.zeros(len(documents), np.bool_)
-        mark_reachable(graph, graph.entry, reached)
+        mark_reachable(graph.neighbours, graph.degrees, graph.entry, reached)
         assert reached.all()
         for row, degree in enumerate(graph.degrees):
             own = graph.neighbours[row, :degree].tolist()

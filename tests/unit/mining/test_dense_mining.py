@@ -15,7 +15,7 @@ from raytriever.index.exact import Corpus
 from raytriever.mining import miner
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import REASONS
-from raytriever.mining.finders import Embeddings
+from raytriever.mining.finders import ArrayEmbeddings, Embeddings
 from raytriever.mining.miner import mine
 
 WORDS = ["river", "garden", "Garden ", "stone", "cloud"]
@@ -90,7 +90,7 @@ def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
     )
     asked = dataset.positives("train").queries
     of_queries, of_documents = whole_numbers(rng, len(asked)), whole_numbers(rng, size)
-    mined = mine(dataset, "train", config, embeddings=Embeddings.of(of_queries, of_documents))
+    mined = mine(dataset, "train", config, embeddings=Embeddings(of_queries, ArrayEmbeddings(of_documents)))
     wanted, counts = mine_by_loop(dataset, config, of_queries @ of_documents.T)
     assert rows_of(mined) == {query: rows for query, rows in wanted.items() if rows}
     dense = mined.counts["dense"]

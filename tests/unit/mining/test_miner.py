@@ -21,7 +21,7 @@ from raytriever.errors import ConfigError, DataError, ModelError
 from raytriever.mining import miner
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import METHODS, MiningConfig
-from raytriever.mining.finders import Embeddings
+from raytriever.mining.finders import ArrayEmbeddings, Embeddings
 from raytriever.mining.miner import build_negatives_table, mine
 
 
@@ -114,7 +114,7 @@ def test_cross_query_ranks_documents_by_their_most_similar_query() -> None:
     )
     angles = np.array([0, 0.1, 0.2, 1.0, 0.3])
     queries = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    embeddings = Embeddings.of(queries, np.ones((9, 2), np.float32))
+    embeddings = Embeddings(queries, ArrayEmbeddings(np.ones((9, 2), np.float32)))
     result = rows_of(mine(dataset, "train", MiningConfig(method="cross-query", num_negatives=4), embeddings=embeddings))
     # Query 4 has the positive of query 0; document 6 has the rank of query 1, and counts once.
     assert [document for document, _ in result[0]] == [5, 6, 7, 8]
@@ -128,7 +128,7 @@ def test_a_range_deeper_than_one_search_of_similar_queries() -> None:
     pairs = [(n, 0) for n in range(38)] + [(38, 2), (39, 1)]
     dataset = dataset_of(texts, [f"text {n}" for n in range(8)], train=pairs)
     queries = np.stack([np.ones(40), np.linspace(1, 0, 40)], axis=1).astype(np.float32)
-    embeddings = Embeddings.of(queries, np.ones((8, 2), np.float32))
+    embeddings = Embeddings(queries, ArrayEmbeddings(np.ones((8, 2), np.float32)))
     config = MiningConfig(method="cross-query", num_negatives=1)
     # All queries that resemble query 5 share its positive; documents 2 and 1 come only with the last two.
     assert rows_of(mine(dataset, "train", config, embeddings=embeddings))[5] == [(2, 0)]
@@ -245,7 +245,7 @@ def test_an_empty_split_and_broken_embeddings_are_refused(word_data: tuple[Retri
     bad = np.full((60, 16), np.inf, np.float32)
     bad[0] = 0
     with pytest.raises(ModelError, match="the embedding of document 1 is not finite"):
-        mine(dataset, "train", dense, embeddings=Embeddings.of(embeddings.queries, bad))
+        mine(dataset, "train", dense, embeddings=Embeddings(embeddings.queries, ArrayEmbeddings(bad)))
 
 
 @pytest.fixture

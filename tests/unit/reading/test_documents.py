@@ -214,7 +214,7 @@ def test_html_of_any_depth_is_read() -> None:
 
 
 def test_parsers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "_is_missing", lambda module: module == "pypdf")
+    monkeypatch.setitem(read._MODULES, read.PDF, ("no_such_module",))
     require_parsers({"text", "Markdown"})
     with pytest.raises(ConfigError, match=r"reading PDF needs further packages; pip install 'raytriever\[documents\]'"):
         require_parsers({"PDF", "text"})

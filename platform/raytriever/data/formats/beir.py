@@ -27,23 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from raytriever.data.formats import plan
 from raytriever.data.formats.delimited import TableFile
-from raytriever.data.formats.plan import (
-    Part,
-    Plan,
-    RowParser,
-    answers_in,
-    canonical_split,
-    has_file,
-    id_field,
-    kind_of,
-    passage_of,
-    plain_before_packed,
-    shown,
-    split_if_named,
-    stem_of,
-    string_field,
-)
 from raytriever.data.formats.rows import first_row, pieces_of, wrong_header
 from raytriever.data.records import NO_ANSWER, SOURCES, BadRow, Document, Judgement, Negative, Query, Records
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile
@@ -70,34 +55,38 @@ _SAVED = re.compile(r"(?!(?:corpus|queries)/)([^/]+)/data-\d{5}-of-\d{5}\.arrow"
 
 def is_whole(source: Source) -> bool:
     """Return True if the source has all three: corpus, queries and judgements."""
-    return all(has_file(source, pattern) for pattern in (_CORPUS, _QUERIES)) and any(map(_is_judged, source.files))
+    return all(plan.has_file(source, pattern) for pattern in (_CORPUS, _QUERIES)) and any(map(_is_judged, source.files))
 
 
 def is_begun(source: Source) -> bool:
     """Return True if the source has one of the three: it is then an incomplete BEIR folder."""
-    return any(has_file(source, pattern) for pattern in (_CORPUS, _QUERIES, _QRELS))
+    return any(plan.has_file(source, pattern) for pattern in (_CORPUS, _QUERIES, _QRELS))
 
 
-def plan(source: Source) -> Plan:
+def plan_folder(source: Source) -> plan.Plan:
     """Return the plan of a BEIR folder. A corpus may be alone. Raise `DataError` if there is no corpus, or there are
     judgements without queries."""
     documents = _texts(source, "corpus", _CORPUS)
-    judged = plain_before_packed(file for file in source.files if _is_judged(file))
-    has_queries = bool(judged) or has_file(source, _QUERIES)
+    judged = plan.plain_before_packed(file for file in source.files if _is_judged(file))
+    has_queries = bool(judged) or plan.has_file(source, _QUERIES)
     queries = _texts(source, "queries", _QUERIES) if has_queries else []
     used = {file.path for file in (*documents, *queries)}
-    parts = [Part.of(file, document_row) for file in documents] + [Part.of(file, query_row) for file in queries]
-    answers = [file for file in plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
-    parts += [Part.of(file, answers_row) for file in answers]
+    parts = [plan.Part.of(file, document_row) for file in documents] + [
+        plan.Part.of(file, query_row) for file in queries
+    ]
+    answers = [file for file in plan.plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
+    parts += [plan.Part.of(file, answers_row) for file in answers]
     qrels = [_judged_part(file) for file in judged if file.path not in used]
-    return Plan(NAME, (*parts, *qrels), has_queries)
+    return plan.Plan(NAME, (*parts, *qrels), has_queries)
 
 
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:
-    files = [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
+    files = [file for file in plan.plain_before_packed(source.files) if pattern.fullmatch(file.path)]
     if not files:
         remedy = "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
-        raise DataError(f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {shown(source)}", source.where, remedy)
+        raise DataError(
+            f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {plan.shown(source)}", source.where, remedy
+        )
     return files
 
 
@@ -105,48 +94,48 @@ def _is_judged(file: SourceFile) -> bool:
     return any(pattern.fullmatch(file.path) for pattern in (_QRELS, _SAVED, _UNANSWERABLE))
 
 
-def _judged_part(file: SourceFile) -> Part:
+def _judged_part(file: SourceFile) -> plan.Part:
     path = re.sub(r"\.txt(?=(?:\.gz)?$)", ".tsv", file.path, flags=re.IGNORECASE)
-    kind, saved = kind_of(path), _SAVED.fullmatch(path)
-    split = canonical_split(saved[1] if saved else stem_of(path).rsplit("/", 1)[-1])
+    kind, saved = plan.kind_of(path), _SAVED.fullmatch(path)
+    split = plan.canonical_split(saved[1] if saved else plan.stem_of(path).rsplit("/", 1)[-1])
     has_no_answers = _UNANSWERABLE.fullmatch(path)
     if kind == "table":
         columns = TableFile.open(file.where).columns
         if set(QRELS_HEADER) - set(columns):
             raise wrong_header(file.where, repr(",".join(columns))[:80], QRELS_HEADER, ",")
-        return Part(file.where, kind, judgement_row, columns, split)
+        return plan.Part(file.where, kind, judgement_row, columns, split)
     if kind != "tsv":
-        return Part.of(file, unanswerable_row if has_no_answers else judgement_row, split)
+        return plan.Part.of(file, unanswerable_row if has_no_answers else judgement_row, split)
     if has_no_answers:
-        return Part(file.where, kind, unanswerable_columns, tuple(UNANSWERABLE_HEADER), split)
+        return plan.Part(file.where, kind, unanswerable_columns, tuple(UNANSWERABLE_HEADER), split)
     first = first_row(file.where).decode(errors="replace")
     if _TREC.fullmatch(first):
-        return Part(file.where, kind, qrels_columns, split=split)
+        return plan.Part(file.where, kind, qrels_columns, split=split)
     header = tuple(first.split("\t"))
     header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
-    return Part(file.where, kind, partial(judgement_columns, header), header, split)
+    return plan.Part(file.where, kind, partial(judgement_columns, header), header, split)
 
 
 def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "title", "text"}`; the id may be in `id`, and the title may be missing. One of both may be empty."""
     name = _id_of(row)
-    records.documents.append(Document(name, *passage_of(row)))
+    records.documents.append(Document(name, *plan.passage_of(row)))
 
 
 def query_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "text"}`; the id may be in `id`; `answers` is optional."""
-    name, answers = _id_of(row), answers_in(row)
-    records.queries.append(Query(name, string_field(row, "text")))
+    name, answers = _id_of(row), plan.answers_in(row)
+    records.queries.append(Query(name, plan.string_field(row, "text")))
     records.answers += [(name, answer) for answer in answers]
 
 
 def _id_of(row: Mapping[str, Any]) -> str:
-    return id_field(row, "_id" if "_id" in row or "id" not in row else "id")
+    return plan.id_field(row, "_id" if "_id" in row or "id" not in row else "id")
 
 
 def answers_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "answers"}`: answers of a query of another file."""
-    name, answers = id_field(row, "_id"), answers_in(row)
+    name, answers = plan.id_field(row, "_id"), plan.answers_in(row)
     records.answers += [(name, answer) for answer in answers]
 
 
@@ -162,7 +151,7 @@ def judgement_columns(header: Sequence[str], row: Sequence[str], records: Record
 
 def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
     """Row `{"query-id", "corpus-id", "score"}`; `source` and `rank` are optional."""
-    query, document = id_field(row, "query-id"), id_field(row, "corpus-id")
+    query, document = plan.id_field(row, "query-id"), plan.id_field(row, "corpus-id")
     if "score" not in row:
         raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
     score = row["score"]
@@ -194,7 +183,7 @@ def unanswerable_columns(row: Sequence[str], records: Records, split: str) -> No
 
 def unanswerable_row(row: Mapping[str, Any], records: Records, split: str) -> None:
     """Row `{"query-id"}` of a query that no document answers."""
-    records.judgements.append(Judgement(split, id_field(row, "query-id"), NO_ANSWER, 1))
+    records.judgements.append(Judgement(split, plan.id_field(row, "query-id"), NO_ANSWER, 1))
 
 
 def add_judged(
@@ -222,14 +211,14 @@ def _optional(more: Mapping[str, str]) -> dict[str, Any]:
 _IR_DOCS, _IR_QUERIES, _IR_QRELS = "docs", "queries", "qrels"
 
 
-def plan_ir(source: Source) -> Plan:
+def plan_ir(source: Source) -> plan.Plan:
     """Return the parts of a name; raises `DataError` if `ir_datasets` is missing or has no such name, texts or
     judgements."""
     name = source.where.removeprefix(IR_DATASETS)
     registry = _package().registry
     _load(name)
     below = [other for other in registry if other.startswith(name + "/") and "/" not in other[len(name) + 1 :]]
-    judged = [name, *sorted(other for other in below if split_if_named(other[len(name) :]))]
+    judged = [name, *sorted(other for other in below if plan.split_if_named(other[len(name) :]))]
     judged = [other for other in judged if _load(other).has_qrels()]
     query_parts = [name] if _load(name).has_queries() else judged
     if not _load(name).has_docs() or not query_parts or not judged:
@@ -240,12 +229,12 @@ def plan_ir(source: Source) -> Plan:
         _ir_part(name, _IR_DOCS, document_row),
         *(_ir_part(other, _IR_QUERIES, query_row) for other in query_parts),
     ]
-    parts += [_ir_part(other, _IR_QRELS, judgement_row, split_if_named(other) or "test") for other in judged]
-    return Plan("ir_datasets", tuple(parts))
+    parts += [_ir_part(other, _IR_QRELS, judgement_row, plan.split_if_named(other) or "test") for other in judged]
+    return plan.Plan("ir_datasets", tuple(parts))
 
 
-def _ir_part(name: str, what: str, parse: RowParser, split: str | None = None) -> Part:
-    return Part(f"{IR_DATASETS}{name}#{what}", "ir", parse, split=split)
+def _ir_part(name: str, what: str, parse: plan.RowParser, split: str | None = None) -> plan.Part:
+    return plan.Part(f"{IR_DATASETS}{name}#{what}", "ir", parse, split=split)
 
 
 def read_ir_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:

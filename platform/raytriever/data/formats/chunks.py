@@ -20,14 +20,7 @@ from numpy import ndarray
 from raytriever.data.formats import tables
 from raytriever.data.formats.beir import read_ir_rows
 from raytriever.data.formats.plan import Part
-from raytriever.data.formats.rows import (
-    object_of,
-    read_batches,
-    read_elements,
-    read_lines,
-    rows_of,
-    text_of,
-)
+from raytriever.data.formats.rows import object_of, read_batches, read_elements, read_lines, rows_of, text_of
 from raytriever.data.records import BadRow, Records, bad_entry
 
 Column = Literal["documents", "queries", "judgements", "negatives"]
@@ -119,7 +112,6 @@ def last_row(part: Part, chunk: FileChunk) -> int:
 
 
 def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
-    """Return the rows of a chunk, and the function that decodes one for the parser or raises `BadRow`."""
     if part.kind in ("parquet", "arrow"):
         return rows_of(chunk.payload), _good
     decoders = {"tsv": _columns, "table": tables.row_of}

@@ -40,8 +40,6 @@ class TableFile:
     """CSV or TSV file.
 
     Args:
-        where: path or URI.
-        separator: separator of its fields.
         columns: names in its header, line breaks replaced by spaces.
         begin: number of lines up to the end of the header.
         line_end: `\\n`, or `\\r` of a file without line feeds, such as "CSV (Macintosh)" of Excel.
@@ -164,7 +162,6 @@ def _header(lines: Sequence[str], separator: str) -> tuple[list[str], int]:
 
 
 def _csv_rows(lines: Iterator[str], separator: str) -> Iterator[tuple[list[str], int]]:
-    """Yield the fields of each row, and its number of lines; raises `csv.Error`."""
     csv.field_size_limit(MOST_ROW_BYTES)
     table = csv.reader(lines, delimiter=separator, strict=True)
     end = 0
@@ -174,11 +171,9 @@ def _csv_rows(lines: Iterator[str], separator: str) -> Iterator[tuple[list[str],
 
 
 def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | str, int]]:
-    """Yield the fields of each row of a TSV file, or why it is bad, and its number of lines.
-
-    A line is a row, unless a quoted field has a tab or a line break in it: then `csv` reads the row. A quotation mark
-    that no other one closes belongs to the text, if the next line is a whole row.
-    """
+    """Yield the fields of each row of a TSV file, or why it is bad, and its number of lines. A line is a row, unless a
+    quoted field has a tab or a line break in it: then `csv` reads the row. A quotation mark that no other one closes
+    belongs to the text, if the next line is a whole row."""
     ahead = deque[str]()
     while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
         fields, is_open = _split(line), _OPEN.search(line.rstrip("\r\n"))
@@ -186,7 +181,7 @@ def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | st
             yield fields, 1
             continue
         taken: list[str] = []
-        for_csv = _recorded(chain([line], _drained(ahead), lines), taken)
+        for_csv = _recorded(chain([line], (ahead.popleft() for _ in tuple(ahead)), lines), taken)
         try:
             quoted = next(_csv_rows(for_csv, "\t"))[0]
         except csv.Error:
@@ -203,11 +198,6 @@ def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | st
             yield fields, 1
 
 
-def _drained(lines: deque[str]) -> Iterator[str]:
-    while lines:
-        yield lines.popleft()
-
-
 def _recorded(lines: Iterator[str], taken: list[str]) -> Iterator[str]:
     for line in islice(lines, _QUOTED_LINES):
         taken.append(line)
@@ -215,12 +205,6 @@ def _recorded(lines: Iterator[str], taken: list[str]) -> Iterator[str]:
 
 
 def _split(line: str) -> list[str]:
-    return [_unquoted(field) for field in line.rstrip("\r\n").split("\t")]
-
-
-def _unquoted(field: str) -> str:
-    """Return the text of a whole field in quotation marks whose inner ones are written twice; other fields as they are.
-
-    A text may begin and end with quotation marks of its own, such as `"Open" or "closed"`.
-    """
-    return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
+    # A text may begin and end with quotation marks of its own, such as `"Open" or "closed"`.
+    fields = line.rstrip("\r\n").split("\t")
+    return [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]

@@ -29,19 +29,9 @@ from raytriever.data.records import (
 from raytriever.data.sources import Source, SourceFile
 
 Kind = Literal["json", "tsv", "table", "array", "parquet", "arrow", "ir"]
-_KINDS: dict[str, Kind] = {
-    ".jsonl": "json",
-    ".jsonl.gz": "json",
-    ".ndjson": "json",
-    ".json": "array",
-    ".json.gz": "array",
-    ".csv": "table",
-    ".csv.gz": "table",
-    ".tsv": "tsv",
-    ".tsv.gz": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+_KINDS: dict[str, Kind] = {".jsonl": "json", ".jsonl.gz": "json", ".ndjson": "json", ".json": "array"}
+_KINDS |= {".json.gz": "array", ".csv": "table", ".csv.gz": "table", ".tsv": "tsv", ".tsv.gz": "tsv"}
+_KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
 _SUFFIX = re.compile(
     r"\.(?:jsonl|ndjson|json|tsv|csv)(?:\.gz)?$|\.parquet$|(?<=-\d{5}-of-\d{5})\.arrow$", re.IGNORECASE
 )

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -57,7 +57,6 @@ class Format(NamedTuple):
         signature: what it looks like, for messages.
         parser: returns the parser of rows with some fields, None for fields of another format.
         plan: returns the plan of a folder, instead of a parser.
-        is_whole: whether a source has the files of the folder.
         is_begun: whether it has some of them. It is then this format if it has no rows of another one.
     """
 
@@ -76,8 +75,8 @@ def rows_with(row: RowParser, *names: str) -> Callable[[frozenset[str]], RowPars
 # A format is added here alone. They are tried in this order.
 FORMATS = {
     "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
-    beir.NAME: Format(beir.SIGNATURE, plan=beir.plan, is_whole=beir.is_whole, is_begun=beir.is_begun),
-    trec.NAME: Format(trec.SIGNATURE, plan=trec.plan, is_whole=trec.is_whole, is_begun=trec.is_begun),
+    beir.NAME: Format(beir.SIGNATURE, plan=beir.plan_folder, is_whole=beir.is_whole, is_begun=beir.is_begun),
+    trec.NAME: Format(trec.SIGNATURE, plan=trec.plan_folder, is_whole=trec.is_whole, is_begun=trec.is_begun),
     "tevatron": Format(
         "tevatron: query_id, query, positive_passages, negative_passages; or query_id, query_text, "
         "positive_document_ids, negative_document_ids with a corpus of docid, text",
@@ -169,7 +168,9 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
         known: [one for one in peeks if _format_of(one[1].fields) == known] for known in ([name] if name else FORMATS)
     }
     candidates = {known: matched for known, matched in matching.items() if matched}
-    if begun is not None and name is None and not (_has_queries(candidates) if begun == trec.NAME else candidates):
+    parsers = [FORMATS[known].parser(one.fields) for known, matched in candidates.items() for _, one in matched]
+    is_other = any(parser is not corpus_row for parser in parsers) if begun == trec.NAME else parsers
+    if begun is not None and name is None and not is_other:
         return FORMATS[begun].plan(source)  # type: ignore[misc]
     if not candidates:
         if error := json_error(source.files):
@@ -184,12 +185,6 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
         what = f"not in one format; it holds {_describe(peeks)}"
         raise DataError(what, source.where, "give one of the files, or name the format")
     return _plan(source, chosen, matched, columns, config)
-
-
-def _has_queries(candidates: Mapping[str, Peeks]) -> bool:
-    return any(
-        FORMATS[name].parser(one.fields) is not corpus_row for name, peeks in candidates.items() for _, one in peeks
-    )
 
 
 def _look_into(files: Iterable[SourceFile]) -> Peeks:
@@ -241,7 +236,6 @@ def _format_of(fields: frozenset[str]) -> str | None:
 
 
 def _plan(source: Source, name: str, matched: Peeks, columns: str, config: SplitConfig) -> Plan:
-    """Return the plan of files with rows of one format."""
     texts, judged = list[Part](), list[Part]()
     folders, notes, divided = set[str](), list[str](), ""
     test = test_file(config)
@@ -284,7 +278,6 @@ def _plan(source: Source, name: str, matched: Peeks, columns: str, config: Split
 
 
 def _questions(anchor: str, where: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield the rows of a JSONL file: number, query, and whether a document answers it."""
     for number, raw in numbered_rows(where):
         with suppress(BadRow):
             row = object_of(raw)
@@ -297,7 +290,6 @@ def _in_split(parse: RowParser, split: str, row: Any, records: Records, _: str) 
 
 
 def _describe(peeks: Peeks) -> str:
-    """Return each file with its format, or with its fields if the format is unknown; a dozen at most."""
     formats = {}
     for file, peek in peeks:
         described = f"the fields {', '.join(sorted(peek.fields)[:8])}" if peek.fields else "no objects"

@@ -12,27 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from raytriever.data.formats.plan import (
-    ANSWERABLE,
-    QueryGroup,
-    RowParser,
-    answers_in,
-    id_field,
-    id_value,
-    is_answerable,
-    list_field,
-    list_of,
-    object_value,
-    optional_score,
-    optional_text,
-    passage_of,
-    score_list,
-    score_value,
-    split_of_row,
-    string_field,
-    text_value,
-    texts_field,
-)
+from raytriever.data.formats import plan
 from raytriever.data.records import SOURCES, BadRow, Document, Records
 
 Row = Mapping[str, Any]
@@ -57,24 +37,26 @@ def tevatron_row(row: Row, records: Records, split: str) -> None:
 
     A passage may have a `source` (human or llm), and a negative a `score` and an `origin`, by default `bm25`.
     """
-    text, name = string_field(row, "query"), id_field(row, "query_id")
-    group = QueryGroup(records, split, text, name, answers=answers_in(row))
-    for passage in list_of(row, "positive_passages", object_value):
+    text, name = plan.string_field(row, "query"), plan.id_field(row, "query_id")
+    group = plan.QueryGroup(records, split, text, name, answers=plan.answers_in(row))
+    for passage in plan.list_of(row, "positive_passages", plan.object_value):
         group.judged(_tevatron_passage(group, passage), source=_or(passage, "source", SOURCES[0]))
-    for passage in list_of(row, "negative_passages", object_value):
+    for passage in plan.list_of(row, "negative_passages", plan.object_value):
         origin = _or(passage, "origin", _TEVATRON_ORIGIN)
-        group.negative(_tevatron_passage(group, passage), origin, optional_score(passage, "score"))
+        group.negative(_tevatron_passage(group, passage), origin, plan.optional_score(passage, "score"))
 
 
 def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
     """Row of Tevatron, second generation: `{"query_id", "query_text", "positive_document_ids",
     "negative_document_ids"}`, next to a corpus; `positive_sources` and `negative_scores` are optional."""
-    group = QueryGroup(records, split, string_field(row, "query_text"), id_field(row, "query_id"))
-    positives, negatives = (list_of(row, name, id_value) for name in ("positive_document_ids", "negative_document_ids"))
-    sources = list_field(row, "positive_sources") or [SOURCES[0]] * len(positives)
+    group = plan.QueryGroup(records, split, plan.string_field(row, "query_text"), plan.id_field(row, "query_id"))
+    positives, negatives = (
+        plan.list_of(row, name, plan.id_value) for name in ("positive_document_ids", "negative_document_ids")
+    )
+    sources = plan.list_field(row, "positive_sources") or [SOURCES[0]] * len(positives)
     if len(sources) != len(positives):
         raise BadRow(f'"positive_sources" has {len(sources)} for {len(positives)} in "positive_document_ids"')
-    scores = score_list(row, "negative_scores", len(negatives), "negative_document_ids")
+    scores = plan.score_list(row, "negative_scores", len(negatives), "negative_document_ids")
     for name, source in zip(positives, sources, strict=True):
         group.judged(name, source=source)
     for name, score in zip(negatives, scores, strict=True):
@@ -83,20 +65,20 @@ def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
 
 def corpus_row(row: Row, records: Records, _: str) -> None:
     """Document of the corpus of Tevatron's second generation: `{"docid", "title", "text"}`."""
-    name = id_field(row, "docid")
-    records.documents.append(Document(name, *passage_of(row)))
+    name = plan.id_field(row, "docid")
+    records.documents.append(Document(name, *plan.passage_of(row)))
 
 
-def _tevatron_passage(group: QueryGroup, passage: Row) -> str:
-    name = id_field(passage, "docid") if passage.get("docid") is not None else None
-    return group.document(*passage_of(passage), name)
+def _tevatron_passage(group: plan.QueryGroup, passage: Row) -> str:
+    name = plan.id_field(passage, "docid") if passage.get("docid") is not None else None
+    return group.document(*plan.passage_of(passage), name)
 
 
 def _or(passage: Row, name: str, otherwise: str) -> str:
     return otherwise if passage.get(name) is None else passage[name]
 
 
-def tevatron(fields: frozenset[str]) -> RowParser | None:
+def tevatron(fields: frozenset[str]) -> plan.RowParser | None:
     """Return the parser of a row of Tevatron, or of its corpus, with these fields; None for other fields."""
     if {"query_id", "query", "positive_passages"} <= fields:
         return tevatron_row
@@ -113,17 +95,17 @@ def dpr_row(row: Row, records: Records, split: str) -> None:
 
     Hard negatives have origin `bm25`, other negatives `random` (section 3.2). Their scores are kept.
     """
-    group = QueryGroup(records, split, string_field(row, "question"), answers=answers_in(row))
-    for context in list_of(row, "positive_ctxs", object_value):
+    group = plan.QueryGroup(records, split, plan.string_field(row, "question"), answers=plan.answers_in(row))
+    for context in plan.list_of(row, "positive_ctxs", plan.object_value):
         group.judged(_context(group, context))
     for name, origin in _DPR_NEGATIVES.items():
-        for context in list_of(row, name, object_value):
-            group.negative(_context(group, context), origin, optional_score(context, "score"))
+        for context in plan.list_of(row, name, plan.object_value):
+            group.negative(_context(group, context), origin, plan.optional_score(context, "score"))
 
 
-def _context(group: QueryGroup, context: Row) -> str:
-    name = next((id_field(context, name) for name in _DPR_IDS if context.get(name) is not None), None)
-    return group.document(*passage_of(context), name)
+def _context(group: plan.QueryGroup, context: Row) -> str:
+    name = next((plan.id_field(context, name) for name in _DPR_IDS if context.get(name) is not None), None)
+    return group.document(*plan.passage_of(context), name)
 
 
 def flag_embedding_row(row: Row, records: Records, split: str) -> None:
@@ -133,12 +115,12 @@ def flag_embedding_row(row: Row, records: Records, split: str) -> None:
     a positive is 1. `prompt` is the text in front of the query, which replaces the prompt of the data set. `type` is
     not read. Negatives have origin `dense`, because FlagEmbedding mines with a dense retriever.
     """
-    group = QueryGroup(records, split, string_field(row, "query"), prompt=optional_text(row, "prompt"))
-    positives, negatives = (list_of(row, name, text_value) for name in ("pos", "neg"))
-    score_list(row, "pos_scores", len(positives), "pos")
+    group = plan.QueryGroup(records, split, plan.string_field(row, "query"), prompt=plan.optional_text(row, "prompt"))
+    positives, negatives = (plan.list_of(row, name, plan.text_value) for name in ("pos", "neg"))
+    plan.score_list(row, "pos_scores", len(positives), "pos")
     for text in positives:
         group.judged(group.document("", text))
-    for text, score in zip(negatives, score_list(row, "neg_scores", len(negatives), "neg"), strict=True):
+    for text, score in zip(negatives, plan.score_list(row, "neg_scores", len(negatives), "neg"), strict=True):
         group.negative(group.document("", text), "dense", score)
 
 
@@ -151,9 +133,9 @@ def pair_row(row: Row, records: Records, split: str) -> None:
     a bad row.
     """
     label = _label(row)
-    split = split_of_row(row) if "split" in row else split
-    group = QueryGroup(records, split, string_field(row, "premise"))
-    document = group.document("", string_field(row, "hypothesis"))
+    split = plan.split_of_row(row) if "split" in row else split
+    group = plan.QueryGroup(records, split, plan.string_field(row, "premise"))
+    document = group.document("", plan.string_field(row, "hypothesis"))
     if label == "entailment":
         group.judged(document)
     elif label == "contradiction":
@@ -180,18 +162,18 @@ def tuple_row(
     `positive`. The origin of the negatives is `dense`, because sentence-transformers mines with a dense retriever. The
     values name the columns. A row with `answerable` no and an empty positive is a query that no document answers.
     """
-    group = QueryGroup(records, split, string_field(row, anchor))
+    group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
     if _has_no_answer(row, positive):
         group.no_answer()
         positives = [""]
     else:
-        positives = texts_field(row, positive)
+        positives = plan.texts_field(row, positive)
         for text in positives:
             group.judged(group.document("", text))
-    texts = [[] if _is_blank(row.get(name)) else texts_field(row, name) for name in negatives]
+    texts = [[] if _is_blank(row.get(name)) else plan.texts_field(row, name) for name in negatives]
     scores = [math.nan] * (len(positives) + sum(map(len, texts)))
     if isinstance(row.get(scored), list):  # a single number is a margin, of two scores
-        scores = score_list(row, scored, len(scores), f"{positive} and negatives")
+        scores = plan.score_list(row, scored, len(scores), f"{positive} and negatives")
     for text, score in zip(chain.from_iterable(texts), scores[len(positives) :], strict=True):
         group.negative(group.document("", text), "dense", score)
 
@@ -202,10 +184,10 @@ def _is_blank(value: Any) -> bool:
 
 def _has_no_answer(row: Row, passages: str) -> bool:
     """Return True for a row whose query no document answers; it must have no passage."""
-    if is_answerable(row) is not False:
+    if plan.is_answerable(row) is not False:
         return False
     if not _is_blank(row.get(passages)):
-        raise BadRow(f'conflicting: "{ANSWERABLE}" is no, but "{passages}" is not empty')
+        raise BadRow(f'conflicting: "{plan.ANSWERABLE}" is no, but "{passages}" is not empty')
     return True
 
 
@@ -218,16 +200,16 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
     is 0 to 1 and relevant from 0.5. Texts that are not relevant are judged 0 and are hard negatives of origin `gold`.
     The values name the columns. A row with `answerable` no has no other text, see `tuple_row`.
     """
-    group = QueryGroup(records, split, string_field(row, anchor))
+    group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
     if _has_no_answer(row, others):
         group.no_answer()
         return
     if isinstance(row.get(others), list):
-        texts, scores = list_of(row, others, text_value), row.get(scored)
+        texts, scores = plan.list_of(row, others, plan.text_value), row.get(scored)
         if not isinstance(scores, list) or len(scores) != len(texts):
             raise BadRow(f'"{scored}" is not a list of {len(texts)} scores, one for each in "{others}"')
     else:
-        texts, scores = [string_field(row, others)], [row.get(scored)]
+        texts, scores = [plan.string_field(row, others)], [row.get(scored)]
     for text, score in zip(texts, scores, strict=True):
         document = group.document("", text)
         grade = _grade(score, scored)
@@ -237,8 +219,7 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
 
 
 def _grade(score: Any, name: str) -> int:
-    """Return the grade of a score, 0 if not relevant."""
-    number = score_value(score, name)
+    number = plan.score_value(score, name)
     if isinstance(score, int) and 0 <= score < 10**9:
         return score
     if isinstance(score, int) or not 0 <= number <= 1:
@@ -251,7 +232,7 @@ def anchor_of(fields: frozenset[str]) -> str | None:
     return next((name for name in _ANCHORS if name in fields), None)
 
 
-def sentence_transformers(fields: frozenset[str]) -> RowParser | None:
+def sentence_transformers(fields: frozenset[str]) -> plan.RowParser | None:
     """Return the parser of a row of sentence-transformers with these fields; None for other fields."""
 
     def first(names: Sequence[str]) -> str | None:
@@ -271,7 +252,7 @@ def sentence_transformers(fields: frozenset[str]) -> RowParser | None:
     return None
 
 
-def grades_note(path: str, parse: RowParser) -> str:
+def grades_note(path: str, parse: plan.RowParser) -> str:
     """Return a note on scores that are read as grades, although published answers often have votes."""
     if not isinstance(parse, partial) or parse.func is not scored_row:
         return ""

@@ -256,7 +256,6 @@ def _is_arrow(where: str) -> bool:
 
 
 def _packed(batches: list[Any]) -> bytes:
-    """Return batches of one schema as an Arrow stream."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()

@@ -48,16 +48,7 @@ QUERY = Role("query", ("query", "question", "anchor", "queries", "questions", "q
 PASSAGE = Role(
     "passage",
     (
-        "passage",
-        "answer",
-        "positive",
-        "document",
-        "text",
-        "context",
-        "response",
-        "answers",
-        "content",
-        "a",
+        *("passage", "answer", "positive", "document", "text", "context", "response", "answers", "content", "a"),
         "sentence2",
     ),
 )
@@ -104,11 +95,8 @@ def parse_columns(text: str) -> dict[str, str]:
     for part in text.split(","):
         role, sign, column = (piece.strip() for piece in part.partition("="))
         if not (role and sign and column):
-            raise DataError(
-                f"{part!r} is no ROLE=COLUMN",
-                setting("columns"),
-                f"write {setting('columns')} query=COLUMN,passage=COLUMN",
-            )
+            remedy = f"write {setting('columns')} query=COLUMN,passage=COLUMN"
+            raise DataError(f"{part!r} is no ROLE=COLUMN", setting("columns"), remedy)
         named[role] = column
     return named
 
@@ -209,7 +197,6 @@ def value_of(name: str, value: Any) -> Any:
 
 
 def _names(table: TableFile, given: str) -> tuple[str, ...]:
-    """Return the name that each column has in its format, "" for a column that is not read."""
     named = parse_columns(given) if given else {}
     folded = [column.casefold().replace(" ", "_") for column in table.columns]
     if not named and {"premise", "hypothesis", "label"} <= set(folded):

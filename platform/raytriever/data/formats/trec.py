@@ -18,22 +18,12 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.formats import plan
 from raytriever.data.formats.beir import qrels_columns
-from raytriever.data.formats.plan import (
-    Part,
-    Plan,
-    encodable,
-    has_file,
-    id_field,
-    passage_of,
-    plain_before_packed,
-    shown,
-    string_field,
-)
 from raytriever.data.formats.rows import numbered_rows
 from raytriever.data.records import BadRow, Document, Query, Records
 from raytriever.data.sources import Source, SourceFile
@@ -49,33 +39,33 @@ _CORPUS = re.compile(r"(?:.*/)?(?:docs(?:-\d+)?|corpus)\.jsonl(?:\.gz)?")
 
 def is_whole(source: Source) -> bool:
     """Return True if the source has topics, judgements and a corpus."""
-    return all(has_file(source, pattern) for pattern in (_TOPICS, _QRELS, _CORPUS))
+    return all(plan.has_file(source, pattern) for pattern in (_TOPICS, _QRELS, _CORPUS))
 
 
 def is_begun(source: Source) -> bool:
     """Return True if the source has topics, and judgements or a corpus."""
-    return has_file(source, _TOPICS) and (has_file(source, _QRELS) or has_file(source, _CORPUS))
+    return plan.has_file(source, _TOPICS) and (plan.has_file(source, _QRELS) or plan.has_file(source, _CORPUS))
 
 
-def plan(source: Source) -> Plan:
+def plan_folder(source: Source) -> plan.Plan:
     """Return the plan of a folder with topics. Raise `DataError` if there is no corpus, there are no judgements, or
     there are several data sets."""
     topics, qrels = _by_split(source, _TOPICS), _by_split(source, _QRELS)
     if not qrels:
-        what = f"no judgements in it; it holds {shown(source)}"
+        what = f"no judgements in it; it holds {plan.shown(source)}"
         raise DataError(what, source.where, "add qrels/qrels.NAME-dev.tsv or qrels.dev.txt")
     corpus = _corpus(source)
-    parts = [Part(file.where, "tsv", topic_columns) for file, _ in topics]
-    parts += [Part(file.where, "tsv", qrels_columns, split=split) for file, split in qrels]
-    return Plan(NAME, (*corpus, *parts))
+    parts = [plan.Part(file.where, "tsv", topic_columns) for file, _ in topics]
+    parts += [plan.Part(file.where, "tsv", qrels_columns, split=split) for file, split in qrels]
+    return plan.Plan(NAME, (*corpus, *parts))
 
 
-def _corpus(source: Source) -> list[Part]:
-    files = [file for file in plain_before_packed(source.files) if _CORPUS.fullmatch(file.path)]
+def _corpus(source: Source) -> list[plan.Part]:
+    files = [file for file in plan.plain_before_packed(source.files) if _CORPUS.fullmatch(file.path)]
     if not files:
-        what = f"no corpus in it; it holds {shown(source)}"
+        what = f"no corpus in it; it holds {plan.shown(source)}"
         raise DataError(what, source.where, "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)")
-    return [Part.of(file, pyserini_row) for file in files]
+    return [plan.Part.of(file, pyserini_row) for file in files]
 
 
 def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile, str]]:
@@ -88,9 +78,8 @@ def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile
     ]
     names = sorted({_set_of(match) for _, match in matches})
     if len(names) > 1:
-        raise DataError(
-            f"holds several data sets: {', '.join(names[:8])}", source.where, "give a folder with one of them"
-        )
+        what = f"holds several data sets: {', '.join(names[:8])}"
+        raise DataError(what, source.where, "give a folder with one of them")
     named = [(file, match["split"]) for file, match in matches if match["split"]]
     return named or [(file, "train") for file, _ in matches]
 
@@ -106,19 +95,19 @@ def topic_columns(row: Sequence[str], records: Records, _: str) -> None:
     if len(row) < 2:
         raise BadRow("one column, not id and text separated by a tab")
     texts = {"id": row[0].strip(), "text": " ".join(row[1:])}
-    records.queries.append(Query(id_field(texts, "id"), string_field(texts, "text")))
+    records.queries.append(Query(plan.id_field(texts, "id"), plan.string_field(texts, "text")))
 
 
 def pyserini_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"docid", "title", "text"}`, or `{"id", "contents"}` with the title before a blank line."""
-    name = id_field(row, next((key for key in ("docid", "_id", "id") if key in row), "docid"))
+    name = plan.id_field(row, next((key for key in ("docid", "_id", "id") if key in row), "docid"))
     if "contents" not in row:
-        records.documents.append(Document(name, *passage_of(row)))
+        records.documents.append(Document(name, *plan.passage_of(row)))
         return
-    title, _, text = string_field(row, "contents").partition("\n\n")
+    title, _, text = plan.string_field(row, "contents").partition("\n\n")
     if not text.strip() or "\n" in title.strip():
         title, text = "", row["contents"]
-    records.documents.append(Document(name, encodable(title.strip(), "title"), text.strip()))
+    records.documents.append(Document(name, plan.encodable(title.strip(), "title"), text.strip()))
 
 
 _FORM = "a line is `query Q0 document rank score tag`"
@@ -139,7 +128,7 @@ def read_run(
     row_of = {dataset.queries.ids[query]: row for row, query in enumerate(queries)}
     documents = {name: position for position, name in enumerate(dataset.documents.ids)}
     rankings: list[list[tuple[float, str, int]]] = [[] for _ in queries]
-    for line, query, document, score in _rows(where):
+    for line, query, document, score in run_lines(where):
         row = row_of.get(query, row_of.get(unquote(query)))
         if row is None:
             continue
@@ -156,24 +145,9 @@ def read_run(
     return table
 
 
-def read_run_scores(where: str, queries: Sequence[str], depth: int) -> Float64[ndarray, "queries depth"]:
-    """Return the `depth` highest scores of each query, given by id, NaN in empty slots; others are skipped. Raise
-    `DataError` if the file cannot be read, or a line has another form."""
-    row_of = {query: row for row, query in enumerate(queries)}
-    scores: list[list[float]] = [[] for _ in queries]
-    for _, query, _, score in _rows(where):
-        row = row_of.get(query, row_of.get(unquote(query)))
-        if row is not None:
-            scores[row].append(score)
-    table = np.full((len(queries), depth), np.nan)
-    for row, values in enumerate(scores):
-        best = sorted(values, reverse=True)[:depth]
-        table[row, : len(best)] = best
-    return table
-
-
-def _rows(where: str) -> Iterator[tuple[str, str, str, float]]:
-    """Yield the place of each line that is not blank, its query, document and score."""
+def run_lines(where: str) -> Iterator[tuple[str, str, str, float]]:
+    """Yield the place of each line of a run that is not blank, its query, document and score. Raise `DataError` if the
+    file cannot be read, or a line has another form."""
     for number, line in numbered_rows(where):
         place = f"{where}:{number}"
         try:

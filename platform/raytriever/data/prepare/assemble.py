@@ -24,18 +24,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
 from raytriever.data.keys import Copies, KeyIndex, digest_of
-from raytriever.data.prepare.prepared import (
-    ABSENT,
-    ABSENT_COLUMNS,
-    DOCUMENT_COLUMNS,
-    DOCUMENTS,
-    FORMS,
-    JUDGEMENTS,
-    NEGATIVES,
-    QUERIES,
-    QUERY_COLUMNS,
-    UNANSWERABLE,
-)
+from raytriever.data.prepare import prepared
 from raytriever.data.prepare.shards import WORK, ShardReport, texts_of
 from raytriever.reading.arrays import Shape, read_arrays, read_arrow
 
@@ -65,7 +54,6 @@ class AssembledSide:
     """Documents or queries of all shards.
 
     Args:
-        index: index of rows by the key of their id.
         live: rows that count, ascending.
         meta: figures for the manifest, see `prepared.SideMeta`.
     """
@@ -85,14 +73,14 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, As
     """Write `live` and the pairs' tables into the folder of the shards; return documents and queries, and the bad rows
     that only the whole data set reveals."""
     bad: BadRows = {}
-    sides = {name: _resolve_ids(folder, name, reports, bad) for name in (DOCUMENTS, QUERIES)}
+    sides = {name: _resolve_ids(folder, name, reports, bad) for name in (prepared.DOCUMENTS, prepared.QUERIES)}
     for name, side in sides.items():
         if len(side.live) < side.meta["rows"]:
             np.save(folder / f"{name}.live.npy", side.live)
     _write_judgements(folder, reports, sides, bad)
     _write_negatives(folder, reports, sides, bad)
     for name in (FILE, PROMPTS):
-        _write_query_texts(folder, name, reports, sides[QUERIES])
+        _write_query_texts(folder, name, reports, sides[prepared.QUERIES])
     return sides, bad
 
 
@@ -127,16 +115,15 @@ def _resolve_ids(folder: Path, name: str, reports: Sequence[ShardReport], bad: B
     if len(again):
         keys, contents, forms = keys[live], contents[live], forms[live]
     digest = digest_of([keys], [contents])
-    np.save(folder / f"{name}.{FORMS}", forms)
+    np.save(folder / f"{name}.{prepared.FORMS}", forms)
     repeated_rows, same_text = within + len(again) - len(other), len(Copies.of(forms))
     meta = {"rows": len(first), "live": len(live), "digest": digest, "repeated": repeated_rows, "same_text": same_text}
     return AssembledSide(index, live, meta)
 
 
 def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], index: int) -> str:
-    """Return the id of a row, counted over all shards."""
     shard = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
-    columns = DOCUMENT_COLUMNS if folder.name == DOCUMENTS else QUERY_COLUMNS
+    columns = prepared.DOCUMENT_COLUMNS if folder.name == prepared.DOCUMENTS else prepared.QUERY_COLUMNS
     ids = read_arrow(folder / f"{reports[shard].stem}.arrow", columns, PREPARE_AGAIN)["id"]
     return str(ids[index - sum(lengths[:shard])].as_py())
 
@@ -160,11 +147,11 @@ def _resolved(
         if not len(arrays["rows"]):
             continue
         rows = np.empty(len(arrays["rows"]), _PAIR)
-        rows["query"] = sides[QUERIES].positions(arrays["queries"])
-        rows["document"] = sides[DOCUMENTS].positions(arrays["documents"])
+        rows["query"] = sides[prepared.QUERIES].positions(arrays["queries"])
+        rows["document"] = sides[prepared.DOCUMENTS].positions(arrays["documents"])
         for name_of_field in ("kind", "rank", "row"):
             rows[name_of_field] = arrays[f"{name_of_field}s"]
-        rows["score"], rows["part"] = arrays["scores"] if name == JUDGEMENTS else 0, report.part
+        rows["score"], rows["part"] = arrays["scores"] if name == prepared.JUDGEMENTS else 0, report.part
         ids = {end: texts_of(arrays, end) for end in ("query", "document")}
         has_document = np.diff(arrays["document.offsets"]) > 0  # no document has an empty id: see `NO_ANSWER`
         for index in np.flatnonzero((rows["query"] < 0) | ((rows["document"] < 0) & has_document)):
@@ -180,7 +167,7 @@ def _write_judgements(
 ) -> None:
     judged, without = defaultdict[str, list[ndarray]](list), defaultdict[str, list[ndarray]](list)
     absent: dict[str, dict[tuple[int, str], int]] = defaultdict(dict)
-    for pairs in _resolved(folder, JUDGEMENTS, reports, sides, bad):
+    for pairs in _resolved(folder, prepared.JUDGEMENTS, reports, sides, bad):
         for split in map(str, np.unique(pairs.splits)):
             is_of_split = (pairs.splits == split) & (pairs.rows["query"] >= 0)
             judged[split].append(pairs.rows[is_of_split & (pairs.rows["document"] >= 0)])
@@ -190,7 +177,7 @@ def _write_judgements(
                     absent[split].setdefault((int(row["query"]), name), int(row["score"]))
                 else:
                     without[split].append(pairs.rows[index : index + 1])
-    (folder / JUDGEMENTS).mkdir(exist_ok=True)
+    (folder / prepared.JUDGEMENTS).mkdir(exist_ok=True)
     for split, tables in judged.items():
         table = np.concatenate(tables)
         table = table[np.lexsort((table["document"], table["query"]))]  # stable: of equal pairs the first row leads
@@ -202,7 +189,7 @@ def _write_judgements(
             reason = f"the pair was judged {score} before and is {row['score']} here"
             bad.setdefault((int(row["part"]), int(row["row"])), (reason, b""))
         table = table[is_first]
-        np.save(folder / JUDGEMENTS / f"{split}.npy", np.stack([table[name] for name in _STORED]))
+        np.save(folder / prepared.JUDGEMENTS / f"{split}.npy", np.stack([table[name] for name in _STORED]))
         if split in without:
             answered = {*table["query"][table["score"] > 0].tolist(), *(query for query, _ in absent.get(split, ()))}
             _write_unanswerable(folder, split, np.concatenate(without[split]), answered, bad)
@@ -211,37 +198,35 @@ def _write_judgements(
 
 
 def _write_unanswerable(folder: Path, split: str, rows: ndarray, answered: set[int], bad: BadRows) -> None:
-    """Write the positions of the queries without an answer. The row of a query that has a relevant document is bad."""
     is_answered = np.isin(rows["query"], list(answered))
     for row in rows[is_answered]:
         reason = f"conflicting: a query without an answer that has a relevant document in split {split!r}"
         bad.setdefault((int(row["part"]), int(row["row"])), (reason, b""))
     if not is_answered.all():
-        (folder / UNANSWERABLE).mkdir(exist_ok=True)
-        np.save(folder / UNANSWERABLE / f"{split}.npy", np.unique(rows["query"][~is_answered]))
+        (folder / prepared.UNANSWERABLE).mkdir(exist_ok=True)
+        np.save(folder / prepared.UNANSWERABLE / f"{split}.npy", np.unique(rows["query"][~is_answered]))
 
 
 def _write_absent(folder: Path, split: str, rows: Mapping[tuple[int, str], int]) -> None:
-    """Write query positions, document ids and grades, sorted by query and then by id."""
     import pyarrow as pa
 
-    (folder / ABSENT).mkdir(exist_ok=True)
+    (folder / prepared.ABSENT).mkdir(exist_ok=True)
     queries, documents, scores = zip(*((*pair, rows[pair]) for pair in sorted(rows)), strict=True)
     columns = pa.array(queries, pa.int64()), pa.array(documents, pa.large_string()), pa.array(scores, pa.int64())
-    write_table(folder / ABSENT / f"{split}.arrow", dict(zip(ABSENT_COLUMNS, columns, strict=True)))
+    write_table(folder / prepared.ABSENT / f"{split}.arrow", dict(zip(prepared.ABSENT_COLUMNS, columns, strict=True)))
 
 
 def _write_negatives(
     folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
 ) -> None:
     rows, scores = [], []
-    for pairs in _resolved(folder, NEGATIVES, reports, sides, bad):
+    for pairs in _resolved(folder, prepared.NEGATIVES, reports, sides, bad):
         exist = (pairs.rows["query"] >= 0) & (pairs.rows["document"] >= 0)
         rows.append(np.stack([pairs.rows[name][exist] for name in ("query", "document", "kind", "rank")]))
         scores.append(pairs.scores[exist].astype(np.float32))
     if rows:
-        np.save(folder / f"{NEGATIVES}.npy", np.concatenate(rows, axis=1))
-        np.save(folder / f"{NEGATIVES}.scores.npy", np.concatenate(scores))
+        np.save(folder / f"{prepared.NEGATIVES}.npy", np.concatenate(rows, axis=1))
+        np.save(folder / f"{prepared.NEGATIVES}.scores.npy", np.concatenate(scores))
 
 
 def _write_query_texts(folder: Path, name: str, reports: Sequence[ShardReport], queries: AssembledSide) -> None:

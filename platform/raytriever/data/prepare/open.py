@@ -31,15 +31,7 @@ from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import (
-    FORMAT,
-    MANIFEST,
-    FileEntry,
-    Manifest,
-    committed_directory,
-    entry_of,
-    is_committed,
-)
+from raytriever.store.commit import FORMAT, MANIFEST, FileEntry, Manifest, committed_directory, entry_of, is_committed
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of, is_uri
 from raytriever.store.parts import make_once
@@ -101,7 +93,6 @@ def _copy(where: str, file: Path, entry: FileEntry) -> None:
 
 
 def _below(uri: str, name: str) -> str:
-    """Return the URI of a file below a URI, which may have a query."""
     root, _, query = uri.partition("?")
     return f"{root.rstrip('/')}/{name}" + (f"?{query}" if query else "")
 
@@ -167,7 +158,6 @@ def _with_lender(splits: list[str]) -> tuple[str, ...]:
 def _read_splits(
     directory: PreparedDirectory, splits: list[str], request: Request, location: str, bm25_language: str | None
 ) -> RetrievalDataset:
-    """Return a prepared data set with the judgements of some splits, `dev` taken from `train` if necessary."""
     requested, there = list(dict.fromkeys(splits)), directory.splits
     lent = DEV in requested and DEV not in there and TRAIN in there
     directory.require_splits([split for split in requested if not (lent and split == DEV)], request.dataset)
@@ -189,7 +179,6 @@ def _read_splits(
 
 
 def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenisation: Tokenisation) -> Tokens:
-    """Return tokens with the prompts that the tokenisation has put in front of the texts."""
     prompts = tokenisation.for_dataset(dataset.name)
     return replace(
         tokens,
@@ -212,11 +201,8 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
     wanted = request.tokenisation and request.tokenisation.for_dataset(directory.meta["name"])
     if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"
-        raise DataError(
-            f"was prepared with {tokens}",
-            str(folder),
-            f"prepare it with {setting('model')} as it is trained, or name its source",
-        )
+        remedy = f"prepare it with {setting('model')} as it is trained, or name its source"
+        raise DataError(f"was prepared with {tokens}", str(folder), remedy)
     return directory, request.dataset if stored else os.path.abspath(folder)
 
 

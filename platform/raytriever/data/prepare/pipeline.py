@@ -150,8 +150,6 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """Preparation of the files of a plan; `key` decides its result."""
-
     request: Request
     source: Source
     plan: Plan

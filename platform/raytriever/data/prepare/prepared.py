@@ -207,7 +207,6 @@ class PreparedDirectory:
 
 
 def _first(files: Sequence[Path], read: Callable[[Path], T]) -> T | None:
-    """Read a file of which a data set may have one; return None if it has none."""
     return read(files[0]) if files else None
 
 
@@ -233,12 +232,10 @@ def _side(
 
 
 def _forms(folder: Path, name: str, rows: int) -> Forms:
-    """Return the forms of the texts of a side."""
     return read_array(folder / f"{name}.{FORMS}", ["uint64"], (rows,), PREPARE_AGAIN, mapped="r")
 
 
 def _positions(file: Path, count: int, what: str = "the position of a query", plural: str = "queries") -> ndarray:
-    """Return ascending positions below `count`."""
     positions = read_array(file, ["int64"], (None,), PREPARE_AGAIN)
     _check_range(file, what, positions, count)
     _check_order(file, plural, bool((np.diff(positions) > 0).all()))
@@ -246,7 +243,6 @@ def _positions(file: Path, count: int, what: str = "the position of a query", pl
 
 
 def _tokens(file: Path, rows: int, full: bool, vocabulary: int | None) -> tuple[ndarray, ndarray]:
-    """Return the token ids of a shard, and the start of each text."""
     ids = read_array(file.with_suffix(".tokens.npy"), ["uint16", "uint32"], (None,), PREPARE_AGAIN, mapped="r")
     of_offsets = file.with_suffix(".offsets.npy")
     offsets = read_array(of_offsets, ["int64"], (rows + 1,), PREPARE_AGAIN, mapped="r")
@@ -302,7 +298,6 @@ def _check_pairs(file: Path, queries: ndarray, documents: ndarray, of_queries: i
 
 
 def _check_range(file: Path, what: str, values: ndarray, end: int = 1 << 31) -> None:
-    """Raise `StorageError` unless all values are from 0 to below `end`."""
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < end:
         outside = values[(values < 0) | (values >= end)][0]
         raise StorageError(f"{what} is {outside}, expected 0 to {end - 1}", str(file), PREPARE_AGAIN)

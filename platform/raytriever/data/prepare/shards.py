@@ -92,8 +92,6 @@ def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
 
 
 def _tokenise(tokenisation: Tokenisation, prompt: str, texts: list[str]) -> tuple[list[list[int]], dict[int, str]]:
-    """Return the token ids of texts, and the reasons for those that cannot be tokenized, by the index of the text."""
-
     def encode(some: list[str]) -> list[list[int]] | BaseException:
         try:
             return tokenisation.encode(some, prompt)
@@ -131,7 +129,6 @@ def _pairs(
 
 
 def _packed(name: str, texts: Iterable[str]) -> dict[str, ndarray]:
-    """Return texts as one array of UTF-8 and the offsets in it; see `texts_of`."""
     encoded = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return {f"{name}.bytes": np.frombuffer(b"".join(encoded), np.uint8), f"{name}.offsets": offsets}
@@ -158,7 +155,6 @@ class ShardReport:
     """Report of a shard.
 
     Args:
-        part: index of the part of the data set.
         number: number of the chunk of the part, from 0.
         rows: number of rows read, bad ones included.
         bad: bad rows, from `records.bad_entry`.
@@ -199,14 +195,11 @@ class ShardWriter:
     def fatal(self, chunk: FileChunk) -> DataError:
         """Return the error of a chunk over which `TRIES` processes died."""
         part = self.parts[chunk.part]
-        return DataError(
-            f"{TRIES} processes died while they wrote these rows",
-            f"{part.where}, rows {chunk.first_row:,} to {last_row(part, chunk):,}",
-            "free memory, or correct the rows",
-        )
+        where = f"{part.where}, rows {chunk.first_row:,} to {last_row(part, chunk):,}"
+        what = f"{TRIES} processes died while they wrote these rows"
+        return DataError(what, where, "free memory, or correct the rows")
 
     def _finished(self, stem: str) -> ShardReport | None:
-        """Return the report of a finished shard; None if there is none, or a file of it is damaged."""
         file = self.folder / WORK / f"{stem}.npz"
         with suppress(FileNotFoundError, StorageError, BadZipFile, RuntimeError, EOFError, zlib.error):
             with ZipFile(file) as archive:

@@ -53,14 +53,12 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
     begins = np.diff(drawn[0].offsets) > 0
     if not begins.any():
         source = "llm" if which == "llm" else "human"
-        raise DataError(
-            f"no query has a positive of source {source!r}", where, f"choose another value of {setting('positives')}"
-        )
+        remedy = f"choose another value of {setting('positives')}"
+        raise DataError(f"no query has a positive of source {source!r}", where, remedy)
     return positives.where(begins), tuple(each.where(begins) for each in drawn)
 
 
 def _of_source(positives: Positives, source: str) -> Positives:
-    """Return the same queries with the positives of one source; a query may have none."""
     keep = positives.sources == SOURCES.index(source)
     before = np.concatenate([[0], np.cumsum(keep)])
     columns = (column[keep] for column in (positives.documents, positives.sources, positives.ranks))
@@ -91,7 +89,6 @@ class Examples:
         starts: first example of each combined data set, and last the number of examples.
         document_starts: first document of each combined data set, and last the number of documents. Random negatives of
             a query are documents of its own data set.
-        seed: seed of the draws.
         negatives: table of hard negatives. Queries without any get random documents.
         shares: shares of the negatives by origin, see above; None for equal weights of a query's rows.
         ranked: use the positives of the lowest ranks instead of drawing them in each epoch.
@@ -180,7 +177,6 @@ class Examples:
         return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
 
     def _choice(self, among: Positives, examples: ndarray, epochs: ndarray, count: int, purpose: int) -> ndarray:
-        """Return `count` of the positives of each example, -1 in empty slots."""
         rows, there = _rows(among.offsets, examples, count)
         if not len(among.documents):
             return np.full((len(examples), count), -1, dtype=np.int64)
@@ -193,10 +189,8 @@ class Examples:
 
     def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, width: int) -> ndarray:
         """Return `width` negatives of each example. Its first `needed`, the number that is used, follow the shares.
-
         They are drawn without repetition from the query's rows of the table, and repeated in the drawn order if there
-        are fewer rows. A query without rows gets random non-positives of its data set.
-        """
+        are fewer rows. A query without rows gets random non-positives of its data set."""
         columns = np.arange(width)
         documents = self._random(examples, epochs, columns)
         table = self.negatives

@@ -39,7 +39,6 @@ class Mixture:
         return sum(self._quotas) * self._run
 
     def _round(self, number: int) -> Epoch:
-        """Return a round; see `order.Stream`. Two rounds are cached."""
         owners = np.repeat(np.arange(len(self._streams)), self._quotas)
         turns = owners[permutation(len(owners), self._seed, number)]
         examples, seen_in = (np.empty((len(owners), self._run), dtype=np.int64) for _ in range(2))

@@ -112,9 +112,8 @@ def read(stream: Stream, start: int, stop: int) -> Epoch:
 def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64[ndarray, " local"]:
     """Return the contiguous share of worker `rank` of `size`; raises `ConfigError` if the shares are not equal."""
     if len(batch) % size:
-        remedy = (
-            f"give a multiple of {size}, such as {-(-len(batch) // size) * size}, or another {setting('num_workers')}"
-        )
+        multiple = f"{size}, such as {-(-len(batch) // size) * size}"
+        remedy = f"give a multiple of {multiple}, or another {setting('num_workers')}"
         raise ConfigError(f"{len(batch)} is not divisible by {size} workers", setting("batch_size"), remedy)
     local = len(batch) // size
     return batch[rank * local : (rank + 1) * local]
@@ -138,7 +137,6 @@ def words(
     """Return splitmix64 over the arguments: a word for each example, `[batch]`, or for each draw, `[batch, columns]`.
 
     Args:
-        seed: any integer.
         epochs, examples: `[batch]`.
         purpose: number of the purpose: draws of one example for two purposes must be independent.
         columns: numbers of the draws of each example.
@@ -146,9 +144,7 @@ def words(
     state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
     state = _mix(state ^ np.asarray(examples).astype(np.uint64))
-    if columns is None:
-        return state
-    return _mix(state[:, None] ^ columns.astype(np.uint64)[None, :])
+    return state if columns is None else _mix(state[:, None] ^ columns.astype(np.uint64)[None, :])
 
 
 def derived_seed(seed: int, number: int) -> int:

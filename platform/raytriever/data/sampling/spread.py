@@ -33,7 +33,6 @@ class Spread:
         return self._stream.size
 
     def _arranged(self, number: int) -> Epoch:
-        """Return an epoch; see `order.Stream`. Two epochs are cached."""
         epoch = self._stream.epoch(number)
         order, waiting = list[int](), list[int]()
         room, taken = self._batch - number * self.size % self._batch, set[int]()

@@ -31,7 +31,6 @@ class TeacherTable:
     Args:
         pairs: query position times `documents` plus document position, ascending, no pair twice.
         scores: finite scores; higher is more relevant.
-        documents: number of documents of the data set.
     """
 
     pairs: Int64[ndarray, " pairs"]
@@ -137,15 +136,11 @@ class Coverage:
 
     def check(self, where: str) -> None:
         """Raise `DataError` if no positive or no hard negative has a score."""
-        for name, total, scored in (
-            ("positives", self.positives, self.scored_positives),
-            ("hard negatives", self.negatives, self.scored_negatives),
-        ):
+        positives = "positives", self.positives, self.scored_positives
+        for name, total, scored in (positives, ("hard negatives", self.negatives, self.scored_negatives)):
             if total and not scored:
-                remedy = (
-                    f"score them with `raytriever score`, and give {setting('negatives')} the table of "
-                    f"{setting('negatives_table')}"
-                )
+                table = f"{setting('negatives')} the table of {setting('negatives_table')}"
+                remedy = f"score them with `raytriever score`, and give {table}"
                 raise DataError(f"has no score of any of the {total:,} {name} that are trained on", where, remedy)
 
     def __str__(self) -> str:
@@ -180,10 +175,10 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
             raise DataError(what, str(path), SCORES.remedy)
         for name, digest in identity(dataset).items():
             if meta.get(name) != digest:
-                what = (
-                    f"holds scores of other {name}: of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
+                of = f"of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
+                raise DataError(
+                    f"holds scores of other {name}: {of}", str(path), "score this data set with `raytriever score`"
                 )
-                raise DataError(what, str(path), "score this data set with `raytriever score`")
 
     table = read_pairs(Path(path), SCORES, _KINDS, SCORES.remedy, check=check)
     query, document = (

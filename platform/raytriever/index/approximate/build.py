@@ -97,9 +97,7 @@ def _finder(embeddings: ndarray, config: IndexConfig, training: ndarray | None, 
     if config.index == "vamana":
         return Vamana.build(embeddings, degree, beam, threads)
     if training is None or not len(training):
-        raise ConfigError(
-            "RoarGraph is built from training queries, and there are none",
-            setting("training_split"),
-            f"name a split that has queries, or use {setting('index')} hnsw",
-        )
+        remedy = f"name a split that has queries, or use {setting('index')} hnsw"
+        what = "RoarGraph is built from training queries, and there are none"
+        raise ConfigError(what, setting("training_split"), remedy)
     return RoarGraph.build(embeddings, training, degree, config.value("nearest"), beam, seed, threads)

@@ -30,7 +30,6 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.index import Proposal
-from raytriever.store.disk import disk_errors
 
 FILE = "index.faiss"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.
@@ -48,11 +47,10 @@ def write_faiss(index: Any, folder: Path) -> None:
     Raises:
         StorageError: the index cannot be written.
     """
-    with disk_errors(folder):
-        try:
-            faiss.write_index(index, str(folder / FILE))
-        except RuntimeError as error:
-            raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
+    try:
+        faiss.write_index(index, str(folder / FILE))
+    except RuntimeError as error:
+        raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
 
 
 def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
@@ -191,13 +189,11 @@ def default_code_bytes(width: int) -> int:
 def _check_codes(rows: int, width: int, code_bytes: int) -> None:
     if width % code_bytes:
         allowed = ", ".join(str(size) for size in range(1, width + 1) if width % size == 0)
-        raise ConfigError(
-            f"{code_bytes} does not divide the width {width}", setting("code_bytes"), f"choose from {allowed}"
-        )
+        what = f"{code_bytes} does not divide the width {width}"
+        raise ConfigError(what, setting("code_bytes"), f"choose from {allowed}")
     if rows < CODES:
-        raise ConfigError(
-            f"codes are learnt from at least {CODES} documents, not {rows}", remedy=f"use {setting('index')} ivf"
-        )
+        what = f"codes are learnt from at least {CODES} documents, not {rows}"
+        raise ConfigError(what, remedy=f"use {setting('index')} ivf")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 from numpy import ndarray
 
 from raytriever.errors import StorageError
@@ -50,7 +50,6 @@ class Graph:
 
     Args:
         neighbours: distinct neighbours of each document; row i has `degrees[i]` of them, then -1.
-        degrees: number of neighbours of each document.
         entry: document at which every walk begins.
     """
 
@@ -88,13 +87,9 @@ class Graph:
         return cls(neighbours, degrees, int(entry[0]))
 
 
-def mark_reachable(graph: Graph, begin: int, reached: Bool[ndarray, " documents"]) -> None:
-    """Mark all documents that are reachable from a document that is not marked yet."""
-    _mark(graph.neighbours, graph.degrees, begin, reached)
-
-
 @numba.njit(cache=True, error_model="numpy")
-def _mark(neighbours, degrees, begin, reached):  # type: ignore[no-untyped-def]
+def mark_reachable(neighbours, degrees, begin, reached):  # type: ignore[no-untyped-def]
+    """Mark all documents of a graph that are reachable from a document that is not marked yet."""
     queue = np.empty(len(degrees), np.int64)
     queue[0], reached[begin] = begin, True
     head, count = 0, 1
@@ -213,7 +208,6 @@ def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # t
 
 @numba.njit(cache=True, error_model="numpy")
 def _insert(pool, size, key):  # type: ignore[no-untyped-def]
-    """Insert a key into the first `size` sorted entries, replacing the last one; return its index."""
     low, high = 0, size - 1
     while low < high:
         middle = (low + high) >> 1

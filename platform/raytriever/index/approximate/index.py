@@ -50,16 +50,13 @@ class Finder(Protocol):
                 more of the best rows.
             threads: number of threads; does not change the result.
         """
-        ...
 
     def save(self, folder: Path) -> None:
         """Write everything but the embeddings into an empty folder."""
-        ...
 
     @property
     def bytes(self) -> int:
         """Known memory in addition to the embeddings, in bytes: lists, graphs and copies of the embeddings."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -81,14 +78,11 @@ class ApproximateIndex:
     effort: int
 
     def search(
-        self,
-        queries: Float32[ndarray, "queries width"],
-        k: int,
+        self, queries: Float32[ndarray, "queries width"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return scores and documents, best first; -1 and -inf only where the corpus has fewer than k documents.
 
         Args:
-            queries: one embedding per row.
             k: number of documents per query, at least 1.
 
         Raises:
@@ -138,10 +132,8 @@ class ApproximateIndex:
         check_count(k)
         if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
             width = self.embeddings.shape[1]
-            raise ModelError(
-                f"the index has embeddings of width {width}, but the queries have the shape {queries.shape}",
-                remedy="encode both with the same model",
-            )
+            what = f"the index has embeddings of width {width}, but the queries have the shape {queries.shape}"
+            raise ModelError(what, remedy="encode both with the same model")
         check_finite(queries, "query")
         return np.ascontiguousarray(queries, np.float32)
 

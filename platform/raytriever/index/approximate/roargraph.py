@@ -32,18 +32,7 @@ from jaxtyping import Float32, Int32
 from numpy import ndarray
 
 from raytriever.errors import DataError
-from raytriever.index.approximate.graph import (
-    Graph,
-    add_reverse_edges,
-    choose_neighbours,
-    exclude,
-    mark_reachable,
-    read_only,
-    row_of,
-    squared_distance,
-    walk,
-    walk_all,
-)
+from raytriever.index.approximate import graph as graphs
 from raytriever.index.approximate.index import Proposal
 from raytriever.index.exact import Corpus
 from raytriever.index.ranking import TieOrder
@@ -70,10 +59,10 @@ def project(
         order = np.argsort(nearest[:, 0], kind="stable")
         pivots, starts = np.unique(nearest[order, 0], return_index=True)
         bounds = np.append(starts, len(order))
-        documents = read_only(documents)
+        documents = graphs.read_only(documents)
         arrays = (nearest[order], pivots, bounds, documents, neighbours, degrees)
         in_threads(_project, len(pivots), *arrays, threads=threads)
-        add_reverse_edges(neighbours, degrees, np.zeros_like(degrees), pivots, True, documents, threads)
+        graphs.add_reverse_edges(neighbours, degrees, np.zeros_like(degrees), pivots, True, documents, threads)
     return neighbours, degrees
 
 
@@ -83,7 +72,7 @@ def _project(first, last, nearest, pivots, bounds, documents, neighbours, degree
         pivot = np.int64(pivots[number])
         candidates = nearest[bounds[number] : bounds[number + 1]].copy().reshape(-1)
         chosen = np.empty(neighbours.shape[1], np.int32)
-        count = choose_neighbours(pivot, candidates, documents, True, chosen)
+        count = graphs.choose_neighbours(pivot, candidates, documents, True, chosen)
         neighbours[pivot, :count] = chosen[:count]
         degrees[pivot] = count
 
@@ -95,16 +84,16 @@ def connect(
     beam: int,
     seed: int,
     threads: int = 1,
-) -> Graph:
+) -> graphs.Graph:
     """Return the graph of `project` with up to twice as many neighbours, in which every document is reachable.
 
     `beam` is the number of documents in the beam of a search for a document; `seed` decides the order of the documents.
     """
-    documents = read_only(documents)
+    documents = graphs.read_only(documents)
     count, degree = neighbours.shape
     wide = np.full((count, 2 * degree), -1, np.int32)
     wide[:, :degree] = neighbours
-    graph = Graph(wide, degrees.copy(), _entry(documents, degrees))
+    graph = graphs.Graph(wide, degrees.copy(), _entry(documents, degrees))
     halves = (np.square(documents, dtype=np.float32).sum(1) / 2).astype(np.float32)
     order, start = np.random.default_rng(seed).permutation(count), 0
     while start < count:
@@ -117,7 +106,7 @@ def connect(
             degree_before, count_added = graph.degrees[row], int((added >= 0).sum())
             wide[row, degree_before : degree_before + count_added] = added[:count_added]
             graph.degrees[row] += count_added
-        add_reverse_edges(wide, graph.degrees, degrees, batch, False, documents, threads)
+        graphs.add_reverse_edges(wide, graph.degrees, degrees, batch, False, documents, threads)
     return _connect_unreachable(graph, documents)
 
 
@@ -133,37 +122,35 @@ def _search(first, last, batch, documents, halves, neighbours, degrees, entry, b
     pool, rows = np.empty(beam, np.uint64), np.empty(beam, np.int32)
     for index in range(first, last):
         row = batch[index]
-        size, _ = walk(documents[row], documents, halves, neighbours, degrees, entry, seen, pool)
+        size, _ = graphs.walk(documents[row], documents, halves, neighbours, degrees, entry, seen, pool)
         for i in range(size):
-            rows[i] = row_of(pool[i])
+            rows[i] = graphs.row_of(pool[i])
         chosen = np.empty(new.shape[1], np.int32)
-        count = choose_neighbours(row, rows[:size], documents, False, chosen)
-        fresh = exclude(chosen[:count], neighbours[row, : degrees[row]])
+        count = graphs.choose_neighbours(row, rows[:size], documents, False, chosen)
+        fresh = graphs.exclude(chosen[:count], neighbours[row, : degrees[row]])
         free = min(len(fresh), neighbours.shape[1] - degrees[row])
         new[index, :free] = fresh[:free]
 
 
-def _connect_unreachable(graph: Graph, documents: Float32[ndarray, "documents width"]) -> Graph:
-    """Give every unreachable document an edge from the nearest reachable document with a free slot."""
+def _connect_unreachable(graph: graphs.Graph, documents: Float32[ndarray, "documents width"]) -> graphs.Graph:
     reached = np.zeros(len(documents), np.bool_)
-    mark_reachable(graph, graph.entry, reached)
+    graphs.mark_reachable(graph.neighbours, graph.degrees, graph.entry, reached)
     for unreachable in np.flatnonzero(~reached):
         if reached[unreachable]:
             continue
         if not _add_edge_to(unreachable, graph.neighbours, graph.degrees, documents, reached):
             graph = replace(graph, neighbours=np.pad(graph.neighbours, ((0, 0), (0, 1)), constant_values=-1))
             _add_edge_to(unreachable, graph.neighbours, graph.degrees, documents, reached)
-        mark_reachable(graph, int(unreachable), reached)
+        graphs.mark_reachable(graph.neighbours, graph.degrees, int(unreachable), reached)
     return graph
 
 
 @numba.njit(cache=True, error_model="numpy")
 def _add_edge_to(document, neighbours, degrees, documents, reached):  # type: ignore[no-untyped-def]
-    """Add an edge from the nearest reachable document with a free slot; return false if there is none."""
     nearest, least = -1, np.float32(np.inf)
     for row in range(len(documents)):
         if reached[row] and degrees[row] < neighbours.shape[1]:
-            distance = squared_distance(documents[document], documents[row])
+            distance = graphs.squared_distance(documents[document], documents[row])
             if distance < least:
                 nearest, least = row, distance
     if nearest >= 0:
@@ -176,7 +163,7 @@ def _add_edge_to(document, neighbours, degrees, documents, reached):  # type: ig
 class RoarGraph:
     """Finder by RoarGraph; effort is the number of documents in the beam of a walk."""
 
-    graph: Graph
+    graph: graphs.Graph
     embeddings: Float32[ndarray, "rows width"]
 
     @classmethod
@@ -212,7 +199,7 @@ class RoarGraph:
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Find rows; see `Finder`."""
-        rows, candidates = walk_all(self.graph, queries, self.embeddings, k, effort, threads)
+        rows, candidates = graphs.walk_all(self.graph, queries, self.embeddings, k, effort, threads)
         return Proposal(rows, float(candidates.mean()) if len(queries) else 0.0)
 
     def save(self, folder: Path) -> None:
@@ -222,7 +209,7 @@ class RoarGraph:
     @classmethod
     def load(cls, folder: Path, embeddings: Float32[ndarray, "rows width"]) -> RoarGraph:
         """Read the files of `save` for the same embeddings."""
-        return cls(Graph.load(folder, len(embeddings)), embeddings)
+        return cls(graphs.Graph.load(folder, len(embeddings)), embeddings)
 
     @property
     def bytes(self) -> int:
@@ -233,10 +220,8 @@ class RoarGraph:
 def _closest(
     training: Float32[ndarray, "training width"], embeddings: Float32[ndarray, "rows width"], nearest: int
 ) -> Int32[ndarray, "training nearest"]:
-    """Return the closest documents of each training query.
-
-    Computed in pieces, because scores and 8-byte positions take three times the memory of the result.
-    """
+    """Return the closest documents of each training query. Computed in pieces, because scores and 8-byte positions take
+    three times the memory of the result."""
     close = np.empty((len(training), min(nearest, len(embeddings))), np.int32)
     corpus = Corpus(lambda: [(0, embeddings)], TieOrder.of(np.arange(len(embeddings))))
     for start in range(0, len(training), PIECE):

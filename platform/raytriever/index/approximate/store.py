@@ -79,7 +79,7 @@ class UnfinishedIndex:
     def write_embeddings(self, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
         """Write the embeddings and map them; `shape` is that of all blocks."""
         file = self.folder / EMBEDDINGS
-        with disk_errors(file), file.open("xb") as stream:
+        with file.open("xb") as stream:
             header = {"descr": "<f4", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(stream, header)
             for block in blocks:
@@ -95,8 +95,7 @@ class UnfinishedIndex:
             meta: inputs and settings of the index, with `degree` for a kind that needs it.
         """
         for name in _ARRAYS:
-            with disk_errors(self.folder / f"{name}.npy"):
-                np.save(self.folder / f"{name}.npy", getattr(index, name), allow_pickle=False)
+            np.save(self.folder / f"{name}.npy", getattr(index, name), allow_pickle=False)
         (self.folder / FINDER).mkdir()
         index.finder.save(self.folder / FINDER)
         rows, width = index.embeddings.shape

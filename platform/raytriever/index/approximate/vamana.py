@@ -91,7 +91,6 @@ class Vamana:
 
 
 def _repeated(rows: UInt64[ndarray, "queries k"]) -> Bool[ndarray, "queries k"]:
-    """Return true for each entry that is repeated from an earlier column of its row."""
     order = np.argsort(rows, axis=1, kind="stable")
     ascending = np.take_along_axis(rows, order, axis=1)
     repeated = np.zeros(rows.shape, bool)
@@ -103,7 +102,6 @@ def _svs() -> Any:
     try:
         import svs
     except ImportError as error:
-        raise ConfigError(
-            "Vamana needs Intel's Scalable Vector Search", setting("index"), "pip install 'raytriever[vamana]'"
-        ) from error
+        what = "Vamana needs Intel's Scalable Vector Search"
+        raise ConfigError(what, setting("index"), "pip install 'raytriever[vamana]'") from error
     return svs

@@ -35,8 +35,10 @@ def split_front_matter(text: str) -> tuple[str, str]:
         return _toml_title(match[1]), text[match.end() :]
     if match := _ORG.match(text):
         return _title_line(match[1]), text[match.end() :]
-    if (match := _KEYS.match(text)) and _is_of_page(match[1]):
-        return _title_line(match[1]), text[match.end() :]
+    if match := _KEYS.match(text):
+        keys = {line.partition(":")[0].strip().lower() for line in match[1].splitlines() if not line[0].isspace()}
+        if "title" in keys or keys <= _OF_PAGES:
+            return _title_line(match[1]), text[match.end() :]
     return _split_json(text)
 
 
@@ -64,11 +66,6 @@ def _toml_title(block: str) -> str:
 def _title_line(block: str) -> str:
     match = _TITLE_LINE.search(block)
     return " ".join(match[1].split()).strip("\"'") if match else ""
-
-
-def _is_of_page(block: str) -> bool:
-    keys = {line.partition(":")[0].strip().lower() for line in block.splitlines() if not line[0].isspace()}
-    return "title" in keys or keys <= _OF_PAGES
 
 
 def _split_json(text: str) -> tuple[str, str]:

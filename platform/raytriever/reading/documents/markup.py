@@ -73,7 +73,6 @@ def parse_markdown(text: str, is_mdx: bool = False) -> ParsedDocument:
 
 
 def _inline_text(token: Any) -> str:
-    """Return the text of an inline token: without emphasis, links' addresses and HTML tags."""
     pieces = []
     for child in token.children or ():
         if child.type in ("softbreak", "hardbreak"):
@@ -141,10 +140,8 @@ def _add_html(outline: Outline, text: str) -> None:
 
 
 def _events(root: Any) -> Iterator[tuple[Any, bool | None]]:
-    """Yield texts with None, and elements twice: with False at their beginning and with True at their end.
-
-    The walk keeps its own stack: the depth of a document is not limited by Python's recursion.
-    """
+    """Yield texts with None, and elements twice: with False at their beginning and with True at their end. The walk
+    keeps its own stack: the depth of a document is not limited by Python's recursion."""
     from bs4.element import NavigableString, PreformattedString, Tag
 
     stack = [(root, iter(list(root.children)), False)]
@@ -223,7 +220,6 @@ def parse_pdf(stream: BinaryIO, where: str) -> ParsedDocument:
 
 
 def _titles(reader: Any) -> Iterator[tuple[int, list[tuple[int, str]]]]:
-    """Yield, for each page at which entries of the outline begin, the level and the title of these."""
     pages: dict[int, list[tuple[int, str]]] = {}
     waiting = [(entry, 1) for entry in reversed(reader.outline)]
     while waiting:

@@ -9,12 +9,7 @@ from collections.abc import Collection
 from typing import BinaryIO
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.reading.documents.markup import (
-    declared_encoding,
-    parse_html,
-    parse_markdown,
-    parse_pdf,
-)
+from raytriever.reading.documents.markup import declared_encoding, parse_html, parse_markdown, parse_pdf
 from raytriever.reading.documents.sections import Outline, ParsedDocument
 
 MARKDOWN, MDX, HTML, TEXT, PDF = "Markdown", "MDX", "HTML", "text", "PDF"
@@ -39,11 +34,7 @@ OTHER_KINDS = {
     ".wiki": "MediaWiki",
 }
 # The module that reads a kind. Markdown may contain HTML.
-_MODULES = {
-    **dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")),
-    HTML: ("bs4",),
-    PDF: ("pypdf",),
-}
+_MODULES = {**dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")), HTML: ("bs4",), PDF: ("pypdf",)}
 # A parser needs several times the memory of a file. The text of a book has 1 MB; PDF files have pictures, too.
 _MOST_BYTES = {PDF: 1_000_000_000}
 _MOST_BYTES_OF_TEXT = 64_000_000
@@ -64,11 +55,11 @@ def ending_of(path: str) -> str:
 
 def require_parsers(kinds: Collection[str]) -> None:
     """Raise `ConfigError` if a package that reads one of the kinds is not installed."""
-    missing = [kind for kind in sorted(kinds) if any(map(_is_missing, _MODULES.get(kind, ())))]
+    modules = {kind: _MODULES.get(kind, ()) for kind in sorted(kinds)}
+    missing = [kind for kind, needed in modules.items() if not all(map(importlib.util.find_spec, needed))]
     if missing:
-        raise ConfigError(
-            f"reading {', '.join(missing)} needs further packages", None, "pip install 'raytriever[documents]'"
-        )
+        what = f"reading {', '.join(missing)} needs further packages"
+        raise ConfigError(what, None, "pip install 'raytriever[documents]'")
 
 
 def most_bytes(kind: str) -> int:
@@ -83,9 +74,7 @@ def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
         if kind == PDF:
             return parse_pdf(stream, where)
         document = _parse_text(stream.read(), where, kind)
-    except DataError:
-        raise
-    except MemoryError:
+    except (DataError, MemoryError):
         raise
     except RecursionError:
         raise DataError("is nested too deeply", where, "simplify it, or leave it out") from None
@@ -124,7 +113,3 @@ def _decoded(raw: bytes, where: str, kind: str) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         byte = f"byte 0x{raw[error.start]:02x} in line {line} is not {(encoding or 'utf-8').upper()}"
         raise DataError(byte, where, "save it as UTF-8") from error
-
-
-def _is_missing(module: str) -> bool:
-    return importlib.util.find_spec(module) is None

@@ -71,7 +71,8 @@ class Outline:
             return
         self._end_section()
         self._path = [(above, title) for above, title in self._path if above < level] + [(level, text)]
-        self._anchor = self._unique(clean_anchor(anchor) or slug(text))
+        own = re.sub(r"[\s#\x00-\x1f\x7f]+", "-", anchor.strip())[:100]
+        self._anchor = self._unique(own or slug(text))
         self.title = self.title or text
 
     def add_block(self, text: str) -> None:
@@ -112,7 +113,6 @@ class Outline:
             self._blocks, self._headers = [], {}
 
     def _tables(self) -> Iterator[TableRows]:
-        """Yield the rows of each table of this section that has a header."""
         start = 0
         rows: TableRows | None = None
         for number, block in enumerate(self._blocks):
@@ -141,8 +141,3 @@ def squeeze(text: str) -> str:
 def slug(heading: str) -> str:
     """Return the anchor that GitHub makes of a heading: lower case, hyphens for spaces, no punctuation."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") or "section"
-
-
-def clean_anchor(anchor: str) -> str:
-    """Return an anchor of a document without white space, `#` and control characters."""
-    return re.sub(r"[\s#\x00-\x1f\x7f]+", "-", anchor.strip())[:100]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.data.formats.recognise import recognise
-from raytriever.data.formats.trec import read_run_scores
+from raytriever.data.formats.trec import run_lines
 from raytriever.data.sources import Source
 from raytriever.errors import DataError
 
@@ -124,4 +124,4 @@ def test_bad_rows_have_a_reason(read, put, miracl: Path) -> None:
 def test_a_byte_order_mark_and_blank_lines_of_a_run_file_are_skipped(tmp_path: Path) -> None:
     run = tmp_path / "run.trec"
     run.write_bytes(b"\xef\xbb\xbfq1 Q0 d1 1 2.5 tag\n\nq2 Q0 d2 1 1.5 tag\r\n")
-    assert read_run_scores(str(run), ["q1", "q2"], 1).tolist() == [[2.5], [1.5]]
+    assert [line[1:] for line in run_lines(str(run))] == [("q1", "d1", 2.5), ("q2", "d2", 1.5)]

@@ -260,7 +260,6 @@ def job_name(
 
 
 async def _check(settings: AnnotationConfig, config: ServiceConfig, key: str | None) -> None:
-    """Check the address, the key and the model of the service with one request."""
     async with Service(config, settings.temperature, settings.max_tokens, key) as service:
         await service.check()
 

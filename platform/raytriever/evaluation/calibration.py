@@ -232,7 +232,6 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
 
 
 def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold | None:
-    """Return the threshold that a file has for the same weights and corpus."""
     with suppress(StorageError):  # a damaged file has none
         earlier = read_calibration(file)
         if earlier and (earlier.model, earlier.corpus) == (calibration.model, calibration.corpus):

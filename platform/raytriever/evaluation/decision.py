@@ -210,7 +210,6 @@ def _joined(parts: Sequence[RankedQuestions]) -> RankedQuestions:
 
 
 def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict[str, Proportion]]:
-    """Return the share of questions without an answer that are shown one, for each threshold."""
     values = answers.confidence.of(questions)
     return [
         achieve_answers(values >= threshold.score, questions).unanswerable if achieved else {}

@@ -151,7 +151,6 @@ def points_of_training(results: Results) -> list[Point]:
 
 
 def _significance(results: Results, several: bool = True) -> _Values:
-    """Return the tests against the baselines. Their names have the data set if there are several."""
     values: _Values = {}
     for row in [row for baseline in results.baselines for row in pairs_with(results.pairs, baseline)]:
         if row.dataset is None:

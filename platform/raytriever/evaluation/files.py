@@ -236,7 +236,6 @@ def _mteb_scores(part: PartMeasurement, model: str, protocol: Protocol) -> dict[
 def _relevant_documents(
     dataset: RetrievalDataset, grades: dict[tuple[int, int], int], queries: int, level: int
 ) -> list[list[list[Any]]]:
-    """Return the documents of each query's highest grades; of equal grades the first ones of the corpus."""
     relevant: list[list[tuple[int, int]]] = [[] for _ in range(queries)]
     for (query, document), grade in grades.items():
         if grade >= level:
@@ -266,7 +265,6 @@ def _excerpt(dataset: RetrievalDataset, document: int) -> Sequence[str]:
 
 
 def _is_valid(name: str, entries: list[Any]) -> bool:
-    """Return True if a list of `per_query/` holds values of its kind."""
     if name == "texts":
         return True
     if ".metrics." in name:

@@ -169,7 +169,6 @@ def _measure(
 def _key(
     system: Bm25System | DenseSystem | FormSystem, model: EvaluatedModel, systems: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return all of a system that decides its figures."""
     if isinstance(system, Bm25System):
         name, dataset, plan = model.name, system.dataset, None
         own: dict[str, Any] = {"analyser": Analyser.of(dataset.documents).settings}
@@ -194,7 +193,6 @@ def _timed(measure: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
-    """Return by data set and model a line with the prompts that the model has for this data set alone."""
     names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
     for model in job.models:
@@ -237,7 +235,6 @@ def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) 
 
 
 def _settings(request: Mapping[str, Any], encoders: Encoders, device: torch.device) -> dict[str, Any]:
-    """Return the content of the request for the tracker; each encoder has the settings in use."""
     models = {
         name: {setting: value for setting, value in (options | encoders.systems[name]).items() if value is not None}
         if isinstance(options, dict)

@@ -103,7 +103,6 @@ class Encoders:
 
 
 def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
-    """Check that no stored form of a model has more components than its embeddings."""
     for form in forms:
         if form.model == model and form.width is not None and form.width > width:
             raise ConfigError(

@@ -128,7 +128,6 @@ def _description(facts: CardFacts) -> str:
 
 
 def _named_prompts(description: Description) -> list[str]:
-    """Return the section of the prompts by name, besides those of all queries and all passages."""
     rows = [
         [name, json.dumps(text, ensure_ascii=False)]
         for name, text in sorted(description.prompts.items())

@@ -135,7 +135,6 @@ def _current_calibration(
 
 
 def _check_exportable(retriever: Retriever, settings: ExportConfig) -> None:
-    """Raise `ModelError` if a graph would pool other tokens than the encoder."""
     description = retriever.description
     has_prompts = bool(description.query_prompt or description.passage_prompt)
     if settings.format_names and has_prompts and not description.pool_prompt:
@@ -165,7 +164,6 @@ class _Trained(TypedDict):
 
 
 def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
-    """Return the side and the directory of each transformer of a written model; both sides may share one."""
     if retriever.query.backbone is retriever.passage.backbone:
         return [("passage", folder)]
     return [(side, pipeline.transformer.folder) for side, pipeline in ModelFiles.read(folder).sides.items()]
@@ -197,7 +195,6 @@ def _compare(form: str, side: Side, expected: ndarray, actual: ndarray) -> Parit
 
 
 def _samples(retriever: Retriever, side: Side) -> list[TokenBatch]:
-    """Return batches of texts of many lengths up to the limit, drawn from the vocabulary with a fixed seed."""
     generator = np.random.default_rng(0)
     description = retriever.description
     longest = min(LONGEST, description.query_length if side == "query" else description.passage_length)
@@ -214,7 +211,6 @@ def _name(config: ModelConfig, output: Path) -> str:
 
 
 def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
-    """Return the settings and metrics of the run that a model directory belongs to; empty if it belongs to none."""
     path = Path(model)
     for folder in (path, path.parent):
         config, metrics = folder / "config.yaml", folder / "metrics.json"
@@ -226,7 +222,6 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _read_results(folder: Path, model: str) -> Results:
-    """Return the results of one model of an evaluation."""
     results = Results.read(folder)
     names = [
         name for name, system in results.systems.items() if Path(copy_of(system["model"])) in _equivalent_paths(model)
@@ -240,7 +235,6 @@ def _read_results(folder: Path, model: str) -> Results:
 
 
 def _equivalent_paths(model: str) -> set[Path]:
-    """Return the paths that name the same model: a run directory and its `model/`."""
     path = Path(model)
     return {path, path / "model", *([path.parent] if path.name == "model" else [])}
 

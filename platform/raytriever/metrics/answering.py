@@ -146,7 +146,6 @@ def fewest_answers(questions: int) -> int:
 
 
 def _at_least(values: ndarray, scores: ndarray) -> ndarray:
-    """Return how many values are at or above each score."""
     return len(values) - np.searchsorted(np.sort(values), scores)
 
 

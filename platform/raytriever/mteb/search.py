@@ -219,7 +219,6 @@ class TaskSearch(MtebEncoder):
         kinds: Sequence[str],
         split: str,
     ) -> OpenPart:
-        """Open a split of the task, with the queries without an answer that are made for it."""
         metadata, max_bad_rows = self.task.metadata, self.measures.max_bad_rows
         dataset = open_split(corpus, queries, relevant, metadata, safe_name(metadata.name)[:100], max_bad_rows)
         if dataset.quarantine.total:

@@ -58,7 +58,6 @@ def compare_runs(runs: Sequence[str], output: Path) -> None:
 
 
 def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
-    """Yield every run in order. A filter may match several runs."""
     names = iter(distinct_names([word for word in runs if Path(word).is_dir()]))
     for word in runs:
         if Path(word).is_dir():
@@ -152,7 +151,6 @@ def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], s
 def _figures(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], labels: Mapping[tuple[int, str], str]
 ) -> Figures:
-    """Return the rows of the tables, baselines first."""
     rows: Figures = {}
     trained = {name for (index, model), name in names.items() if runs[index].trained and model == "after"}
     for (index, model), name in sorted(names.items(), key=lambda item: item[1] in trained):
@@ -190,7 +188,6 @@ def _queries(
 
 
 def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, ndarray]]]:
-    """Return the values of all queries, by model, data set and metric; models in the order of the figures."""
     values: dict[str, dict[str, dict[str, ndarray]]] = {model: {} for model in figures}
     for dataset, whole in queries.items():
         for model, content in whole["models"].items():
@@ -199,13 +196,11 @@ def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def _untested(figures: Figures, values: Mapping[str, Mapping[str, Mapping[str, ndarray]]]) -> list[str]:
-    """Return lines on models without values by query."""
     none = [model for model in figures if model not in values]
     return [f"No difference of {', '.join(none)} is tested: the run has no values by query."] if none else []
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[ReportTable]:
-    """Return the settings that differ between runs of one kind. A setting that a run does not have is empty."""
     tables = []
     for trained, kind in ((True, "training"), (False, "evaluation")):
         members = [run for run in runs if run.trained == trained]

@@ -93,7 +93,6 @@ def plain_log_ticks(axis: Axis) -> None:
 
 
 def _name_rows(axes: Any, names: Sequence[str]) -> None:
-    """Name the rows of a chart of bars or points, the first at the top."""
     axes.set_yticks(np.arange(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(False, axis="y")

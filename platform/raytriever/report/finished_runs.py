@@ -99,7 +99,6 @@ def _curves(folder: Path) -> dict[str, Curve]:
 
 
 def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> FinishedRun:
-    """Return the run of an arm of a study, with its evaluations on all data sets."""
     splits, queries = {}, {}
     for dataset in measured:
         path = folder / MEASURED / safe_name(dataset)
@@ -197,7 +196,6 @@ class MlflowRuns:
         return replace(finished, settings=dict(run.data.params), curves=curves, trained=True)
 
     def _download(self, run_id: str, folder: Path, names: Sequence[str]) -> None:
-        """Download those of the named artifacts that a run has."""
         with self._mlflow_errors("cannot download the artifacts of a run"):
             for name in {one.path for one in self._client.list_artifacts(run_id)}.intersection(names):
                 self._client.download_artifacts(run_id, name, str(folder))
@@ -207,7 +205,6 @@ class MlflowRuns:
 
 
 def _is_finished(run: Any) -> bool:
-    """Return whether a run of MLflow is a finished training or evaluation."""
     if run.data.tags.get(STAGE) == "train":
         return any(name.startswith("after/") for name in run.data.metrics)
     return run.data.tags.get(STAGE) == "evaluate" and run.info.status == "FINISHED"

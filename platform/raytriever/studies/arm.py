@@ -105,7 +105,6 @@ class ArmRunner:
         gc.collect()
 
     def _train_and_measure(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> tuple[Metrics, dict[str, Any]]:
-        """Return the metrics by data set, and the steps and seconds of the training."""
         facts: dict[str, Any] = {}
         if arm.curriculum is None:
             run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
@@ -191,7 +190,6 @@ def measure(
 
 
 def _training_facts(folders: list[Path], last: Config) -> dict[str, Any]:
-    """Return the steps of a training, its best step, and the seconds of its steps."""
     steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
     best: int | None = None
     if last.training.best_metric == DEV_LOSS:

@@ -161,7 +161,6 @@ def _some(values: list[T], rows: Sequence[str], by: str = "") -> list[T]:
 
 
 def _sets(results: SeededResults, rows: Sequence[str], metric: str, datasets: Sequence[str]) -> list[str]:
-    """Return the named data sets, or all that have every row."""
     having = [one for one in results.datasets if all(results.has(row, one, metric) for row in rows)]
     return _some(list(datasets) or having, rows, f" by {metric}")
 

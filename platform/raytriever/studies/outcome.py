@@ -142,7 +142,6 @@ def _rows(
     marks: Mapping[tuple[str | None, str, str], str],
     paper: Mapping[tuple[str, str, str], float],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return, by row, data set and metric, the value of each seed, mean, deviation, mark, and the paper's figure."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for row, dataset in results.cells:
         for metric in results.cells[row, dataset][0].metrics:
@@ -198,7 +197,6 @@ def _table_text(tables: list[tuple[int, float]] | None) -> str:
 
 
 def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> dict[str, str]:
-    """Draw dev losses, ROC curves and scores of the first seed; return captions by the file names of the pictures."""
     captions = {}
     curves = {arm.name: points for arm in study.arms if (points := _curve_of(output, arm, 0, DEV_LOSS))}
     if curves:
@@ -221,5 +219,4 @@ def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> d
 
 
 def _curve_of(output: Path, arm: Arm, seed: int, metric: str) -> list[tuple[int, float]]:
-    """Return the logged values of a metric by step, over all trainings of an arm; empty if nothing was trained."""
     return end_to_end(training_folders(arm_folder(output, arm, seed)), metric) if arm.curriculum else []

@@ -80,7 +80,6 @@ def _cell(results: SeededResults, tables: MetricTables, row: str, dataset: str, 
 
 
 def _suffix(results: SeededResults, row: str, dataset: str, metric: str, paper: float | None) -> str:
-    """Return deviation and result of the paper, printed after a value."""
     deviation = results.deviation(row, dataset, metric)
     parts = [f"± {value_text(metric, deviation)}"] if np.isfinite(deviation) else []
     if paper is not None:

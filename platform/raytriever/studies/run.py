@@ -114,7 +114,6 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Name the first settings that differ between two arms."""
     flat, other = flatten(before), flatten(now)
     names = [key.removeprefix("trained.") for key in {**flat, **other} if flat.get(key) != other.get(key)]
     return f"differs in {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
@@ -126,7 +125,6 @@ def _deciding(arm: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(settings: Any, names: Collection[str]) -> Any:
-    """Return settings without some names."""
     if isinstance(settings, dict):
         kept = {key: value for key, value in settings.items() if key not in names}
         return {key: _without(value, names) for key, value in kept.items()}
@@ -265,7 +263,6 @@ def has_gpu() -> bool:
 
 
 def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
-    """Log the means over the seeds, with the number of seeds as step, and the files of the study."""
     now = time.time_ns() // 1_000_000
     names = {(arm.row, one.name): arm.name for arm in study.arms for one in arm.datasets}
     points = [

@@ -111,7 +111,6 @@ def pairs_with(pairs: Sequence[TestedPair], baseline: str) -> list[TestedPair]:
 
 
 def _turned(row: TestedPair) -> TestedPair:
-    """Return a test with its systems exchanged."""
     return replace(
         row,
         model=row.against,

@@ -232,7 +232,6 @@ class TrialManager:
         self._update_gauges()
 
     def _finish(self, trial: Trial) -> None:
-        """Write the metrics of a finished trial's run directory."""
         config, folder = trial_config(self._plan.base, dict(trial.settings)), self.folder_of(trial.number)
         figures = {"dataset": self._data.record().name, "split": config.data.dev_split, "steps": trial.steps}
         RunDirectory(folder, "interrupted").finish(
@@ -240,7 +239,6 @@ class TrialManager:
         )
 
     def _close_run(self, number: int, status: str) -> float:
-        """Close the recorder and the tracked run of a trial. Return the seconds it ran."""
         running = self._running.pop(number, None)
         if running is None:
             return 0.0
@@ -249,7 +247,6 @@ class TrialManager:
         return time.monotonic() - running.started
 
     def _keep_the_best(self, before: Trial | None, trial: Trial) -> None:
-        """Remove the large folders of this trial, or of the trial that was the best before it."""
         best = find_best(self.trials, self._plan.metric)
         for other in (before, trial):
             if (
@@ -269,7 +266,6 @@ class TrialManager:
         return f"{figure}{reason}, {trial.steps} steps in {trial.seconds:.1f} s"
 
     def _log_to_tracker(self, trial: Trial) -> None:
-        """Log the trial's metrics to the sweep's run, with its number as the step."""
         metric, now = self._plan.metric, time.time_ns() // 1_000_000
         metrics = {name: value for name, value in trial.metrics.items() if name != DEV_LOSS or metric == DEV_LOSS}
         with suppress(UserError):  # they are stored in `trials.json`

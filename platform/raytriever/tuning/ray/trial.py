@@ -140,7 +140,6 @@ class _TrialReporter:
 
 
 def _evaluate(job: TrialJob) -> dict[str, float]:
-    """Return the metrics on the dev split, computed by a process that has reserved the resources."""
     if job.config.training.workers[1] == 1:
         return evaluate_on_dev(job)
     # The workers' resources are free again. The trial's own placement group, the default for its tasks, holds none.

@@ -13,10 +13,9 @@ a task after the last encoded shard of its corpus.
 from __future__ import annotations
 
 import hashlib
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,20 @@ import numpy as np
 
 from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.protocol import metric_title, parse_aims, read_metrics, removed_share
+from raytriever.evaluation.protocol import Protocol, metric_title, parse_aims, read_metrics, removed_share
 from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.mteb.encoder import require_mteb
-from raytriever.mteb.search import Measures, TaskSearch
+from raytriever.mteb.search import MtebJob, TaskSearch
 from raytriever.options import nearest
 from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.terminal import markdown_table
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing, points_now
 
 SUITE = setting("suite", "mteb")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MtebJob:
-    """Models and tasks of an evaluation on MTEB.
-
-    The precision is fp32 by default on every device, so that results of different machines compare.
-    """
-
-    models: Sequence[EvaluatedModel]
-    tasks: Sequence[Any]
-    measures: Measures = field(default_factory=Measures)
-    precision: str = "fp32"
 
 
 def build_mteb_job(
@@ -73,16 +59,17 @@ def build_mteb_job(
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
         raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")
-    measures = Measures(
-        metrics=metrics,
-        aims=tuple(parse_aims(aims)),
+    return MtebJob(
+        tasks=read_tasks(config.tasks, config.benchmark),
+        models=pin_models(models),
+        protocol=Protocol(metrics),
+        aims=parse_aims(aims),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        unanswerable=tuple(unanswerable),
+        unanswerable=unanswerable,
+        precision=precision or MtebJob.precision,
         max_bad_rows=max_bad_rows,
     )
-    tasks = read_tasks(config.tasks, config.benchmark)
-    return MtebJob(models=pin_models(models), tasks=tasks, measures=measures, precision=precision or MtebJob.precision)
 
 
 def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
@@ -151,8 +138,8 @@ class TaskScore:
 
     def points(self) -> list[Point]:
         """Return all figures for a tracker."""
-        values, now = {"main_score": self.main, **self.metrics}, time.time_ns() // 1_000_000
-        return [Point(f"{self.model}/{self.task}/{name}", value, 0, now) for name, value in values.items()]
+        values = {"main_score": self.main, **self.metrics}
+        return points_now({f"{self.model}/{self.task}/{name}": value for name, value in values.items()})
 
 
 @dataclass
@@ -238,7 +225,7 @@ def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], Data
     models = {model.name: encoders.systems[model.name] for model in job.models}
     tasks = {task.metadata.name: str(task.metadata.revision) for task in job.tasks}
     digest = hashlib.sha256(repr(sorted(tasks.items())).encode()).hexdigest()
-    settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **asdict(job.measures)}
+    settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **job.measures}
     return settings, DatasetRecord("mteb", "mteb", digest, {"tasks": len(tasks)})
 
 
@@ -333,7 +320,7 @@ class _ModelRun:
             retriever=self.encoders[self.model.name],
             label=self.model.name,
             task=task,
-            measures=self.job.measures,
+            job=self.job,
             folder=Path(),
             backend=self.backend,
             log=self.log,
@@ -354,8 +341,8 @@ class _ModelRun:
 
     def _load(self, task: Any, is_retrieval: bool) -> None:
         """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it."""
-        splits, chosen_on = list(task.eval_splits), self.job.measures.calibration_split
-        if is_retrieval and self.job.measures.aims and chosen_on not in splits:
+        splits, chosen_on = list(task.eval_splits), self.job.calibration_split
+        if is_retrieval and self.job.aims and chosen_on not in splits:
             try:
                 task.filter_eval_splits([*splits, chosen_on]).load_data()
             except Exception as error:  # the libraries have no common error for a split that does not exist

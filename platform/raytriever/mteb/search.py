@@ -35,15 +35,13 @@ from raytriever.evaluation.protocol import (
     PAIR_AIMS,
     JudgedQueries,
     Protocol,
-    WantedAim,
     asks_removed,
     removed_share,
     select_judged_queries,
 )
-from raytriever.evaluation.request import OpenPart, add_unanswerable
+from raytriever.evaluation.request import EvaluationJob, OpenPart, add_unanswerable
 from raytriever.evaluation.results import Results, as_read
 from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
-from raytriever.metrics.confidence import ENTROPY
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.mteb.encoder import MtebEncoder
@@ -108,30 +106,29 @@ RETRIEVAL = "retrieval"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measures:
-    """Figures of ours on each retrieval task.
+class MtebJob(EvaluationJob):
+    """Models and tasks of an evaluation on MTEB, and our figures on each retrieval task.
 
-    Args:
-        metrics: names as in `Protocol.metrics`.
-        aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
-        calibration_split: split of the task's data set; tasks without it get no thresholds.
-        confidence: see `evaluation.config`.
-        unanswerable: see `evaluation.request.EvaluationJob`; of a reranking task, whose queries have candidates, only
-            `removed` counts.
-        max_bad_rows: accepted share of bad rows, 0 to 1.
+    Tasks without the calibration split get no thresholds. Of `unanswerable`, only `removed` counts for a reranking
+    task, whose queries have candidates. The precision is fp32 by default on every device, so that results of different
+    machines compare.
     """
 
-    metrics: tuple[str, ...] = Protocol().metrics
-    aims: Sequence[WantedAim] = ()
-    calibration_split: str = "dev"
-    confidence: str = ENTROPY
-    unanswerable: Sequence[str] = ()
-    max_bad_rows: float = 0.01
+    datasets: Sequence[EvaluationDataset] = ()
+    baselines: Sequence[str] = ()
+    precision: str | None = "fp32"
+    tasks: Sequence[Any]
+
+    @property
+    def measures(self) -> dict[str, Any]:
+        """All that decides our figures of a model on a task."""
+        names = ("aims", "calibration_split", "confidence", "unanswerable", "max_bad_rows")
+        return {"metrics": self.protocol.metrics, **{name: getattr(self, name) for name in names}}
 
     @property
     def key(self) -> str:
-        """Digest of all that decides the figures of a model on a task."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """Digest of `measures`."""
+        return hashlib.sha256(json.dumps(self.measures, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(kw_only=True)
@@ -146,7 +143,7 @@ class TaskSearch(MtebEncoder):
     retriever: Retriever
     label: str | None
     task: Any
-    measures: Measures
+    job: MtebJob
     folder: Path
     backend: RetrievalBackend = field(default_factory=RetrievalBackend)
     log: Callable[[str], None] = print
@@ -173,11 +170,11 @@ class TaskSearch(MtebEncoder):
         `top_ranked` has the candidates of each query, of which its results are chosen. Settings of MTEB's own encoders
         are not used. Return scores by query and document.
         """
-        kinds = self.measures.unanswerable
+        kinds = self.job.unanswerable
         if top_ranked is not None and not all(map(asks_removed, kinds)):
             self.log(f"{self.task.metadata.name}: queries that are made have no candidates, so they are left out")
             kinds = list(filter(asks_removed, kinds))
-        protocol = Protocol(self.measures.metrics, drop_own=self.task.ignore_identical_ids)
+        protocol = replace(self.job.protocol, drop_own=self.task.ignore_identical_ids)
         data = self._splits(hf_subset)[hf_split]
         opened = self._open(self._corpus, queries, data["relevant_docs"], protocol, kinds, hf_split)
         ranked = RankedQueries.of(self._system(opened.dataset), top_k, top_ranked)
@@ -199,7 +196,7 @@ class TaskSearch(MtebEncoder):
         contents = {}
         for label, folder in self.directories().items():
             try:
-                if read_manifest(folder, verify=False)["meta"].get("key") != self.measures.key:
+                if read_manifest(folder, verify=False)["meta"].get("key") != self.job.key:
                     return None
                 contents[label] = Results.read(folder)
             except StorageError:
@@ -219,7 +216,7 @@ class TaskSearch(MtebEncoder):
         kinds: Sequence[str],
         split: str,
     ) -> OpenPart:
-        metadata, max_bad_rows = self.task.metadata, self.measures.max_bad_rows
+        metadata, max_bad_rows = self.task.metadata, self.job.max_bad_rows
         dataset = open_split(corpus, queries, relevant, metadata, safe_name(metadata.name)[:100], max_bad_rows)
         if dataset.quarantine.total:
             self.log(f"{metadata.name}: {dataset.quarantine.total:,} bad rows are left out, such as repeated ids")
@@ -254,18 +251,18 @@ class TaskSearch(MtebEncoder):
                 else PartMeasurement(label, dataset, judged, {model: evaluation})
             ],
         )
-        aims = self.measures.aims if chosen_on else ()
+        aims = self.job.aims if chosen_on else ()
         try:
-            decisions = decide_dataset(measured, aims, self.measures.confidence, removed_share(kinds))
+            decisions = decide_dataset(measured, aims, self.job.confidence, removed_share(kinds))
         except DataError as error:
             self.log(f"{error}, so there are no thresholds")
             decisions = []
         request = {"model": asdict(self.config), "task": self.task.metadata.name, "subset": subset, "split": split}
         request |= {**asdict(protocol), "metrics": list(protocol.metrics)}
-        meta = {"kind": "evaluation", "key": self.measures.key}
+        meta = {"kind": "evaluation", "key": self.job.key}
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
             results = Results(request=as_read(request))
-            directory = EvaluationDirectory(folder, protocol, results, self.measures.calibration_split)
+            directory = EvaluationDirectory(folder, protocol, results, self.job.calibration_split)
             directory.add(measured, decisions)
             directory.finish()
 
@@ -281,12 +278,12 @@ class TaskSearch(MtebEncoder):
 
         Return None without aims, or if the task has no such split.
         """
-        chosen_on = self.measures.calibration_split
-        if not self.measures.aims:
+        chosen_on = self.job.calibration_split
+        if not self.job.aims:
             return None
         data = self._splits(subset).get(chosen_on)
         is_same = chosen_on == split
-        if data is None or (is_same and any(aim in PAIR_AIMS for aim, _ in self.measures.aims)):
+        if data is None or (is_same and any(aim in PAIR_AIMS for aim, _ in self.job.aims)):
             reason = f"is measured on {chosen_on!r} itself" if is_same else f"has no split {chosen_on!r}"
             self.log(f"{self.label_of(subset, split)}: {reason}, so there are no thresholds")
             return None

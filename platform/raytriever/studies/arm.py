@@ -39,7 +39,7 @@ from raytriever.store.commit import remove
 from raytriever.studies.definition import STEPS_TO_BEST, Arm, Evaluated, MeasuredDataset, errors_within
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import end_to_end
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing, points_now
 from raytriever.training.config import DEV_LOSS
 
 # Folders: of all arms, of the seedless run of an untrained encoder, and of a trained encoder.
@@ -139,15 +139,8 @@ class ArmRunner:
         for dataset in arm.datasets:
             call = partial(measure, dataset, arm, model, precision, facts, run.path)
             metrics[dataset.name] = call() if model == BM25 else run_with_gpu(call, call, self._gpus)
-        now = time.time_ns() // 1_000_000
-        tracker.log(
-            [
-                Point(f"{safe_name(dataset)}/{name}", value, 0, now)
-                for dataset, values in metrics.items()
-                for name, value in values.items()
-                if value == value
-            ]
-        )
+            named = {f"{safe_name(dataset.name)}/{name}": value for name, value in metrics[dataset.name].items()}
+            tracker.log(points_now(named))
         tracker.log_file(run.path / CONFIG)
         return metrics
 

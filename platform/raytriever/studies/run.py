@@ -13,7 +13,6 @@ import json
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ from raytriever.studies.definition import Arm, Study
 from raytriever.studies.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
 from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, closing, points_now
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
 from raytriever.training.config import MAY_CHANGE
 
@@ -263,14 +262,12 @@ def has_gpu() -> bool:
 
 
 def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
-    now = time.time_ns() // 1_000_000
     names = {(arm.row, one.name): arm.name for arm in study.arms for one in arm.datasets}
-    points = [
-        Point(f"{names.get((row, dataset), safe_name(row))}/{dataset}/{metric}", value, seeds, now)
+    means = {
+        f"{names.get((row, dataset), safe_name(row))}/{dataset}/{metric}": results.mean(row, dataset, metric)
         for (row, dataset), cell in results.cells.items()
         for metric in cell[0].metrics
-        if (value := results.mean(row, dataset, metric)) == value
-    ]
-    tracker.log(points)
+    }
+    tracker.log(points_now(means, seeds))
     for name in (SETTINGS, RESULTS, TABLE, LATEX, PAGE, FIGURES):
         tracker.log_file(output / name)

@@ -23,7 +23,7 @@ from raytriever.progress import Progress
 from raytriever.store.commit import remove
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import read_curve
-from raytriever.tracking.tracker import STAGE, Point
+from raytriever.tracking.tracker import STAGE, points_now
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.training_data import SweepData, trial_config
 from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
@@ -266,10 +266,9 @@ class TrialManager:
         return f"{figure}{reason}, {trial.steps} steps in {trial.seconds:.1f} s"
 
     def _log_to_tracker(self, trial: Trial) -> None:
-        metric, now = self._plan.metric, time.time_ns() // 1_000_000
-        metrics = {name: value for name, value in trial.metrics.items() if name != DEV_LOSS or metric == DEV_LOSS}
+        shown = [name for name in trial.metrics if name != DEV_LOSS or self._plan.metric == DEV_LOSS]
         with suppress(UserError):  # they are stored in `trials.json`
-            self._tracker.log([Point(f"trial/{name}", value, trial.number, now) for name, value in metrics.items()])
+            self._tracker.log(points_now({f"trial/{name}": trial.metrics[name] for name in shown}, trial.number))
 
     def _update_gauges(self) -> None:
         statuses = [trial.status for trial in self.trials]

@@ -56,27 +56,17 @@ NO_TEXT = "\u200b"
 _BATCH = 1024
 
 
-def open_split(
-    corpus: Any,
-    queries: Any,
-    relevant: Mapping[str, Mapping[str, int]],
-    task_metadata: Any,
-    name: str,
-    max_bad_rows: float,
-) -> RetrievalDataset:
-    """Return a split of a task as a prepared data set with the split `SPLIT`.
-
-    `relevant` has the grades of documents by query.
-    """
-    texts = dict(zip(queries["id"], query_texts(queries, task_metadata), strict=True))
+def open_split(data: Mapping[str, Any], task_metadata: Any, name: str, max_bad_rows: float) -> RetrievalDataset:
+    """Return a split of a task, `corpus`, `queries` and `relevant_docs`, as a prepared data set with `SPLIT`."""
+    texts = dict(zip(data["queries"]["id"], query_texts(data["queries"], task_metadata), strict=True))
 
     def documents() -> Iterator[Row]:
-        for row in corpus:
+        for row in data["corpus"]:
             title, text = row.get("title") or "", row["text"] or ""
             yield {"_id": row["id"], "title": title, "text": text if (title + text).strip() else NO_TEXT}
 
     def judgements() -> Iterator[Row]:
-        for query, grades in relevant.items():
+        for query, grades in data["relevant_docs"].items():
             for document, grade in grades.items() if query in texts else ():
                 yield {"query-id": query, "corpus-id": document, "score": int(grade)}
 
@@ -174,11 +164,10 @@ class TaskSearch(MtebEncoder):
         if top_ranked is not None and not all(map(asks_removed, kinds)):
             self.log(f"{self.task.metadata.name}: queries that are made have no candidates, so they are left out")
             kinds = list(filter(asks_removed, kinds))
-        protocol = replace(self.job.protocol, drop_own=self.task.ignore_identical_ids)
-        data = self._splits(hf_subset)[hf_split]
-        opened = self._open(self._corpus, queries, data["relevant_docs"], protocol, kinds, hf_split)
+        data = {**self._splits(hf_subset)[hf_split], "corpus": self._corpus, "queries": queries}
+        opened = self._open(data, kinds, hf_split)
         ranked = RankedQueries.of(self._system(opened.dataset), top_k, top_ranked)
-        self._measure(opened, ranked, hf_subset, hf_split, protocol, kinds)
+        self._measure(opened, ranked, hf_subset, hf_split, kinds)
         return ranked.results(list(queries["id"]))
 
     def label_of(self, subset: str, split: str) -> str:
@@ -207,20 +196,16 @@ class TaskSearch(MtebEncoder):
         """Return the data of a subset by split; MTEB lets a task without subsets hold its splits alone."""
         return self.task.dataset.get(subset, self.task.dataset)
 
-    def _open(
-        self,
-        corpus: Any,
-        queries: Any,
-        relevant: Mapping[str, Mapping[str, int]],
-        protocol: Protocol,
-        kinds: Sequence[str],
-        split: str,
-    ) -> OpenPart:
+    @property
+    def _protocol(self) -> Protocol:
+        return replace(self.job.protocol, drop_own=self.task.ignore_identical_ids)
+
+    def _open(self, data: Mapping[str, Any], kinds: Sequence[str], split: str) -> OpenPart:
         metadata, max_bad_rows = self.task.metadata, self.job.max_bad_rows
-        dataset = open_split(corpus, queries, relevant, metadata, safe_name(metadata.name)[:100], max_bad_rows)
+        dataset = open_split(data, metadata, safe_name(metadata.name)[:100], max_bad_rows)
         if dataset.quarantine.total:
             self.log(f"{metadata.name}: {dataset.quarantine.total:,} bad rows are left out, such as repeated ids")
-        judged = {SPLIT: select_judged_queries(dataset, SPLIT, protocol)}
+        judged = {SPLIT: select_judged_queries(dataset, SPLIT, self._protocol)}
         return add_unanswerable(OpenPart(metadata.name, dataset, judged), kinds, max_bad_rows, self.log, split)
 
     def _system(self, dataset: RetrievalDataset) -> DenseSystem:
@@ -230,19 +215,11 @@ class TaskSearch(MtebEncoder):
             self.log(f"{metadata.name}: {self.label}: {prompts}")
         return DenseSystem(dataset, self.config, self.retriever, self.backend, prompts)
 
-    def _measure(
-        self,
-        opened: OpenPart,
-        ranked: RankedQueries,
-        subset: str,
-        split: str,
-        protocol: Protocol,
-        kinds: Sequence[str],
-    ) -> None:
-        label, model = self.label_of(subset, split), self.label or "model"
+    def _measure(self, opened: OpenPart, ranked: RankedQueries, subset: str, split: str, kinds: Sequence[str]) -> None:
+        label, model, protocol = self.label_of(subset, split), self.label or "model", self._protocol
         dataset, judged = opened.dataset, opened.judged[SPLIT]
         evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
-        chosen_on = self._calibrate(subset, split, protocol, kinds, (judged, evaluation))
+        chosen_on = self._calibrate(subset, split, kinds, (judged, evaluation))
         measured = DatasetMeasurement(
             EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name),
             [
@@ -267,12 +244,7 @@ class TaskSearch(MtebEncoder):
             directory.finish()
 
     def _calibrate(
-        self,
-        subset: str,
-        split: str,
-        protocol: Protocol,
-        kinds: Sequence[str],
-        evaluated: tuple[JudgedQueries, Evaluation],
+        self, subset: str, split: str, kinds: Sequence[str], evaluated: tuple[JudgedQueries, Evaluation]
     ) -> tuple[JudgedQueries, Evaluation] | None:
         """Measure the split on which thresholds are chosen; it may be the `evaluated` one.
 
@@ -289,8 +261,7 @@ class TaskSearch(MtebEncoder):
             return None
         if is_same:
             return evaluated
-        protocol = replace(protocol, metrics=(AUC,))
-        opened = self._open(data["corpus"], data["queries"], data["relevant_docs"], protocol, kinds, chosen_on)
+        protocol, opened = replace(self._protocol, metrics=(AUC,)), self._open(data, kinds, chosen_on)
         judged = opened.judged[SPLIT]
         return judged, evaluate(opened.dataset, SPLIT, self._system(opened.dataset), protocol, judged)
 

@@ -78,13 +78,10 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     queries = _queries(runs, names, labels, baseline)
     values = _values(figures, queries)
     over_seeds = seed_tables(runs, names, queries)
-    tables = [
-        *MetricTables(figures, pair_rows(values), [baseline]).on_page(),
-        *over_seeds,
-        *_settings(runs),
-    ]
+    tables = [*MetricTables(figures, pair_rows(values), [baseline]).on_page(), *over_seeds, *_settings(runs)]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *others]
-    about += _untested(figures, values)
+    if none := [model for model in figures if model not in values]:
+        about.append(f"No difference of {', '.join(none)} is tested: the run has no values by query.")
     if sum(run.trained for run in runs) > 1 and not over_seeds:
         about.append(ONE_SEED)
     with TemporaryDirectory() as folder:
@@ -193,11 +190,6 @@ def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[
         for model, content in whole["models"].items():
             values.setdefault(model, {})[dataset] = values_of(content)
     return {model: sets for model, sets in values.items() if sets}
-
-
-def _untested(figures: Figures, values: Mapping[str, Mapping[str, Mapping[str, ndarray]]]) -> list[str]:
-    none = [model for model in figures if model not in values]
-    return [f"No difference of {', '.join(none)} is tested: the run has no values by query."] if none else []
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[ReportTable]:

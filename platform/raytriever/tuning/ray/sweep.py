@@ -274,7 +274,7 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
     keys = [one.key for one in space.dimensions]
     by = LOSS if LOSS in keys else None
     for one in space.dimensions:
-        if one.key != LOSS and all(_is_number(trial.settings[one.key]) for trial in trials):
+        if one.key != LOSS and all(type(trial.settings[one.key]) in (int, float) for trial in trials):
             path = figures / f"response-{short_name(one.key)}.png"
             save_response(path, trials, metric, title, one.key, by, one.log)
     write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
@@ -288,7 +288,3 @@ def metric_label(name: str) -> str:
     if name in (DEV_LOSS, BATCH_AUC):
         return name.replace("_", " ").replace("auc", "AUC")
     return metric_title(name.removeprefix(DEV))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

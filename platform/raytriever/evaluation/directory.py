@@ -18,7 +18,7 @@ from raytriever.evaluation.decision import ModelDecision, confidence_rows, thres
 from raytriever.evaluation.differences.significance import pair_rows, pairs_with
 from raytriever.evaluation.document import document
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.files import LATEX, write_measured_files, write_mteb_files
+from raytriever.evaluation.files import LATEX, mteb_content, write_measured_files
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, auc_rows
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import Protocol, aim_text, select_judged_queries
@@ -75,8 +75,9 @@ class EvaluationDirectory:
         results.confidences += confidence_rows(measured, decisions, self.chosen_on)
         results.forms += form_rows(measured, self.forms, results.systems, results.thresholds)
         write_measured_files(self.folder, measured)
-        if seconds is not None:
-            write_mteb_files(self.folder, measured, self.protocol, seconds)
+        for model, took in (seconds or {}).items():
+            content = mteb_content(measured, model, self.protocol, took)
+            write_atomically(self.folder / "mteb" / model / f"{name}.json", content)
 
     def finish(self) -> None:
         """Test the differences between the models, and write `results.json`, `table.md` and `table.tex`."""

@@ -6,7 +6,6 @@ stores its ranking so far, so an interrupted evaluation continues there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,7 +20,7 @@ from raytriever.evaluation.calibration import Calibrated, check_apart, save_cali
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.decision import decide_dataset
 from raytriever.evaluation.directory import EvaluationDirectory, points_of
-from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
 from raytriever.evaluation.protocol import AUC, removed_share
 from raytriever.evaluation.quantised import FormSystem, check_samples
@@ -115,7 +114,9 @@ def run_evaluation(
                 report(folder)
         store.remove()
         save_calibrations(calibrations, output, log)
-        _log_results(run, results, output)
+        run.log(points_of(results))
+        for child in sorted(output.iterdir()):
+            run.log_file(child)
     return results
 
 
@@ -157,9 +158,7 @@ def _measure(
             if isinstance(system, FormSystem):
                 system.kept = protocol.kept_of(judged.relevance)
             measure = partial(evaluate, part.dataset, split, system, protocol, judged)
-            evaluations[model.name], took = store.get(
-                model.name, source.label(opened.name), split, whole_key, partial(_timed, measure)
-            )
+            evaluations[model.name], took = store.get(model.name, source.label(opened.name), split, whole_key, measure)
             seconds[model.name] += took
         if job.aims:
             part.calibration.setdefault(model.name, part.evaluations[model.name])
@@ -185,11 +184,6 @@ def _key(
         "embeddings": plan,
         "dataset": [dataset.digest, dataset.location],
     }
-
-
-def _timed(measure: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
-    began = time.monotonic()
-    return measure(), time.monotonic() - began
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
@@ -251,9 +245,3 @@ def _record(measured: DatasetMeasurement) -> DatasetRecord:
             counts[name] = counts.get(name, 0) + count
     first = measured.parts[0].dataset
     return DatasetRecord(measured.source.name, next(iter(measured.source.parts.values())), first.digest, counts)
-
-
-def _log_results(run: Tracker, results: Results, folder: Path) -> None:
-    run.log(points_of(results))
-    for child in sorted(folder.iterdir()):
-        run.log_file(child)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,15 +200,16 @@ class MeasurementStore:
         dataset: str,
         split: str,
         key: Mapping[str, Any],
-        measure: Callable[[], tuple[Evaluation, float]],
+        measure: Callable[[], Evaluation],
     ) -> tuple[Evaluation, float]:
-        """Return a stored measurement, or make it and store it."""
+        """Return a stored measurement and its seconds, or make it and store it."""
         parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")
         if (stored := parts.read(name, _load)) is not None:
             self.log(f"{dataset}, {split}: {model} was measured before, see {self.folder / name}")
             return stored
-        evaluation, seconds = measure()
+        began, evaluation = time.monotonic(), measure()
+        seconds = time.monotonic() - began
         about = {"model": model, "data set": dataset, "split": split, "seconds": seconds}
         values = {name: value if np.isfinite(value) else None for name, value in evaluation.metrics.items()}
 

@@ -17,7 +17,6 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
-from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.errors import ModelError, StorageError, setting
@@ -177,7 +176,10 @@ def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: P
     with torch.inference_mode():
         expected = np.concatenate([tower(batch).float().numpy() for batch in batches])
     actual = np.concatenate([embed(batch) for batch in batches])
-    parity = _compare(form, side, expected, actual)
+    length = np.linalg.norm(expected, axis=1)
+    difference = np.abs(actual - expected).max(axis=1) / length
+    cosine = (actual * expected).sum(axis=1) / (length * np.linalg.norm(actual, axis=1))
+    parity = Parity(form, side, len(expected), float(difference.max()), float(cosine.min()))
     if not parity.difference <= TOLERANCE:
         raise ModelError(
             f"the graph differs from the encoder: {parity}",
@@ -185,13 +187,6 @@ def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: P
             "nothing was written; try another version of the exporter's packages",
         )
     return parity
-
-
-def _compare(form: str, side: Side, expected: ndarray, actual: ndarray) -> Parity:
-    length = np.linalg.norm(expected, axis=1)
-    difference = np.abs(actual - expected).max(axis=1) / length
-    cosine = (actual * expected).sum(axis=1) / (length * np.linalg.norm(actual, axis=1))
-    return Parity(form, side, len(expected), float(difference.max()), float(cosine.min()))
 
 
 def _samples(retriever: Retriever, side: Side) -> list[TokenBatch]:

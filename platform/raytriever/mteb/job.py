@@ -98,16 +98,11 @@ def _look_up(find: Callable[[str], Any], name: str, kind: str, names: Callable[[
     try:
         return find(name)
     except KeyError:
-        raise ConfigError(
-            f"unknown {kind} {name!r}", setting("tasks" if kind == "task" else kind), _suggest(name, names())
-        ) from None
-
-
-def _suggest(name: str, names: list[str]) -> str:
-    """Return the nearest name without regard to case; a list of a thousand names would help nobody."""
-    folded = {each.casefold(): each for each in names}
-    close = nearest(name.casefold(), folded)
-    return "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
+        # The nearest name without regard to case; a list of a thousand names would help nobody.
+        folded = {each.casefold(): each for each in names()}
+        close = nearest(name.casefold(), folded)
+        remedy = "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
+        raise ConfigError(f"unknown {kind} {name!r}", setting("tasks" if kind == "task" else kind), remedy) from None
 
 
 def _task_names() -> list[str]:
@@ -194,7 +189,9 @@ def run_mteb(
     """
     from mteb import ResultCache
 
-    _check_output(output)
+    if output.is_dir() and any(output.iterdir()) and not (output / "results").is_dir():
+        what, where = "is not empty and holds no results of MTEB", setting("output", output)
+        raise ConfigError(what, where, "give another directory")
     check_writable(output)
     device, cache = default_device(), ResultCache(cache_path=output)
     encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
@@ -227,13 +224,6 @@ def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], Data
     digest = hashlib.sha256(repr(sorted(tasks.items())).encode()).hexdigest()
     settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **job.measures}
     return settings, DatasetRecord("mteb", "mteb", digest, {"tasks": len(tasks)})
-
-
-def _check_output(output: Path) -> None:
-    if output.is_dir() and any(output.iterdir()) and not (output / "results").is_dir():
-        raise ConfigError(
-            "is not empty and holds no results of MTEB", setting("output", output), "give another directory"
-        )
 
 
 @dataclass

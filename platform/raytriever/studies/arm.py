@@ -108,7 +108,7 @@ class ArmRunner:
         facts: dict[str, Any] = {}
         if arm.curriculum is None:
             run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
-            tracker = self._child(name, run)
+            tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
             with closing(tracker):
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
                 return self._measure(arm, arm.model, facts, run, tracker), facts
@@ -117,7 +117,7 @@ class ArmRunner:
             opened, retriever = open_run(curriculum, lambda line: None)
             del retriever
         run.begin(dump_config(curriculum), [training.loss for training in curriculum.trainings])
-        tracker = self._child(name, run)
+        tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
         with closing(tracker):
             dataset = opened.dataset
             record = DatasetRecord(dataset.name, curriculum.data.dataset, dataset.digest, dataset.counts())
@@ -129,9 +129,6 @@ class ArmRunner:
                 train_run(opened, tables, run.path, tracker, run_name, lambda line: None, here, self._gpus)
             facts = _training_facts(folders_of(curriculum, run.path), curriculum.trainings[-1])
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
-
-    def _child(self, name: str, run: RunDirectory) -> Spool:
-        return self._tracker.child(f"{name} of {self._run_name}", run.path)
 
     def _measure(self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: Spool) -> Metrics:
         precision = arm.curriculum.training.precision if arm.curriculum else None

@@ -175,16 +175,12 @@ def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
     titles = ["arm", "seed", "steps", "best at step", "seconds of steps"]
     rows = [titles + ["mined tables from step (weights of step)"] * has_tables]
     for fact in facts:
-        best, tables = fact[STEPS_TO_BEST], [_table_text(fact.get("tables"))] * has_tables
+        mined, best = fact.get("tables"), fact[STEPS_TO_BEST]
+        shown = ", ".join(f"{first} ({first - 1 - staleness:.0f})" for first, staleness in mined or ()) or "none"
+        tables = ["-" if mined is None else shown] * has_tables
         steps, seconds = f"{fact['steps']:,}", f"{fact['step_seconds']:,.1f}"
         rows.append([fact["arm"], str(fact["seed"]), steps, "-" if best is None else f"{best:,}", seconds, *tables])
     return rows
-
-
-def _table_text(tables: list[tuple[int, float]] | None) -> str:
-    if tables is None:
-        return "-"
-    return ", ".join(f"{first} ({first - 1 - staleness:.0f})" for first, staleness in tables) or "none"
 
 
 def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> dict[str, str]:

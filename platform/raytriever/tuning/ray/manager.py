@@ -224,19 +224,14 @@ class TrialManager:
         before = find_best(self.trials, self._plan.metric)
         self.trials[number] = trial
         if status == FINISHED:
-            self._finish(trial)
+            config = trial_config(self._plan.base, dict(trial.settings))
+            figures = {"dataset": self._data.record().name, "split": config.data.dev_split, "steps": trial.steps}
+            RunDirectory(folder, "interrupted").finish({**figures, "after": metrics, **best_checkpoint(folder, config)})
         self._write()
         self._keep_the_best(before, trial)
         self._log(f"trial {trial.name}: {status}{self._outcome(trial)}")
         self._log_to_tracker(trial)
         self._update_gauges()
-
-    def _finish(self, trial: Trial) -> None:
-        config, folder = trial_config(self._plan.base, dict(trial.settings)), self.folder_of(trial.number)
-        figures = {"dataset": self._data.record().name, "split": config.data.dev_split, "steps": trial.steps}
-        RunDirectory(folder, "interrupted").finish(
-            {**figures, "after": dict(trial.metrics), **best_checkpoint(folder, config)}
-        )
 
     def _close_run(self, number: int, status: str) -> float:
         running = self._running.pop(number, None)
@@ -249,11 +244,7 @@ class TrialManager:
     def _keep_the_best(self, before: Trial | None, trial: Trial) -> None:
         best = find_best(self.trials, self._plan.metric)
         for other in (before, trial):
-            if (
-                other is not None
-                and other.status in (FINISHED, STOPPED)
-                and (best is None or other.number != best.number)
-            ):
+            if other and other.status in (FINISHED, STOPPED) and not (best and other.number == best.number):
                 for name in LARGE_FOLDERS:
                     remove(self.folder_of(other.number) / name)
 

@@ -82,9 +82,9 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
         what = f"both {one} and {other} are given" if words else f"neither {one} nor {other} is given"
         raise ConfigError(what, SUITE, f"name tasks by {one} NAME,... or one benchmark by {other}")
     if benchmark:
-        tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark", _benchmark_names).tasks)
+        tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark").tasks)
     else:
-        tasks = [_look_up(mteb.get_task, word, "task", _task_names) for word in dict.fromkeys(words)]
+        tasks = [_look_up(mteb.get_task, word, "task") for word in dict.fromkeys(words)]
     for task in tasks:
         others = sorted(set(task.metadata.modalities) - {"text"})
         if others:
@@ -94,28 +94,22 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
     return tasks
 
 
-def _look_up(find: Callable[[str], Any], name: str, kind: str, names: Callable[[], list[str]]) -> Any:
+def _look_up(find: Callable[[str], Any], name: str, kind: str) -> Any:
+    import mteb
+
     try:
         return find(name)
     except KeyError:
+        if kind == "task":
+            tasks = mteb.get_tasks(exclude_superseded=False, exclude_private=False, exclude_beta=False)
+            names = [task.metadata.name for task in tasks]
+        else:
+            names = [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]
         # The nearest name without regard to case; a list of a thousand names would help nobody.
-        folded = {each.casefold(): each for each in names()}
+        folded = {each.casefold(): each for each in names}
         close = nearest(name.casefold(), folded)
         remedy = "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
         raise ConfigError(f"unknown {kind} {name!r}", setting("tasks" if kind == "task" else kind), remedy) from None
-
-
-def _task_names() -> list[str]:
-    import mteb
-
-    tasks = mteb.get_tasks(exclude_superseded=False, exclude_private=False, exclude_beta=False)
-    return [task.metadata.name for task in tasks]
-
-
-def _benchmark_names() -> list[str]:
-    import mteb
-
-    return [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]
 
 
 TABLE, TRACEBACK = "table.md", ".error.txt"
@@ -303,20 +297,17 @@ class _ModelRun:
         return results.task_results[0]
 
     def _searcher(self, task: Any) -> TaskSearch:
-        config = self.model.config
-        assert config is not None
-        searcher = TaskSearch(
-            config=config,
+        assert self.model.config is not None
+        return TaskSearch(
+            config=self.model.config,
             retriever=self.encoders[self.model.name],
             label=self.model.name,
             task=task,
             job=self.job,
-            folder=Path(),
+            cache=self.cache,
             backend=self.backend,
             log=self.log,
         )
-        searcher.folder = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta).parent
-        return searcher
 
     def _stored(self, task: Any, searcher: TaskSearch) -> Any:
         """Return MTEB's result of a task if it is complete; a damaged one, from a killed command, is removed."""

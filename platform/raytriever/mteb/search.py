@@ -125,8 +125,8 @@ class MtebJob(EvaluationJob):
 class TaskSearch(MtebEncoder):
     """One model on one task of MTEB: passes as a model for `mteb.evaluate`.
 
-    `retriever` was loaded with `config`. `label` names the model in tables, and in MTEB if it is a local one. `folder`
-    is MTEB's folder of its results.
+    `retriever` was loaded with `config`, and `cache` is MTEB's `ResultCache`. `label` names the model in tables, and in
+    MTEB if it is a local one.
     """
 
     config: ModelConfig
@@ -134,9 +134,15 @@ class TaskSearch(MtebEncoder):
     label: str | None
     task: Any
     job: MtebJob
-    folder: Path
+    cache: Any
     backend: RetrievalBackend = field(default_factory=RetrievalBackend)
     log: Callable[[str], None] = print
+
+    @cached_property
+    def folder(self) -> Path:
+        """MTEB's folder of the model's results."""
+        path: Path = self.cache.get_task_result_path(self.task.metadata.name, self.mteb_model_meta)
+        return path.parent
 
     def index(self, corpus: Any, **about: Any) -> None:
         """Keep the corpus until the queries arrive, as MTEB's own wrapper does; see MTEB's `SearchProtocol`."""

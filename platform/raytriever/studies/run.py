@@ -160,7 +160,7 @@ def run_study(
     if trial_gpus is not None and workers > 1:
         remedy = "omit it: each of several workers has a GPU of its own"
         raise ConfigError("applies to arms of one worker", setting("trial_gpus"), remedy)
-    if trial_gpus is not None and not has_gpu():
+    if trial_gpus is not None and not (torch.cuda.is_available() or os.environ.get("RAY_ADDRESS")):
         raise ConfigError("this machine has no GPU", setting("trial_gpus"), "omit it, or run on a machine with a GPU")
     todo = [
         (arm, seed)
@@ -254,11 +254,6 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
             has_failed.set()
     for one in arms:
         one.result()
-
-
-def has_gpu() -> bool:
-    """Return whether this machine has a GPU, or a Ray cluster is configured that may have one."""
-    return torch.cuda.is_available() or bool(os.environ.get("RAY_ADDRESS"))
 
 
 def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -102,7 +101,9 @@ def run_sweep(
     """
     started = time.monotonic()
     space, plan = plan_sweep(base, search)
-    settings = sweep_settings(base, search, space)
+    # All settings that decide the trials of a sweep, by section.
+    deciding = {name: value for name, value in asdict(search).items() if name not in _MAY_CHANGE}
+    settings = {**to_dict(base), SWEEP: {**deciding, "search_space": space.to_dict()}}
     run = RunDirectory.open(output, settings, fresh)
     if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
         raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
@@ -204,12 +205,6 @@ def check_watched_metric(base: Config, search: SearchConfig) -> None:
     if not base.validation.sources(base.training.best_metric, base.data.dev_split):
         remedy = f"give {setting('eval_datasets')} own, or {setting('asha_metric')} {BATCH_AUC}"
         raise ConfigError(f"{search.asha_metric} is not measured during training", setting("asha_metric"), remedy)
-
-
-def sweep_settings(base: Config, search: SearchConfig, space: SearchSpace) -> dict[str, Any]:
-    """Return all settings that decide the trials of a sweep, by section."""
-    sweep = {name: value for name, value in asdict(search).items() if name not in _MAY_CHANGE}
-    return {**to_dict(base), SWEEP: {**sweep, "search_space": space.to_dict()}}
 
 
 def read_best(output: Path, config: Config) -> Rows | None:

@@ -73,12 +73,7 @@ def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> N
 
 @activity("calibrating the scores")
 def make_calibration(
-    dataset: RetrievalDataset,
-    config: ModelConfig,
-    splits: tuple[str, str],
-    answers: AnswerDecision,
-    *,
-    int8: bool,
+    dataset: RetrievalDataset, config: ModelConfig, splits: tuple[str, str], answers: AnswerDecision, *, int8: bool
 ) -> Calibration:
     """Fit maps from confidence and from score to probability, and put them together with the thresholds.
 

@@ -40,12 +40,7 @@ from raytriever.metrics.answering import (
     fewest_answers,
     unreachable,
 )
-from raytriever.metrics.calibration import (
-    PairsAchieved,
-    achieve_pairs,
-    choose_pair_threshold,
-    ranked_relevance,
-)
+from raytriever.metrics.calibration import PairsAchieved, achieve_pairs, choose_pair_threshold, ranked_relevance
 from raytriever.metrics.confidence import (
     COMBINED,
     DEPTH,

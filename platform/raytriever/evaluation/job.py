@@ -179,11 +179,7 @@ def _key(
         own = {} if prompts.query == dense.retriever.description.query_prompt else {"query_prompt": prompts.query}
     if model.form is not None:
         own |= {"form": asdict(replace(model.form, model=""))}
-    return {
-        "system": {**systems[name], **own},
-        "embeddings": plan,
-        "dataset": [dataset.digest, dataset.location],
-    }
+    return {"system": {**systems[name], **own}, "embeddings": plan, "dataset": [dataset.digest, dataset.location]}
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:

@@ -195,12 +195,7 @@ class MeasurementStore:
         return cls(output.with_name(output.name + UNFINISHED), log)
 
     def get(
-        self,
-        model: str,
-        dataset: str,
-        split: str,
-        key: Mapping[str, Any],
-        measure: Callable[[], Evaluation],
+        self, model: str, dataset: str, split: str, key: Mapping[str, Any], measure: Callable[[], Evaluation]
     ) -> tuple[Evaluation, float]:
         """Return a stored measurement and its seconds, or make it and store it."""
         parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())

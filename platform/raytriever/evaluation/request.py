@@ -236,8 +236,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
         model
         if model.config is None
         else EvaluatedModel(
-            model.name,
-            dataclasses.replace(model.config, revision=commit_of(model.config.model, model.config.revision)),
+            model.name, dataclasses.replace(model.config, revision=commit_of(model.config.model, model.config.revision))
         )
         for model in models
     ]

@@ -104,11 +104,7 @@ BAR = 0.16  # inches
 
 
 def save_gains(
-    path: Path,
-    gains: Mapping[str, Mapping[str, float]],
-    metric: str,
-    baseline: str,
-    styles: Styles | None = None,
+    path: Path, gains: Mapping[str, Mapping[str, float]], metric: str, baseline: str, styles: Styles | None = None
 ) -> None:
     """Draw the difference of each model from the baseline in one metric, as one bar per data set and model.
 

@@ -22,14 +22,7 @@ from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.commit import FORMAT
 from raytriever.store.disk import disk_errors
-from raytriever.tracking.mlflow_tracker import (
-    SQLITE,
-    check_uri,
-    experiment_name,
-    flatten,
-    mlflow_errors,
-    tracking_uri,
-)
+from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, mlflow_errors, tracking_uri
 from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.tracking.tracker import STAGE
 

@@ -21,7 +21,7 @@ from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, 
 from raytriever.evaluation.decision import decide_dataset
 from raytriever.evaluation.directory import EvaluationDirectory, points_of
 from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
+from raytriever.evaluation.measurements import UNFINISHED, DatasetMeasurement, MeasurementStore, PartMeasurement
 from raytriever.evaluation.protocol import AUC, removed_share
 from raytriever.evaluation.quantised import FormSystem, check_samples
 from raytriever.evaluation.request import (
@@ -36,7 +36,7 @@ from raytriever.evaluation.results import Results, as_read, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.store.commit import committed_directory
+from raytriever.store.commit import committed_directory, remove
 from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
@@ -83,7 +83,7 @@ def run_evaluation(
         missing=list(job.missing), systems=encoders.systems, baselines=list(job.baselines), request=request
     )
     calibrations: list[Calibrated] = []
-    store = MeasurementStore.of(output, log)
+    store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
     backend = backend or RetrievalBackend()
     measure = partial(_measure, job=job, encoders=encoders, backend=backend, store=store)
     run = tracker()
@@ -112,7 +112,7 @@ def run_evaluation(
             directory.finish()
             if report is not None:
                 report(folder)
-        store.remove()
+        remove(store.folder)
         save_calibrations(calibrations, output, log)
         run.log(points_of(results))
         for child in sorted(output.iterdir()):

@@ -28,7 +28,7 @@ from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
-from raytriever.store.commit import remove, write_atomically
+from raytriever.store.commit import write_atomically
 from raytriever.store.parts import Parts
 
 
@@ -189,11 +189,6 @@ class MeasurementStore:
     folder: Path
     log: Callable[[str], None]
 
-    @classmethod
-    def of(cls, output: Path, log: Callable[[str], None]) -> MeasurementStore:
-        """Return the store of an evaluation's directory."""
-        return cls(output.with_name(output.name + UNFINISHED), log)
-
     def get(
         self, model: str, dataset: str, split: str, key: Mapping[str, Any], measure: Callable[[], Evaluation]
     ) -> tuple[Evaluation, float]:
@@ -214,10 +209,6 @@ class MeasurementStore:
 
         parts.write(name, save, {"kind": "measurement"})
         return evaluation, seconds
-
-    def remove(self) -> None:
-        """Remove all measurements, once the evaluation's own directory is complete."""
-        remove(self.folder)
 
 
 def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:

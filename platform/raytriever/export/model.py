@@ -218,20 +218,15 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
 
 def _read_results(folder: Path, model: str) -> Results:
     results = Results.read(folder)
-    names = [
-        name for name, system in results.systems.items() if Path(copy_of(system["model"])) in _equivalent_paths(model)
-    ]
+    path = Path(model)  # a run directory and its `model/` are the same model
+    same = {path, path / "model", *([path.parent] if path.name == "model" else [])}
+    names = [name for name, system in results.systems.items() if Path(copy_of(system["model"])) in same]
     if not names:
         measured = ", ".join(system["model"] for system in results.systems.values())
         raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that you export")
     name = names[0]
     rows = [row for row in results.thresholds if row.model == name]
     return Results(models={name: results.models[name]}, about=results.about, thresholds=rows)
-
-
-def _equivalent_paths(model: str) -> set[Path]:
-    path = Path(model)
-    return {path, path / "model", *([path.parent] if path.name == "model" else [])}
 
 
 def push_to_hub(folder: Path, name: str) -> str:

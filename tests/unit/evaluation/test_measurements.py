@@ -90,7 +90,7 @@ def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_p
     values, means = {"query_auc": np.array([np.nan])}, {"auc": 0.1 + 0.2, "query_auc": np.nan}
     evaluation = Evaluation(one, *table, scores, scores, one, one, values, means)
     lines: list[str] = []
-    store, asked = MeasurementStore.of(tmp_path / "out", lines.append), []
+    store, asked = MeasurementStore(tmp_path / "out.unfinished", lines.append), []
 
     def measure() -> Evaluation:
         asked.append(1)

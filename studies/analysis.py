@@ -20,9 +20,10 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.results import without_nan
 from raytriever.metrics.confidence import NAMES, SCORE
-from raytriever.metrics.selective import bootstrap_interval, pseudo_values, resampling_weights, risk_coverage
+from raytriever.metrics.selective import bootstrap_interval, resampling_weights
 from raytriever.report.figures import PANEL, label, lines, picture
 from raytriever.studies.definition import Evaluated, MeasuredDataset
+from selection import pseudo_values, risk_coverage
 
 SAMPLES, SEED = 1_000, 0
 _COLUMNS = 3

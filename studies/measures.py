@@ -29,9 +29,10 @@ from raytriever.metrics.confidence import (
     fit_confidence,
     held_out_confidence,
 )
-from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_coverage
+from raytriever.metrics.selective import Statistic, area_under_risk_coverage
 from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.studies.definition import Evaluated
+from selection import answer_f1
 
 POOLED = "all"  # the data set of all questions
 

@@ -24,8 +24,6 @@ Entry = dict[str, Any]
 
 
 class _StoredEntry(TypedDict):
-    """Fields of an entry that are read, see `requests`."""
-
     key: str
     job: str
     llm: str
@@ -111,7 +109,6 @@ class AnswerLog:
 
 
 def _parse(line: bytes) -> Entry | None:
-    """Return the entry of a line, None if the line is damaged."""
     try:
         return dict(parse_json(line, FILE, _StoredEntry, "ask again"))
     except StorageError:

@@ -37,7 +37,6 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store
 
 _FUSION = 60
-Ranking = Int64[ndarray, "queries depth"]
 
 
 def open_checked(data: DataConfig, report: Callable[[str], None]) -> RetrievalDataset:
@@ -104,7 +103,14 @@ def find_candidates(
         documents[scores <= 0] = -1  # no term in common with the query
         rankings[BM25] = documents
     if DENSE in retrievers:
-        rankings[DENSE] = _by_encoder(dataset, queries, depth, model, precision, embeddings, report)
+        device = default_device()
+        dtype = choose_precision(precision, device)
+        retriever = load_for_encoding(model, dtype, device)
+        store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
+        report(f"{dataset.name}: encoding with {model.model} ({dtype} on {device})")
+        store = store or embed_corpus(model, retriever, dataset)
+        vectors = encode_queries(retriever, dataset, queries)
+        _, rankings[DENSE] = search_store(store, vectors, depth, tie_order(dataset.documents.ids))
     merged = []
     passages = dataset.passages()
     for row, query in enumerate(queries):
@@ -125,23 +131,3 @@ def fuse(rankings: Iterable[Int64[ndarray, " depth"]]) -> list[int]:
         for rank, document in enumerate(ranking[ranking >= 0].tolist(), start=1):
             sums[document] = sums.get(document, 0.0) + 1 / (_FUSION + rank)
     return sorted(sums, key=lambda document: (-sums[document], document))
-
-
-def _by_encoder(
-    dataset: RetrievalDataset,
-    queries: Sequence[int],
-    depth: int,
-    model: ModelConfig,
-    precision: str | None,
-    embeddings: Path | None,
-    report: Callable[[str], None],
-) -> Ranking:
-    device = default_device()
-    dtype = choose_precision(precision, device)
-    retriever = load_for_encoding(model, dtype, device)
-    store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
-    report(f"{dataset.name}: encoding with {model.model} ({dtype} on {device})")
-    store = store or embed_corpus(model, retriever, dataset)
-    vectors = encode_queries(retriever, dataset, queries)
-    _, documents = search_store(store, vectors, depth, tie_order(dataset.documents.ids))
-    return np.asarray(documents, dtype=np.int64)

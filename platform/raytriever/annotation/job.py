@@ -14,12 +14,7 @@ from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotat
 from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, read_costs
 from raytriever.annotation.candidates import choose_queries, find_candidates, open_checked
-from raytriever.annotation.config import (
-    AnnotationConfig,
-    ServiceConfig,
-    check_service,
-    read_service_key,
-)
+from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_service, read_service_key
 from raytriever.annotation.estimate import estimate
 from raytriever.annotation.output import write_annotated
 from raytriever.annotation.prompts import AnnotationPrompts, load_prompts
@@ -260,7 +255,6 @@ def job_name(
 
 
 async def _check(settings: AnnotationConfig, config: ServiceConfig, key: str | None) -> None:
-    """Check the address, the key and the model of the service with one request."""
     async with Service(config, settings.temperature, settings.max_tokens, key) as service:
         await service.check()
 

@@ -138,7 +138,6 @@ def judgement_lines(dataset: RetrievalDataset, rows: Judgements, lost: AbsentDoc
 
 
 def _write_table(folder: Path, split: str, header: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    """Write rows as TSV, or as JSON lines if an id contains tabs or line breaks."""
     if any(isinstance(value, str) and _BREAKS.search(value) for line in lines for value in line):
         _write_rows(folder / f"{split}.jsonl", (dict(zip(header, line, strict=True)) for line in lines))
         return
@@ -148,7 +147,6 @@ def _write_table(folder: Path, split: str, header: Sequence[str], lines: Sequenc
 
 
 def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
-    """Write a table of the hard negatives that have no judgement, if there are any. Return their number."""
     rows = dataset.negatives
     if rows is None:
         return 0

@@ -313,7 +313,6 @@ class Service:
         return ServiceError(f"gives no answer: {failure}", self._config.base, remedy)
 
     def _clean(self, text: str) -> str:
-        """Return a short text of the service without secrets."""
         if self._key:
             text = text.replace(self._key, HIDDEN)
         return " ".join(masked(text).split())[:200]

@@ -73,12 +73,7 @@ def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> N
 
 @activity("calibrating the scores")
 def make_calibration(
-    dataset: RetrievalDataset,
-    config: ModelConfig,
-    splits: tuple[str, str],
-    answers: AnswerDecision,
-    *,
-    int8: bool,
+    dataset: RetrievalDataset, config: ModelConfig, splits: tuple[str, str], answers: AnswerDecision, *, int8: bool
 ) -> Calibration:
     """Fit maps from confidence and from score to probability, and put them together with the thresholds.
 
@@ -232,7 +227,6 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
 
 
 def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold | None:
-    """Return the threshold that a file has for the same weights and corpus."""
     with suppress(StorageError):  # a damaged file has none
         earlier = read_calibration(file)
         if earlier and (earlier.model, earlier.corpus) == (calibration.model, calibration.corpus):

@@ -230,7 +230,6 @@ def _is_beir(folder: Path) -> bool:
 
 
 def _sources(root: Path | None, name: str, member: _Member) -> list[str]:
-    """Return the paths and names under which a data set of BEIR may exist, the nearest first."""
     if root is not None and (root / name).is_dir():
         return [str(root / name)]
     hub = f"hf://datasets/mteb/{member.hub or name}"
@@ -275,7 +274,6 @@ def _best_documents(dataset: RetrievalDataset, split: str, index: Bm25Index) -> 
 def _select_documents(
     dataset: RetrievalDataset, split: str, positions: Int64[ndarray, " documents"]
 ) -> RetrievalDataset:
-    """Return the data set with these documents only; positions are ascending."""
     documents, rows = dataset.documents, dataset.judgements[split]
     ids, titles, texts = (
         [column[position] for position in positions.tolist()]

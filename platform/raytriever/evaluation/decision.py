@@ -40,12 +40,7 @@ from raytriever.metrics.answering import (
     fewest_answers,
     unreachable,
 )
-from raytriever.metrics.calibration import (
-    PairsAchieved,
-    achieve_pairs,
-    choose_pair_threshold,
-    ranked_relevance,
-)
+from raytriever.metrics.calibration import PairsAchieved, achieve_pairs, choose_pair_threshold, ranked_relevance
 from raytriever.metrics.confidence import (
     COMBINED,
     DEPTH,
@@ -210,7 +205,6 @@ def _joined(parts: Sequence[RankedQuestions]) -> RankedQuestions:
 
 
 def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict[str, Proportion]]:
-    """Return the share of questions without an answer that are shown one, for each threshold."""
     values = answers.confidence.of(questions)
     return [
         achieve_answers(values >= threshold.score, questions).unanswerable if achieved else {}

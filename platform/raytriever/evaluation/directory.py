@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from raytriever.evaluation.decision import ModelDecision, confidence_rows, thres
 from raytriever.evaluation.differences.significance import pair_rows, pairs_with
 from raytriever.evaluation.document import document
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.files import LATEX, write_measured_files, write_mteb_files
+from raytriever.evaluation.files import LATEX, mteb_content, write_measured_files
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, auc_rows
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import Protocol, aim_text, select_judged_queries
@@ -30,7 +29,7 @@ from raytriever.evaluation.table import latex
 from raytriever.metrics.intervals import Proportion
 from raytriever.mining.analyser import Analysis
 from raytriever.store.commit import committed_directory, write_atomically
-from raytriever.tracking.tracker import Point
+from raytriever.tracking.tracker import Point, points_now
 
 
 @dataclass
@@ -76,8 +75,9 @@ class EvaluationDirectory:
         results.confidences += confidence_rows(measured, decisions, self.chosen_on)
         results.forms += form_rows(measured, self.forms, results.systems, results.thresholds)
         write_measured_files(self.folder, measured)
-        if seconds is not None:
-            write_mteb_files(self.folder, measured, self.protocol, seconds)
+        for model, took in (seconds or {}).items():
+            content = mteb_content(measured, model, self.protocol, took)
+            write_atomically(self.folder / "mteb" / model / f"{name}.json", content)
 
     def finish(self) -> None:
         """Test the differences between the models, and write `results.json`, `table.md` and `table.tex`."""
@@ -133,7 +133,7 @@ def points_of(results: Results) -> list[Point]:
         name = f"confidence/{area.model}/{area.dataset}/{area.confidence}"
         values |= _named(name, {"area": area.area, "low": area.low, "high": area.high})
     values |= {f"absent_relevant/{dataset}": float(about.absent_relevant) for dataset, about in results.about.items()}
-    return _points(values)
+    return points_now(values)  # of step 0, which MLflow draws as bars
 
 
 def points_of_training(results: Results) -> list[Point]:
@@ -147,11 +147,10 @@ def points_of_training(results: Results) -> list[Point]:
         values |= _named(model, next(iter(sets.values())))
     counts = about.absent_relevant, about.relevant, about.unanswerable_queries
     names = ("absent_relevant", "relevant", "unanswerable_queries")
-    return _points(values | _named("judged", dict(zip(names, map(float, counts), strict=True))))
+    return points_now(values | _named("judged", dict(zip(names, map(float, counts), strict=True))))
 
 
 def _significance(results: Results, several: bool = True) -> _Values:
-    """Return the tests against the baselines. Their names have the data set if there are several."""
     values: _Values = {}
     for row in [row for baseline in results.baselines for row in pairs_with(results.pairs, baseline)]:
         if row.dataset is None:
@@ -160,12 +159,6 @@ def _significance(results: Results, several: bool = True) -> _Values:
         numbers = {"difference": row.difference, "low": row.low, "high": row.high, "p": row.p_holm}
         values |= {f"significance/{name}_{part}": value for part, value in numbers.items()}
     return values
-
-
-def _points(values: _Values) -> list[Point]:
-    """Return the values as points of step 0, which MLflow draws as bars."""
-    now = time.time_ns() // 1_000_000
-    return [Point(name, float(value), 0, now) for name, value in values.items() if value is not None]
 
 
 def _threshold(row: ThresholdRow) -> _Values:

@@ -323,7 +323,6 @@ def _plain(table: ReportTable, note: str = "") -> ReportSection:
 
 
 def _lines(lines: Sequence[str]) -> str:
-    """Return a paragraph of `table.md`."""
     return "\n" + "\n".join(lines) + "\n" if lines else ""
 
 

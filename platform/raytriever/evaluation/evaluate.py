@@ -151,7 +151,6 @@ def evaluate(
 def _without_answers(
     judged: JudgedQueries, positives: Relevance, scores: ndarray, ranking: ndarray
 ) -> UnansweredRanking:
-    """Return the ranking of each query without its relevant documents and their copies."""
     copies, size = judged.dataset.documents.copies, len(judged.dataset.documents)
     rows = np.arange(len(ranking))[:, None] * size
     answers = positives.queries * size + copies.first(positives.documents)
@@ -162,7 +161,6 @@ def _without_answers(
 
 
 def _ranked(scores: ndarray, ranking: ndarray) -> tuple[ndarray, ndarray]:
-    """Return positions of documents, and their scores, NaN where there is none."""
     return ranking, np.where(ranking >= 0, scores, np.nan).astype(np.float32)
 
 
@@ -187,7 +185,6 @@ def _accuracy_per_query(
 
 
 def _drop_own(scores: ndarray, ranking: ndarray, own: ndarray) -> tuple[ndarray, ndarray]:
-    """Remove each query's own document from its ranking; -1 fills the end."""
     is_own = ranking == own[:, None]
     order = np.argsort(is_own, axis=1, kind="stable")
     scores, ranking = np.take_along_axis(scores, order, 1), np.take_along_axis(ranking, order, 1)

@@ -6,7 +6,7 @@ docs/reference/output-files.md lists them. `report` writes the figures and the p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 from urllib.parse import quote
@@ -70,15 +70,6 @@ class QueryValues(TypedDict):
     texts: list[str]
     models: dict[str, QueryMetrics]
     relevant: list[list[Any]]
-
-
-def write_mteb_files(
-    folder: Path, measured: DatasetMeasurement, protocol: Protocol, seconds: Mapping[str, float]
-) -> None:
-    """Write MTEB's result of each model on one data set; `seconds` is its time, encoding included."""
-    for model in measured.models:
-        content = mteb_content(measured, model, protocol, seconds[model])
-        write_atomically(folder / "mteb" / model / f"{measured.source.name}.json", content)
 
 
 @activity("writing the rankings")
@@ -236,7 +227,6 @@ def _mteb_scores(part: PartMeasurement, model: str, protocol: Protocol) -> dict[
 def _relevant_documents(
     dataset: RetrievalDataset, grades: dict[tuple[int, int], int], queries: int, level: int
 ) -> list[list[list[Any]]]:
-    """Return the documents of each query's highest grades; of equal grades the first ones of the corpus."""
     relevant: list[list[tuple[int, int]]] = [[] for _ in range(queries)]
     for (query, document), grade in grades.items():
         if grade >= level:
@@ -266,7 +256,6 @@ def _excerpt(dataset: RetrievalDataset, document: int) -> Sequence[str]:
 
 
 def _is_valid(name: str, entries: list[Any]) -> bool:
-    """Return True if a list of `per_query/` holds values of its kind."""
     if name == "texts":
         return True
     if ".metrics." in name:

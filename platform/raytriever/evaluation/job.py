@@ -6,7 +6,6 @@ stores its ranking so far, so an interrupted evaluation continues there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,8 +20,8 @@ from raytriever.evaluation.calibration import Calibrated, check_apart, save_cali
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.decision import decide_dataset
 from raytriever.evaluation.directory import EvaluationDirectory, points_of
-from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
+from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.measurements import UNFINISHED, DatasetMeasurement, MeasurementStore, PartMeasurement
 from raytriever.evaluation.protocol import AUC, removed_share
 from raytriever.evaluation.quantised import FormSystem, check_samples
 from raytriever.evaluation.request import (
@@ -37,7 +36,7 @@ from raytriever.evaluation.results import Results, as_read, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.store.commit import committed_directory
+from raytriever.store.commit import committed_directory, remove
 from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
@@ -84,7 +83,7 @@ def run_evaluation(
         missing=list(job.missing), systems=encoders.systems, baselines=list(job.baselines), request=request
     )
     calibrations: list[Calibrated] = []
-    store = MeasurementStore.of(output, log)
+    store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
     backend = backend or RetrievalBackend()
     measure = partial(_measure, job=job, encoders=encoders, backend=backend, store=store)
     run = tracker()
@@ -113,9 +112,11 @@ def run_evaluation(
             directory.finish()
             if report is not None:
                 report(folder)
-        store.remove()
+        remove(store.folder)
         save_calibrations(calibrations, output, log)
-        _log_results(run, results, output)
+        run.log(points_of(results))
+        for child in sorted(output.iterdir()):
+            run.log_file(child)
     return results
 
 
@@ -157,9 +158,7 @@ def _measure(
             if isinstance(system, FormSystem):
                 system.kept = protocol.kept_of(judged.relevance)
             measure = partial(evaluate, part.dataset, split, system, protocol, judged)
-            evaluations[model.name], took = store.get(
-                model.name, source.label(opened.name), split, whole_key, partial(_timed, measure)
-            )
+            evaluations[model.name], took = store.get(model.name, source.label(opened.name), split, whole_key, measure)
             seconds[model.name] += took
         if job.aims:
             part.calibration.setdefault(model.name, part.evaluations[model.name])
@@ -169,7 +168,6 @@ def _measure(
 def _key(
     system: Bm25System | DenseSystem | FormSystem, model: EvaluatedModel, systems: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return all of a system that decides its figures."""
     if isinstance(system, Bm25System):
         name, dataset, plan = model.name, system.dataset, None
         own: dict[str, Any] = {"analyser": Analyser.of(dataset.documents).settings}
@@ -181,20 +179,10 @@ def _key(
         own = {} if prompts.query == dense.retriever.description.query_prompt else {"query_prompt": prompts.query}
     if model.form is not None:
         own |= {"form": asdict(replace(model.form, model=""))}
-    return {
-        "system": {**systems[name], **own},
-        "embeddings": plan,
-        "dataset": [dataset.digest, dataset.location],
-    }
-
-
-def _timed(measure: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
-    began = time.monotonic()
-    return measure(), time.monotonic() - began
+    return {"system": {**systems[name], **own}, "embeddings": plan, "dataset": [dataset.digest, dataset.location]}
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
-    """Return by data set and model a line with the prompts that the model has for this data set alone."""
     names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
     for model in job.models:
@@ -237,7 +225,6 @@ def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) 
 
 
 def _settings(request: Mapping[str, Any], encoders: Encoders, device: torch.device) -> dict[str, Any]:
-    """Return the content of the request for the tracker; each encoder has the settings in use."""
     models = {
         name: {setting: value for setting, value in (options | encoders.systems[name]).items() if value is not None}
         if isinstance(options, dict)
@@ -254,9 +241,3 @@ def _record(measured: DatasetMeasurement) -> DatasetRecord:
             counts[name] = counts.get(name, 0) + count
     first = measured.parts[0].dataset
     return DatasetRecord(measured.source.name, next(iter(measured.source.parts.values())), first.digest, counts)
-
-
-def _log_results(run: Tracker, results: Results, folder: Path) -> None:
-    run.log(points_of(results))
-    for child in sorted(folder.iterdir()):
-        run.log_file(child)

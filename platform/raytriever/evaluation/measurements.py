@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
-from raytriever.store.commit import remove, write_atomically
+from raytriever.store.commit import write_atomically
 from raytriever.store.parts import Parts
 
 
@@ -188,26 +189,17 @@ class MeasurementStore:
     folder: Path
     log: Callable[[str], None]
 
-    @classmethod
-    def of(cls, output: Path, log: Callable[[str], None]) -> MeasurementStore:
-        """Return the store of an evaluation's directory."""
-        return cls(output.with_name(output.name + UNFINISHED), log)
-
     def get(
-        self,
-        model: str,
-        dataset: str,
-        split: str,
-        key: Mapping[str, Any],
-        measure: Callable[[], tuple[Evaluation, float]],
+        self, model: str, dataset: str, split: str, key: Mapping[str, Any], measure: Callable[[], Evaluation]
     ) -> tuple[Evaluation, float]:
-        """Return a stored measurement, or make it and store it."""
+        """Return a stored measurement and its seconds, or make it and store it."""
         parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")
         if (stored := parts.read(name, _load)) is not None:
             self.log(f"{dataset}, {split}: {model} was measured before, see {self.folder / name}")
             return stored
-        evaluation, seconds = measure()
+        began, evaluation = time.monotonic(), measure()
+        seconds = time.monotonic() - began
         about = {"model": model, "data set": dataset, "split": split, "seconds": seconds}
         values = {name: value if np.isfinite(value) else None for name, value in evaluation.metrics.items()}
 
@@ -217,10 +209,6 @@ class MeasurementStore:
 
         parts.write(name, save, {"kind": "measurement"})
         return evaluation, seconds
-
-    def remove(self) -> None:
-        """Remove all measurements, once the evaluation's own directory is complete."""
-        remove(self.folder)
 
 
 def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:

@@ -213,7 +213,6 @@ def pairs_table(pairs: Sequence[TestedPair]) -> list[ReportTable]:
 
 
 def _highest(pairs: Sequence[TestedPair]) -> str:
-    """Return the model with the highest mean of each metric, for one data set; empty for several."""
     if len({row.dataset for row in pairs}) > 1:
         return ""
     metrics: dict[str, list[str]] = {}

@@ -91,7 +91,6 @@ class FormSystem:
         return self._cut(self.dense.encode_corpus().read(rows))
 
     def _cut(self, embeddings: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows components"]:
-        """Return the first components, normalised if the model is compared by cosine."""
         if self.form.width is None:
             return embeddings
         cut = embeddings[:, : self.form.width]
@@ -141,7 +140,6 @@ def form_rows(
 
 
 def _threshold(measured: DatasetMeasurement, model: str, rows: Sequence[ThresholdRow]) -> tuple[float, str]:
-    """Return a threshold of a model's own scores, and how it was chosen."""
     for row in rows:
         is_own = (row.dataset, row.model, row.confidence) == (measured.source.name, model, SCORE)
         if is_own and row.threshold is not None:
@@ -151,6 +149,5 @@ def _threshold(measured: DatasetMeasurement, model: str, rows: Sequence[Threshol
 
 
 def _answered(measured: DatasetMeasurement, system: str, threshold: float) -> ndarray:
-    """Return for each query of all parts whether its best document scores at or above the threshold."""
     best = [part.evaluations[system] for part in measured.parts]
     return np.concatenate([(one.ranking[:, 0] >= 0) & (one.scores[:, 0] >= threshold) for one in best])

@@ -27,7 +27,6 @@ from raytriever.data.unanswerable import with_questions
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
-from raytriever.evaluation.foreign import foreign_questions
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
@@ -237,8 +236,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
         model
         if model.config is None
         else EvaluatedModel(
-            model.name,
-            dataclasses.replace(model.config, revision=commit_of(model.config.model, model.config.revision)),
+            model.name, dataclasses.replace(model.config, revision=commit_of(model.config.model, model.config.revision))
         )
         for model in models
     ]
@@ -361,6 +359,30 @@ def add_unanswerable(
         judged[split] = replace(judged[split], unanswerable=made)
     # All splits see the questions of all: positions of the others stay.
     return OpenPart(part.name, dataset, {split: replace(one, dataset=dataset) for split, one in judged.items()})
+
+
+def foreign_questions(
+    path: str, split: str, max_bad_rows: float, dataset: RetrievalDataset, log: Callable[[str], None]
+) -> list[str]:
+    """Return the questions of a split of another data set that the corpus of this one does not answer: those of other
+    texts than its queries, and without a relevant passage that is in it too."""
+    other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
+    asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
+    judged = other.judgements[split]
+    is_here = (judged.scores > 0) & np.isin(other.documents.forms[judged.documents], dataset.documents.forms)
+    answered = set(judged.queries[is_here].tolist())
+    known = set(dataset.queries.forms.tolist())
+    forms = other.queries.forms[asked].tolist()
+    kept = [query for query, form in zip(asked, forms, strict=True) if form not in known and query not in answered]
+    if len(kept) < len(asked):
+        log(
+            f"{other.name}: {len(asked) - len(kept):,} of {len(asked):,} questions are left out: {dataset.name} has "
+            "the question, or a relevant passage of it"
+        )
+    if not kept:
+        what = f"has no question that {dataset.name} does not have" if asked else "has no question"
+        raise DataError(what, f"{other.name}, split {split!r}", f"leave it out of {setting('unanswerable')}")
+    return [str(other.queries.texts[query]) for query in kept]
 
 
 def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset, job: EvaluationJob) -> None:

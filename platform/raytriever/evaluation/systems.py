@@ -24,7 +24,7 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import BM25, EvaluatedModel, StoredForm
+from raytriever.evaluation.request import BM25, EvaluatedModel
 from raytriever.index.exact import tie_order, top_k
 from raytriever.index.score import pair_scores
 from raytriever.mining.bm25 import Bm25Index
@@ -77,12 +77,15 @@ class Encoders:
                 self.systems[model.name] = whole | {"width": width, "dtype": model.form.dtype}
             else:
                 retriever = self[model.name]
-                _check_forms(model.name, retriever.width, [one.form for one in models if one.form])
-                system = {
-                    "model": model.location,
-                    "width": retriever.width,
-                    "precision": precision,
-                }
+                width = retriever.width
+                for form in (one.form for one in models if one.form and one.form.model == model.name):
+                    if form.width is not None and form.width > width:
+                        raise ConfigError(
+                            f"{form.width} is out of range, embeddings of {model.name} have {width} components",
+                            setting("truncate_dim"),
+                            f"give at most {width}",
+                        )
+                system = {"model": model.location, "width": width, "precision": precision}
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
 
@@ -100,17 +103,6 @@ class Encoders:
         ):
             del self._loaded[next(iter(self._loaded))]
         return retriever
-
-
-def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
-    """Check that no stored form of a model has more components than its embeddings."""
-    for form in forms:
-        if form.model == model and form.width is not None and form.width > width:
-            raise ConfigError(
-                f"{form.width} is out of range, embeddings of {model} have {width} components",
-                setting("truncate_dim"),
-                f"give at most {width}",
-            )
 
 
 @dataclass

@@ -131,7 +131,6 @@ class ReportTable:
         )
 
     def _first_number(self) -> int | None:
-        """Return the first column from which on all cells are numbers, if there is one."""
         number = len(self.columns)
         while number and all(isinstance(row[number - 1], Cell) for row in self.rows):
             number -= 1

@@ -17,11 +17,10 @@ from raytriever.evaluation.protocol import aim_text
 from raytriever.evaluation.results import Results
 from raytriever.losses.config import LossConfig
 from raytriever.models.description import Description
-from raytriever.models.source import MINILM
+from raytriever.models.source import PUBLISHED
 from raytriever.search.calibration import Calibration
 from raytriever.terminal import markdown_table, one_line
 
-PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
 MAIN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TRAINED = {"bm25": "BM25", "before": "before training", "after": "this model"}
@@ -128,7 +127,6 @@ def _description(facts: CardFacts) -> str:
 
 
 def _named_prompts(description: Description) -> list[str]:
-    """Return the section of the prompts by name, besides those of all queries and all passages."""
     rows = [
         [name, json.dumps(text, ensure_ascii=False)]
         for name, text in sorted(description.prompts.items())

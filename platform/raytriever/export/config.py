@@ -46,10 +46,7 @@ class ExportConfig:
         form="DIR",
     )
     licence: str | None = option(
-        None,
-        "SPDX identifier such as apache-2.0, for the model card",
-        reads=read_licence,
-        form="NAME",
+        None, "SPDX identifier such as apache-2.0, for the model card", reads=read_licence, form="NAME"
     )
     push_to_hub: str | None = option(
         None,

@@ -39,8 +39,6 @@ _BYTES = 1_800_000_000  # an ONNX file of 2 GB or more keeps its weights in a se
 
 
 class _Graph(nn.Module):
-    """Tower with two outputs: the hidden states and the embedding."""
-
     def __init__(self, tower: Encoder) -> None:
         super().__init__()
         self.tower = tower

@@ -17,7 +17,6 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
-from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.errors import ModelError, StorageError, setting
@@ -135,7 +134,6 @@ def _current_calibration(
 
 
 def _check_exportable(retriever: Retriever, settings: ExportConfig) -> None:
-    """Raise `ModelError` if a graph would pool other tokens than the encoder."""
     description = retriever.description
     has_prompts = bool(description.query_prompt or description.passage_prompt)
     if settings.format_names and has_prompts and not description.pool_prompt:
@@ -165,7 +163,6 @@ class _Trained(TypedDict):
 
 
 def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
-    """Return the side and the directory of each transformer of a written model; both sides may share one."""
     if retriever.query.backbone is retriever.passage.backbone:
         return [("passage", folder)]
     return [(side, pipeline.transformer.folder) for side, pipeline in ModelFiles.read(folder).sides.items()]
@@ -179,7 +176,10 @@ def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: P
     with torch.inference_mode():
         expected = np.concatenate([tower(batch).float().numpy() for batch in batches])
     actual = np.concatenate([embed(batch) for batch in batches])
-    parity = _compare(form, side, expected, actual)
+    length = np.linalg.norm(expected, axis=1)
+    difference = np.abs(actual - expected).max(axis=1) / length
+    cosine = (actual * expected).sum(axis=1) / (length * np.linalg.norm(actual, axis=1))
+    parity = Parity(form, side, len(expected), float(difference.max()), float(cosine.min()))
     if not parity.difference <= TOLERANCE:
         raise ModelError(
             f"the graph differs from the encoder: {parity}",
@@ -189,15 +189,7 @@ def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: P
     return parity
 
 
-def _compare(form: str, side: Side, expected: ndarray, actual: ndarray) -> Parity:
-    length = np.linalg.norm(expected, axis=1)
-    difference = np.abs(actual - expected).max(axis=1) / length
-    cosine = (actual * expected).sum(axis=1) / (length * np.linalg.norm(actual, axis=1))
-    return Parity(form, side, len(expected), float(difference.max()), float(cosine.min()))
-
-
 def _samples(retriever: Retriever, side: Side) -> list[TokenBatch]:
-    """Return batches of texts of many lengths up to the limit, drawn from the vocabulary with a fixed seed."""
     generator = np.random.default_rng(0)
     description = retriever.description
     longest = min(LONGEST, description.query_length if side == "query" else description.passage_length)
@@ -214,7 +206,6 @@ def _name(config: ModelConfig, output: Path) -> str:
 
 
 def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
-    """Return the settings and metrics of the run that a model directory belongs to; empty if it belongs to none."""
     path = Path(model)
     for folder in (path, path.parent):
         config, metrics = folder / "config.yaml", folder / "metrics.json"
@@ -226,23 +217,16 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _read_results(folder: Path, model: str) -> Results:
-    """Return the results of one model of an evaluation."""
     results = Results.read(folder)
-    names = [
-        name for name, system in results.systems.items() if Path(copy_of(system["model"])) in _equivalent_paths(model)
-    ]
+    path = Path(model)  # a run directory and its `model/` are the same model
+    same = {path, path / "model", *([path.parent] if path.name == "model" else [])}
+    names = [name for name, system in results.systems.items() if Path(copy_of(system["model"])) in same]
     if not names:
         measured = ", ".join(system["model"] for system in results.systems.values())
         raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that you export")
     name = names[0]
     rows = [row for row in results.thresholds if row.model == name]
     return Results(models={name: results.models[name]}, about=results.about, thresholds=rows)
-
-
-def _equivalent_paths(model: str) -> set[Path]:
-    """Return the paths that name the same model: a run directory and its `model/`."""
-    path = Path(model)
-    return {path, path / "model", *([path.parent] if path.name == "model" else [])}
 
 
 def push_to_hub(folder: Path, name: str) -> str:

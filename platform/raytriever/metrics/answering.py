@@ -114,7 +114,8 @@ def choose_answer_threshold(
         raise MetricInputError("no question has an answer", "threshold", "give some that have one")
     scores = np.unique(confidence[np.isfinite(confidence)])
     shown, right_shown, of_answerable = (
-        _at_least(confidence[kept], scores) for kept in (slice(None), right, answerable)
+        kept.sum() - np.searchsorted(np.sort(confidence[kept]), scores)
+        for kept in (np.ones(len(right), bool), right, answerable)
     )
     if aim in CONFORMAL:
         alpha = float(wanted or 0)
@@ -132,22 +133,24 @@ def choose_answer_threshold(
         values = of_answerable / with_answer
     else:
         values = 2 * right_shown / (shown + with_answer)
+    return find_threshold(aim, wanted, scores, values, lowest=aim == "top_precision")
+
+
+def find_threshold(
+    aim: str, wanted: float | None, scores: Float64[ndarray, " scores"], values: ndarray, *, lowest: bool
+) -> Threshold:
+    """Return the lowest or highest of ascending scores at which a value, NaN for none, is at least the wanted one."""
     best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
     enough = np.flatnonzero(values >= (best if wanted is None else wanted))
     if not len(enough) or best == 0:
         return Threshold(aim, wanted, float("inf"), False, best)
-    index = int(enough[0] if aim == "top_precision" else enough[-1])
+    index = int(enough[0] if lowest else enough[-1])
     return Threshold(aim, wanted, float(scores[index]), True, float(values[index]))
 
 
 def fewest_answers(questions: int) -> int:
     """Return the smallest number of shown answers that `top_precision` accepts."""
     return min(FEWEST_ANSWERED, (questions + 1) // 2)
-
-
-def _at_least(values: ndarray, scores: ndarray) -> ndarray:
-    """Return how many values are at or above each score."""
-    return len(values) - np.searchsorted(np.sort(values), scores)
 
 
 @dataclass(frozen=True)

@@ -48,26 +48,18 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
     """
     if not len(positives) or not len(negatives):
         return float("nan")
-    return count_ordered_pairs(*sort_pools(positives, negatives)) / (2 * len(positives) * len(negatives))
+    ordered = doubled_placements(*sort_pools(positives, negatives)).sum(dtype=np.uint64)  # twice the pairs in order
+    return int(ordered) / (2 * len(positives) * len(negatives))
 
 
 def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray]:
-    """Return both pools checked, ascending, and of one type."""
+    """Return both pools ascending and of one type; raises `MetricInputError` if there are too many pairs to count."""
     above, below = scores_of(positives, "scores of positives"), scores_of(negatives, "scores of negatives")
-    check_pairs(len(above), len(below))
+    if len(above) * len(below) >= MOST_PAIRS:
+        what = f"{len(above)} x {len(below)} scores"
+        raise MetricInputError(what, "AUC", "give pools of fewer than 2^63 pairs")
     shared = np.promote_types(above.dtype, below.dtype)
     return np.sort(above.astype(shared, copy=False)), np.sort(below.astype(shared, copy=False))
-
-
-def check_pairs(positives: int, negatives: int) -> None:
-    """Raise `MetricInputError` if there are too many pairs to count."""
-    if positives * negatives >= MOST_PAIRS:
-        raise MetricInputError(f"{positives} x {negatives} scores", "AUC", "give pools of fewer than 2^63 pairs")
-
-
-def count_ordered_pairs(positives: ndarray, negatives: ndarray) -> int:
-    """Return twice the number of pairs in order plus the number of ties; both pools are ascending."""
-    return int(doubled_placements(positives, negatives).sum(dtype=np.uint64))
 
 
 @numba.njit(cache=True)
@@ -347,7 +339,9 @@ def roc_curve(
     """
     check_confidence(confidence)
     above, below = sort_pools(positives, negatives)
-    thresholds = np.unique(np.concatenate([pool[_spread(len(pool), points)] for pool in (above, below)]))[::-1]
+    # Ranks at most `length / points + 1` apart, with the first and the last.
+    ranks = [np.linspace(0, len(pool) - 1, min(points, len(pool) - 1) + 1).astype(np.int64) for pool in (above, below)]
+    thresholds = np.unique(np.concatenate([above[ranks[0]], below[ranks[1]]]))[::-1]
     true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]
     false = np.r_[0, 1 - np.searchsorted(below, thresholds) / len(below)]
     aside, upward = (float(np.sqrt(np.log(2 / (1 - np.sqrt(confidence))) / (2 * len(pool)))) for pool in (below, above))
@@ -361,8 +355,3 @@ def roc_curve(
         np.maximum(true[lowest] - upward, 0),
         np.minimum(true[highest] + upward, 1),
     )
-
-
-def _spread(length: int, points: int) -> ndarray:
-    """Return ranks at most `length / points + 1` apart, with the first and the last."""
-    return np.unique(np.linspace(0, length - 1, min(points, length - 1) + 1).astype(np.int64))

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 
-from raytriever.metrics.answering import Threshold
+from raytriever.metrics.answering import Threshold, find_threshold
 from raytriever.metrics.auc import sort_pools
 from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
 from raytriever.metrics.intervals import Proportion, wilson_by_query
@@ -79,11 +79,7 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
     scores, right, shown = _points(pools.positives, pools.negatives)
     values = right / (shown if aim == "precision" else len(pools.positives))
-    enough = np.flatnonzero(values >= wanted)
-    if not len(enough):
-        return Threshold(aim, wanted, float("inf"), False, float(values.max()))
-    index = int(enough[0] if aim == "precision" else enough[-1])
-    return Threshold(aim, wanted, float(scores[index]), True, float(values[index]))
+    return find_threshold(aim, wanted, scores, values, lowest=aim == "precision")
 
 
 def best_f1_threshold(

@@ -12,7 +12,7 @@ no judgement. `combined` is fitted to the right and wrong answers of some questi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -186,27 +186,20 @@ def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
     return Confidence(name, depth, temperature, tuple(weights.tolist()), intercept)
 
 
-def out_of_fold(
-    questions: RankedQuestions, fit: Callable[[RankedQuestions], Callable[[RankedQuestions], ndarray]]
-) -> Float64[ndarray, " questions"]:
-    """Return a value of each question by a function that was fitted on the other folds (cross-fitting)."""
-    fold = folds_of(len(questions))
-    values = np.empty(len(questions))
-    for number in range(FOLDS):
-        values[fold == number] = fit(questions.where(fold != number))(questions.where(fold == number))
-    return values
-
-
 def folds_of(count: int) -> Int64[ndarray, " questions"]:
     """Return the fold of each of some questions, after a fixed shuffle."""
     return np.random.default_rng(0).permutation(count) % FOLDS
 
 
 def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
-    """Return the confidence of each question, fitted on other questions where there are weights to fit."""
+    """Return the confidence of each question; weights, if there are any, are fitted on the other folds."""
     if name != COMBINED:
         return fit_confidence(name, questions).of(questions)
-    return out_of_fold(questions, lambda some: fit_confidence(name, some).of)
+    fold, values = folds_of(len(questions)), np.empty(len(questions))
+    for number in range(FOLDS):
+        fitted = fit_confidence(name, questions.where(fold != number))
+        values[fold == number] = fitted.of(questions.where(fold == number))
+    return values
 
 
 def area_of(confidence: Float64[ndarray, " questions"], questions: RankedQuestions) -> float:

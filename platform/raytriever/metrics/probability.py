@@ -138,7 +138,6 @@ def _edges(values: ndarray, bins: int) -> ndarray:
 
 
 def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidence: float = 0.95) -> CalibrationError:
-    """Estimate the error, and its interval from resampled queries."""
     sums, counts = _by_query(bin_of, differences, queries)
     rng, count = np.random.default_rng(_SEED), len(sums)
     rows, shares = max(1, BLOCK // count), np.full(count, 1 / count)

@@ -92,7 +92,6 @@ class Relevance:
 
     @cached_property
     def _ordered(self) -> tuple[ndarray, ndarray, ndarray]:
-        """Queries, documents and grades, sorted by query and document."""
         if len(self.queries) and not 0 <= self.queries.min() <= self.queries.max() < self.query_count:
             raise MetricInputError("a judgement belongs to no query", "judgements", "count queries from 0")
         order = np.lexsort((self.documents, self.queries))

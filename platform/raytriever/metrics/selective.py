@@ -5,14 +5,12 @@ relevant document in the corpus is never right. Higher scores are more confident
 together.
 
 Every function takes `weights`, one row for each sample of the queries, and returns a value for each row. A resampled
-query has the number of times that it was drawn, a query that is left out has 0. So intervals (`resampled`) and
-pseudo-values (`pseudo_values`) are computed without a loop over samples.
+query has the number of times that it was drawn, a query that is left out has 0. So intervals need no loop over samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
@@ -23,27 +21,6 @@ from raytriever.metrics.inputs import MetricInputError, check_confidence, scores
 # Weights in memory at once.
 BLOCK = 1 << 22
 Statistic = Callable[[Float64[ndarray, "samples queries"]], Float64[ndarray, " samples"]]
-
-
-@dataclass(frozen=True)
-class RiskCoverage:
-    """Risk-coverage curve, a point for each threshold, from the highest score down.
-
-    `coverage` is the share of the queries that are shown a document, ascending, 1 at the end, and `risk` the share of
-    these whose document is not relevant.
-    """
-
-    scores: Float64[ndarray, " thresholds"]
-    coverage: Float64[ndarray, " thresholds"]
-    risk: Float64[ndarray, " thresholds"]
-
-
-def risk_coverage(scores: Float[ndarray, " queries"], right: Bool[ndarray, " queries"]) -> RiskCoverage:
-    """Compute the risk-coverage curve (El-Yaniv & Wiener, 2010)."""
-    scores, wrong = _check(scores, ~np.asarray(right, bool))
-    order, ends = _order(scores)
-    shown, errors = ends + 1.0, np.cumsum(wrong[order])[ends]
-    return RiskCoverage(scores[order][ends], shown / len(scores), errors / shown)
 
 
 def area_under_risk_coverage(
@@ -57,8 +34,8 @@ def area_under_risk_coverage(
 
     It is 0 to 1, and lower is better. It depends on the share of right answers too.
     """
-    scores, wrong = _check(scores, ~np.asarray(right, bool))
-    order, ends = _order(scores)
+    scores, wrong = checked_values(scores, ~np.asarray(right, bool))
+    order, ends = by_score(scores)
 
     def area(some: ndarray) -> ndarray:
         drawn = some[:, order]
@@ -68,39 +45,6 @@ def area_under_risk_coverage(
         return (np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1) / shown[:, -1]
 
     return in_blocks(area, weights, len(scores))
-
-
-def answer_f1(
-    scores: Float[ndarray, " queries"],
-    right: Bool[ndarray, " queries"],
-    answerable: Bool[ndarray, " queries"],
-    threshold: float,
-    weights: Float[ndarray, "samples queries"] | None = None,
-) -> Float64[ndarray, " samples"]:
-    """Compute the F1 of the documents shown at a threshold.
-
-        precision = right shown / shown,   recall = right shown / answerable,   F1 = 2 right / (shown + answerable)
-
-    `answerable` says whether the corpus has a relevant document for the query. The F1 is 0 if nothing is shown and no
-    query is answerable.
-    """
-    scores, is_right = _check(scores, np.asarray(right, bool))
-    _, is_answerable = _check(scores, np.asarray(answerable, bool))
-    shown = (scores >= threshold).astype(np.float64)
-
-    def f1(some: ndarray) -> ndarray:
-        return 2 * (some @ (shown * is_right)) / np.maximum(some @ (shown + is_answerable), 1)
-
-    return in_blocks(f1, weights, len(scores))
-
-
-def pseudo_values(statistic: Statistic, count: int) -> Float64[ndarray, " queries"]:
-    """Compute the jackknife pseudo-value of each query: n θ - (n - 1) θ without it (Tukey, 1958).
-
-    Their mean is nearly the statistic, and they stand for its values by query in a paired test.
-    """
-    whole = statistic(np.ones((1, count)))[0]
-    return np.asarray(count * whole - (count - 1) * statistic(1 - np.eye(count)))
 
 
 def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float64[ndarray, "samples queries"]:
@@ -127,8 +71,10 @@ def bootstrap_interval(values: Float[ndarray, " samples"], confidence: float = 0
     return float(low), float(high)
 
 
-def _check(scores: ndarray, values: ndarray) -> tuple[Float64[ndarray, " queries"], Float64[ndarray, " queries"]]:
-    """Return checked scores and the values of the same queries, in float64."""
+def checked_values(
+    scores: ndarray, values: ndarray
+) -> tuple[Float64[ndarray, " queries"], Float64[ndarray, " queries"]]:
+    """Return checked scores and the values of the same queries, in float64; raises `MetricInputError`."""
     where = "selective retrieval"
     scores, values = scores_of(scores, where).astype(np.float64), scores_of(values, where).astype(np.float64)
     if not len(scores) or scores.shape != values.shape:
@@ -138,7 +84,7 @@ def _check(scores: ndarray, values: ndarray) -> tuple[Float64[ndarray, " queries
     return scores, values
 
 
-def _order(scores: ndarray) -> tuple[ndarray, ndarray]:
+def by_score(scores: ndarray) -> tuple[ndarray, ndarray]:
     """Return the order of descending scores, and the index in it of the last query of each score."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]

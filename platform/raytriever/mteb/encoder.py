@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from raytriever.models.retriever import Retriever
 
-# Published names of models that have a short name here.
-_PUBLISHED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
-
 # Functions of MTEB by the methods of an encoder, for each similarity.
 _FUNCTIONS = {
     "similarity": {"cosine": "cos_sim", "dot": "dot_score"},
@@ -159,10 +156,11 @@ class MtebEncoder:
     def _published_name(self) -> str:
         from raytriever.evaluation.names import distinct_names
         from raytriever.models.resolution import commit_of
+        from raytriever.models.source import PUBLISHED
 
         name = self.config.model
-        if name in _PUBLISHED or commit_of(name, self.config.revision) is not None:
-            return _PUBLISHED.get(name, name)
+        if name in PUBLISHED or commit_of(name, self.config.revision) is not None:
+            return PUBLISHED.get(name, name)
         return self.label or distinct_names([name])[0]
 
     def _revision(self) -> str:

@@ -13,10 +13,9 @@ a task after the last encoded shard of its corpus.
 from __future__ import annotations
 
 import hashlib
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,20 @@ import numpy as np
 
 from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.protocol import metric_title, parse_aims, read_metrics, removed_share
+from raytriever.evaluation.protocol import Protocol, metric_title, parse_aims, read_metrics, removed_share
 from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.mteb.encoder import require_mteb
-from raytriever.mteb.search import Measures, TaskSearch
+from raytriever.mteb.search import MtebJob, TaskSearch
 from raytriever.options import nearest
 from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.terminal import markdown_table
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing, points_now
 
 SUITE = setting("suite", "mteb")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MtebJob:
-    """Models and tasks of an evaluation on MTEB.
-
-    The precision is fp32 by default on every device, so that results of different machines compare.
-    """
-
-    models: Sequence[EvaluatedModel]
-    tasks: Sequence[Any]
-    measures: Measures = field(default_factory=Measures)
-    precision: str = "fp32"
 
 
 def build_mteb_job(
@@ -73,16 +59,17 @@ def build_mteb_job(
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
         raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")
-    measures = Measures(
-        metrics=metrics,
-        aims=tuple(parse_aims(aims)),
+    return MtebJob(
+        tasks=read_tasks(config.tasks, config.benchmark),
+        models=pin_models(models),
+        protocol=Protocol(metrics),
+        aims=parse_aims(aims),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        unanswerable=tuple(unanswerable),
+        unanswerable=unanswerable,
+        precision=precision or MtebJob.precision,
         max_bad_rows=max_bad_rows,
     )
-    tasks = read_tasks(config.tasks, config.benchmark)
-    return MtebJob(models=pin_models(models), tasks=tasks, measures=measures, precision=precision or MtebJob.precision)
 
 
 def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
@@ -95,9 +82,9 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
         what = f"both {one} and {other} are given" if words else f"neither {one} nor {other} is given"
         raise ConfigError(what, SUITE, f"name tasks by {one} NAME,... or one benchmark by {other}")
     if benchmark:
-        tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark", _benchmark_names).tasks)
+        tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark").tasks)
     else:
-        tasks = [_look_up(mteb.get_task, word, "task", _task_names) for word in dict.fromkeys(words)]
+        tasks = [_look_up(mteb.get_task, word, "task") for word in dict.fromkeys(words)]
     for task in tasks:
         others = sorted(set(task.metadata.modalities) - {"text"})
         if others:
@@ -107,33 +94,22 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
     return tasks
 
 
-def _look_up(find: Callable[[str], Any], name: str, kind: str, names: Callable[[], list[str]]) -> Any:
+def _look_up(find: Callable[[str], Any], name: str, kind: str) -> Any:
+    import mteb
+
     try:
         return find(name)
     except KeyError:
-        raise ConfigError(
-            f"unknown {kind} {name!r}", setting("tasks" if kind == "task" else kind), _suggest(name, names())
-        ) from None
-
-
-def _suggest(name: str, names: list[str]) -> str:
-    """Return the nearest name without regard to case; a list of a thousand names would help nobody."""
-    folded = {each.casefold(): each for each in names}
-    close = nearest(name.casefold(), folded)
-    return "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
-
-
-def _task_names() -> list[str]:
-    import mteb
-
-    tasks = mteb.get_tasks(exclude_superseded=False, exclude_private=False, exclude_beta=False)
-    return [task.metadata.name for task in tasks]
-
-
-def _benchmark_names() -> list[str]:
-    import mteb
-
-    return [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]
+        if kind == "task":
+            tasks = mteb.get_tasks(exclude_superseded=False, exclude_private=False, exclude_beta=False)
+            names = [task.metadata.name for task in tasks]
+        else:
+            names = [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]
+        # The nearest name without regard to case; a list of a thousand names would help nobody.
+        folded = {each.casefold(): each for each in names}
+        close = nearest(name.casefold(), folded)
+        remedy = "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
+        raise ConfigError(f"unknown {kind} {name!r}", setting("tasks" if kind == "task" else kind), remedy) from None
 
 
 TABLE, TRACEBACK = "table.md", ".error.txt"
@@ -151,8 +127,8 @@ class TaskScore:
 
     def points(self) -> list[Point]:
         """Return all figures for a tracker."""
-        values, now = {"main_score": self.main, **self.metrics}, time.time_ns() // 1_000_000
-        return [Point(f"{self.model}/{self.task}/{name}", value, 0, now) for name, value in values.items()]
+        values = {"main_score": self.main, **self.metrics}
+        return points_now({f"{self.model}/{self.task}/{name}": value for name, value in values.items()})
 
 
 @dataclass
@@ -207,7 +183,9 @@ def run_mteb(
     """
     from mteb import ResultCache
 
-    _check_output(output)
+    if output.is_dir() and any(output.iterdir()) and not (output / "results").is_dir():
+        what, where = "is not empty and holds no results of MTEB", setting("output", output)
+        raise ConfigError(what, where, "give another directory")
     check_writable(output)
     device, cache = default_device(), ResultCache(cache_path=output)
     encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
@@ -238,15 +216,8 @@ def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], Data
     models = {model.name: encoders.systems[model.name] for model in job.models}
     tasks = {task.metadata.name: str(task.metadata.revision) for task in job.tasks}
     digest = hashlib.sha256(repr(sorted(tasks.items())).encode()).hexdigest()
-    settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **asdict(job.measures)}
+    settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **job.measures}
     return settings, DatasetRecord("mteb", "mteb", digest, {"tasks": len(tasks)})
-
-
-def _check_output(output: Path) -> None:
-    if output.is_dir() and any(output.iterdir()) and not (output / "results").is_dir():
-        raise ConfigError(
-            "is not empty and holds no results of MTEB", setting("output", output), "give another directory"
-        )
 
 
 @dataclass
@@ -326,20 +297,17 @@ class _ModelRun:
         return results.task_results[0]
 
     def _searcher(self, task: Any) -> TaskSearch:
-        config = self.model.config
-        assert config is not None
-        searcher = TaskSearch(
-            config=config,
+        assert self.model.config is not None
+        return TaskSearch(
+            config=self.model.config,
             retriever=self.encoders[self.model.name],
             label=self.model.name,
             task=task,
-            measures=self.job.measures,
-            folder=Path(),
+            job=self.job,
+            cache=self.cache,
             backend=self.backend,
             log=self.log,
         )
-        searcher.folder = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta).parent
-        return searcher
 
     def _stored(self, task: Any, searcher: TaskSearch) -> Any:
         """Return MTEB's result of a task if it is complete; a damaged one, from a killed command, is removed."""
@@ -354,8 +322,8 @@ class _ModelRun:
 
     def _load(self, task: Any, is_retrieval: bool) -> None:
         """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it."""
-        splits, chosen_on = list(task.eval_splits), self.job.measures.calibration_split
-        if is_retrieval and self.job.measures.aims and chosen_on not in splits:
+        splits, chosen_on = list(task.eval_splits), self.job.calibration_split
+        if is_retrieval and self.job.aims and chosen_on not in splits:
             try:
                 task.filter_eval_splits([*splits, chosen_on]).load_data()
             except Exception as error:  # the libraries have no common error for a split that does not exist

@@ -35,15 +35,13 @@ from raytriever.evaluation.protocol import (
     PAIR_AIMS,
     JudgedQueries,
     Protocol,
-    WantedAim,
     asks_removed,
     removed_share,
     select_judged_queries,
 )
-from raytriever.evaluation.request import OpenPart, add_unanswerable
+from raytriever.evaluation.request import EvaluationJob, OpenPart, add_unanswerable
 from raytriever.evaluation.results import Results, as_read
 from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
-from raytriever.metrics.confidence import ENTROPY
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.mteb.encoder import MtebEncoder
@@ -58,27 +56,17 @@ NO_TEXT = "\u200b"
 _BATCH = 1024
 
 
-def open_split(
-    corpus: Any,
-    queries: Any,
-    relevant: Mapping[str, Mapping[str, int]],
-    task_metadata: Any,
-    name: str,
-    max_bad_rows: float,
-) -> RetrievalDataset:
-    """Return a split of a task as a prepared data set with the split `SPLIT`.
-
-    `relevant` has the grades of documents by query.
-    """
-    texts = dict(zip(queries["id"], query_texts(queries, task_metadata), strict=True))
+def open_split(data: Mapping[str, Any], task_metadata: Any, name: str, max_bad_rows: float) -> RetrievalDataset:
+    """Return a split of a task, `corpus`, `queries` and `relevant_docs`, as a prepared data set with `SPLIT`."""
+    texts = dict(zip(data["queries"]["id"], query_texts(data["queries"], task_metadata), strict=True))
 
     def documents() -> Iterator[Row]:
-        for row in corpus:
+        for row in data["corpus"]:
             title, text = row.get("title") or "", row["text"] or ""
             yield {"_id": row["id"], "title": title, "text": text if (title + text).strip() else NO_TEXT}
 
     def judgements() -> Iterator[Row]:
-        for query, grades in relevant.items():
+        for query, grades in data["relevant_docs"].items():
             for document, grade in grades.items() if query in texts else ():
                 yield {"query-id": query, "corpus-id": document, "score": int(grade)}
 
@@ -108,48 +96,53 @@ RETRIEVAL = "retrieval"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measures:
-    """Figures of ours on each retrieval task.
+class MtebJob(EvaluationJob):
+    """Models and tasks of an evaluation on MTEB, and our figures on each retrieval task.
 
-    Args:
-        metrics: names as in `Protocol.metrics`.
-        aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
-        calibration_split: split of the task's data set; tasks without it get no thresholds.
-        confidence: see `evaluation.config`.
-        unanswerable: see `evaluation.request.EvaluationJob`; of a reranking task, whose queries have candidates, only
-            `removed` counts.
-        max_bad_rows: accepted share of bad rows, 0 to 1.
+    Tasks without the calibration split get no thresholds. Of `unanswerable`, only `removed` counts for a reranking
+    task, whose queries have candidates. The precision is fp32 by default on every device, so that results of different
+    machines compare.
     """
 
-    metrics: tuple[str, ...] = Protocol().metrics
-    aims: Sequence[WantedAim] = ()
-    calibration_split: str = "dev"
-    confidence: str = ENTROPY
-    unanswerable: Sequence[str] = ()
-    max_bad_rows: float = 0.01
+    datasets: Sequence[EvaluationDataset] = ()
+    baselines: Sequence[str] = ()
+    precision: str | None = "fp32"
+    tasks: Sequence[Any]
+
+    @property
+    def measures(self) -> dict[str, Any]:
+        """All that decides our figures of a model on a task."""
+        names = ("aims", "calibration_split", "confidence", "unanswerable", "max_bad_rows")
+        return {"metrics": self.protocol.metrics, **{name: getattr(self, name) for name in names}}
 
     @property
     def key(self) -> str:
-        """Digest of all that decides the figures of a model on a task."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """Digest of `measures`."""
+        return hashlib.sha256(json.dumps(self.measures, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(kw_only=True)
 class TaskSearch(MtebEncoder):
     """One model on one task of MTEB: passes as a model for `mteb.evaluate`.
 
-    `retriever` was loaded with `config`. `label` names the model in tables, and in MTEB if it is a local one. `folder`
-    is MTEB's folder of its results.
+    `retriever` was loaded with `config`, and `cache` is MTEB's `ResultCache`. `label` names the model in tables, and in
+    MTEB if it is a local one.
     """
 
     config: ModelConfig
     retriever: Retriever
     label: str | None
     task: Any
-    measures: Measures
-    folder: Path
+    job: MtebJob
+    cache: Any
     backend: RetrievalBackend = field(default_factory=RetrievalBackend)
     log: Callable[[str], None] = print
+
+    @cached_property
+    def folder(self) -> Path:
+        """MTEB's folder of the model's results."""
+        path: Path = self.cache.get_task_result_path(self.task.metadata.name, self.mteb_model_meta)
+        return path.parent
 
     def index(self, corpus: Any, **about: Any) -> None:
         """Keep the corpus until the queries arrive, as MTEB's own wrapper does; see MTEB's `SearchProtocol`."""
@@ -173,15 +166,14 @@ class TaskSearch(MtebEncoder):
         `top_ranked` has the candidates of each query, of which its results are chosen. Settings of MTEB's own encoders
         are not used. Return scores by query and document.
         """
-        kinds = self.measures.unanswerable
+        kinds = self.job.unanswerable
         if top_ranked is not None and not all(map(asks_removed, kinds)):
             self.log(f"{self.task.metadata.name}: queries that are made have no candidates, so they are left out")
             kinds = list(filter(asks_removed, kinds))
-        protocol = Protocol(self.measures.metrics, drop_own=self.task.ignore_identical_ids)
-        data = self._splits(hf_subset)[hf_split]
-        opened = self._open(self._corpus, queries, data["relevant_docs"], protocol, kinds, hf_split)
+        data = {**self._splits(hf_subset)[hf_split], "corpus": self._corpus, "queries": queries}
+        opened = self._open(data, kinds, hf_split)
         ranked = RankedQueries.of(self._system(opened.dataset), top_k, top_ranked)
-        self._measure(opened, ranked, hf_subset, hf_split, protocol, kinds)
+        self._measure(opened, ranked, hf_subset, hf_split, kinds)
         return ranked.results(list(queries["id"]))
 
     def label_of(self, subset: str, split: str) -> str:
@@ -199,7 +191,7 @@ class TaskSearch(MtebEncoder):
         contents = {}
         for label, folder in self.directories().items():
             try:
-                if read_manifest(folder, verify=False)["meta"].get("key") != self.measures.key:
+                if read_manifest(folder, verify=False)["meta"].get("key") != self.job.key:
                     return None
                 contents[label] = Results.read(folder)
             except StorageError:
@@ -210,21 +202,16 @@ class TaskSearch(MtebEncoder):
         """Return the data of a subset by split; MTEB lets a task without subsets hold its splits alone."""
         return self.task.dataset.get(subset, self.task.dataset)
 
-    def _open(
-        self,
-        corpus: Any,
-        queries: Any,
-        relevant: Mapping[str, Mapping[str, int]],
-        protocol: Protocol,
-        kinds: Sequence[str],
-        split: str,
-    ) -> OpenPart:
-        """Open a split of the task, with the queries without an answer that are made for it."""
-        metadata, max_bad_rows = self.task.metadata, self.measures.max_bad_rows
-        dataset = open_split(corpus, queries, relevant, metadata, safe_name(metadata.name)[:100], max_bad_rows)
+    @property
+    def _protocol(self) -> Protocol:
+        return replace(self.job.protocol, drop_own=self.task.ignore_identical_ids)
+
+    def _open(self, data: Mapping[str, Any], kinds: Sequence[str], split: str) -> OpenPart:
+        metadata, max_bad_rows = self.task.metadata, self.job.max_bad_rows
+        dataset = open_split(data, metadata, safe_name(metadata.name)[:100], max_bad_rows)
         if dataset.quarantine.total:
             self.log(f"{metadata.name}: {dataset.quarantine.total:,} bad rows are left out, such as repeated ids")
-        judged = {SPLIT: select_judged_queries(dataset, SPLIT, protocol)}
+        judged = {SPLIT: select_judged_queries(dataset, SPLIT, self._protocol)}
         return add_unanswerable(OpenPart(metadata.name, dataset, judged), kinds, max_bad_rows, self.log, split)
 
     def _system(self, dataset: RetrievalDataset) -> DenseSystem:
@@ -234,19 +221,11 @@ class TaskSearch(MtebEncoder):
             self.log(f"{metadata.name}: {self.label}: {prompts}")
         return DenseSystem(dataset, self.config, self.retriever, self.backend, prompts)
 
-    def _measure(
-        self,
-        opened: OpenPart,
-        ranked: RankedQueries,
-        subset: str,
-        split: str,
-        protocol: Protocol,
-        kinds: Sequence[str],
-    ) -> None:
-        label, model = self.label_of(subset, split), self.label or "model"
+    def _measure(self, opened: OpenPart, ranked: RankedQueries, subset: str, split: str, kinds: Sequence[str]) -> None:
+        label, model, protocol = self.label_of(subset, split), self.label or "model", self._protocol
         dataset, judged = opened.dataset, opened.judged[SPLIT]
         evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
-        chosen_on = self._calibrate(subset, split, protocol, kinds, (judged, evaluation))
+        chosen_on = self._calibrate(subset, split, kinds, (judged, evaluation))
         measured = DatasetMeasurement(
             EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name),
             [
@@ -255,46 +234,40 @@ class TaskSearch(MtebEncoder):
                 else PartMeasurement(label, dataset, judged, {model: evaluation})
             ],
         )
-        aims = self.measures.aims if chosen_on else ()
+        aims = self.job.aims if chosen_on else ()
         try:
-            decisions = decide_dataset(measured, aims, self.measures.confidence, removed_share(kinds))
+            decisions = decide_dataset(measured, aims, self.job.confidence, removed_share(kinds))
         except DataError as error:
             self.log(f"{error}, so there are no thresholds")
             decisions = []
         request = {"model": asdict(self.config), "task": self.task.metadata.name, "subset": subset, "split": split}
         request |= {**asdict(protocol), "metrics": list(protocol.metrics)}
-        meta = {"kind": "evaluation", "key": self.measures.key}
+        meta = {"kind": "evaluation", "key": self.job.key}
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
             results = Results(request=as_read(request))
-            directory = EvaluationDirectory(folder, protocol, results, self.measures.calibration_split)
+            directory = EvaluationDirectory(folder, protocol, results, self.job.calibration_split)
             directory.add(measured, decisions)
             directory.finish()
 
     def _calibrate(
-        self,
-        subset: str,
-        split: str,
-        protocol: Protocol,
-        kinds: Sequence[str],
-        evaluated: tuple[JudgedQueries, Evaluation],
+        self, subset: str, split: str, kinds: Sequence[str], evaluated: tuple[JudgedQueries, Evaluation]
     ) -> tuple[JudgedQueries, Evaluation] | None:
         """Measure the split on which thresholds are chosen; it may be the `evaluated` one.
 
         Return None without aims, or if the task has no such split.
         """
-        chosen_on = self.measures.calibration_split
-        if not self.measures.aims:
+        chosen_on = self.job.calibration_split
+        if not self.job.aims:
             return None
         data = self._splits(subset).get(chosen_on)
         is_same = chosen_on == split
-        if data is None or (is_same and any(aim in PAIR_AIMS for aim, _ in self.measures.aims)):
+        if data is None or (is_same and any(aim in PAIR_AIMS for aim, _ in self.job.aims)):
             reason = f"is measured on {chosen_on!r} itself" if is_same else f"has no split {chosen_on!r}"
             self.log(f"{self.label_of(subset, split)}: {reason}, so there are no thresholds")
             return None
         if is_same:
             return evaluated
-        protocol = replace(protocol, metrics=(AUC,))
-        opened = self._open(data["corpus"], data["queries"], data["relevant_docs"], protocol, kinds, chosen_on)
+        protocol, opened = replace(self._protocol, metrics=(AUC,)), self._open(data, kinds, chosen_on)
         judged = opened.judged[SPLIT]
         return judged, evaluate(opened.dataset, SPLIT, self._system(opened.dataset), protocol, judged)
 

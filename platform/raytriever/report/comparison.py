@@ -58,7 +58,6 @@ def compare_runs(runs: Sequence[str], output: Path) -> None:
 
 
 def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
-    """Yield every run in order. A filter may match several runs."""
     names = iter(distinct_names([word for word in runs if Path(word).is_dir()]))
     for word in runs:
         if Path(word).is_dir():
@@ -79,13 +78,10 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     queries = _queries(runs, names, labels, baseline)
     values = _values(figures, queries)
     over_seeds = seed_tables(runs, names, queries)
-    tables = [
-        *MetricTables(figures, pair_rows(values), [baseline]).on_page(),
-        *over_seeds,
-        *_settings(runs),
-    ]
+    tables = [*MetricTables(figures, pair_rows(values), [baseline]).on_page(), *over_seeds, *_settings(runs)]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *others]
-    about += _untested(figures, values)
+    if none := [model for model in figures if model not in values]:
+        about.append(f"No difference of {', '.join(none)} is tested: the run has no values by query.")
     if sum(run.trained for run in runs) > 1 and not over_seeds:
         about.append(ONE_SEED)
     with TemporaryDirectory() as folder:
@@ -152,7 +148,6 @@ def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], s
 def _figures(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], labels: Mapping[tuple[int, str], str]
 ) -> Figures:
-    """Return the rows of the tables, baselines first."""
     rows: Figures = {}
     trained = {name for (index, model), name in names.items() if runs[index].trained and model == "after"}
     for (index, model), name in sorted(names.items(), key=lambda item: item[1] in trained):
@@ -190,7 +185,6 @@ def _queries(
 
 
 def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, ndarray]]]:
-    """Return the values of all queries, by model, data set and metric; models in the order of the figures."""
     values: dict[str, dict[str, dict[str, ndarray]]] = {model: {} for model in figures}
     for dataset, whole in queries.items():
         for model, content in whole["models"].items():
@@ -198,14 +192,7 @@ def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[
     return {model: sets for model, sets in values.items() if sets}
 
 
-def _untested(figures: Figures, values: Mapping[str, Mapping[str, Mapping[str, ndarray]]]) -> list[str]:
-    """Return lines on models without values by query."""
-    none = [model for model in figures if model not in values]
-    return [f"No difference of {', '.join(none)} is tested: the run has no values by query."] if none else []
-
-
 def _settings(runs: Sequence[FinishedRun]) -> list[ReportTable]:
-    """Return the settings that differ between runs of one kind. A setting that a run does not have is empty."""
     tables = []
     for trained, kind in ((True, "training"), (False, "evaluation")):
         members = [run for run in runs if run.trained == trained]

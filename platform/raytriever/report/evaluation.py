@@ -10,15 +10,7 @@ from raytriever.evaluation.document import document
 from raytriever.evaluation.files import read_pools, read_queries, scores_file
 from raytriever.evaluation.metric_tables import Values
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.results import (
-    EVALUATION,
-    FormRow,
-    Results,
-    ThresholdRow,
-    datasets_of,
-    metrics_of,
-    rows_of,
-)
+from raytriever.evaluation.results import EVALUATION, FormRow, Results, ThresholdRow, datasets_of, metrics_of, rows_of
 from raytriever.report.figures import (
     save_curves,
     save_gains,
@@ -41,26 +33,30 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     The directory has `results.json`, and optionally `per_query/` and `scores/`.
     """
     results = Results.read(folder)
-    models, sections = results.models, document(results)
-    datasets, figures = datasets_of(models), folder / FIGURES
+    models, datasets, figures = results.models, datasets_of(results.models), folder / FIGURES
+    pictures = [one for name in datasets for one in form_pictures(figures, name, rows_of(results.forms, name))]
     baselines = [name for name in results.baselines if name in models] or list(models)[:1]
-    page = Page(
-        title=title,
-        about=[line for section in sections for line in section.about],
-        tables=[table for section in sections for table in section.tables],
-        pictures=[
-            *(picture for name in datasets for picture in form_pictures(figures, name, rows_of(results.forms, name))),
-            *gain_pictures(figures, models, baselines),
-            *(picture for name in datasets for picture in score_pictures(folder, name, list(models))),
-            *(
-                picture
-                for name in datasets
-                for picture in threshold_pictures(figures, name, rows_of(results.thresholds, name), list(models))
-            ),
-        ],
-        queries=read_queries(folder),
-    )
-    write_page(folder / REPORT, page)
+    pictures += gain_pictures(figures, models, baselines)
+    for name in datasets:
+        pictures += score_pictures(folder, name, list(models))
+    for name in datasets:
+        pictures += threshold_pictures(figures, name, rows_of(results.thresholds, name), list(models))
+    _write_report(folder, title, results, pictures, folder)
+
+
+def _write_report(
+    folder: Path,
+    title: str,
+    results: Results,
+    pictures: Sequence[Picture],
+    source: Path,
+    notes: Sequence[str] = (),
+    settings: str = "",
+) -> None:
+    sections = document(results)
+    about = [*(line for section in sections for line in section.about), *notes]
+    tables = [table for section in sections for table in section.tables]
+    write_page(folder / REPORT, Page(title, about, tables, pictures, read_queries(source), settings))
 
 
 def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
@@ -153,13 +149,5 @@ def write_training_report(
     if dev_curves:
         save_curves(figures / "dev.png", dev_curves, "dev data")
         captions[figures / "dev.png"] = "Metrics of checkpoints on dev data, measured during training"
-    sections = document(results)
-    page = Page(
-        title=title,
-        about=[*(line for section in sections for line in section.about), *(f"{note}." for note in notes)],
-        tables=[table for section in sections for table in section.tables],
-        pictures=[Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()],
-        queries=read_queries(folder / EVALUATION),
-        settings=config_yaml,
-    )
-    write_page(folder / REPORT, page)
+    pictures = [Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()]
+    _write_report(folder, title, results, pictures, folder / EVALUATION, [f"{note}." for note in notes], config_yaml)

@@ -93,7 +93,6 @@ def plain_log_ticks(axis: Axis) -> None:
 
 
 def _name_rows(axes: Any, names: Sequence[str]) -> None:
-    """Name the rows of a chart of bars or points, the first at the top."""
     axes.set_yticks(np.arange(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(False, axis="y")
@@ -105,11 +104,7 @@ BAR = 0.16  # inches
 
 
 def save_gains(
-    path: Path,
-    gains: Mapping[str, Mapping[str, float]],
-    metric: str,
-    baseline: str,
-    styles: Styles | None = None,
+    path: Path, gains: Mapping[str, Mapping[str, float]], metric: str, baseline: str, styles: Styles | None = None
 ) -> None:
     """Draw the difference of each model from the baseline in one metric, as one bar per data set and model.
 

@@ -7,7 +7,7 @@ filter; the same files are artifacts there, and the tag of a run says what it is
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,14 +22,7 @@ from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.commit import FORMAT
 from raytriever.store.disk import disk_errors
-from raytriever.tracking.mlflow_tracker import (
-    SQLITE,
-    check_uri,
-    experiment_name,
-    flatten,
-    mlflow_errors,
-    tracking_uri,
-)
+from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, mlflow_errors, tracking_uri
 from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.tracking.tracker import STAGE
 
@@ -99,7 +92,6 @@ def _curves(folder: Path) -> dict[str, Curve]:
 
 
 def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> FinishedRun:
-    """Return the run of an arm of a study, with its evaluations on all data sets."""
     splits, queries = {}, {}
     for dataset in measured:
         path = folder / MEASURED / safe_name(dataset)
@@ -183,31 +175,22 @@ class MlflowRuns:
             raise ConfigError(f"run {run_id} is no finished training or evaluation", self._shown, "give another run")
         name = str(run.info.run_name or run_id)
         with TemporaryDirectory() as folder:
-            self._download(run_id, Path(folder), [RESULTS, PER_QUERY])
+            with self._mlflow_errors("cannot download the artifacts of a run"):
+                stored = {one.path for one in self._client.list_artifacts(run_id)}
+                for artifact in stored.intersection((RESULTS, PER_QUERY)):
+                    self._client.download_artifacts(run_id, artifact, folder)
             finished = _evaluation(Path(folder), name)
         if stage == "evaluate":
             return finished
-        curves = {
-            name: sorted(
-                {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}.items()
-            )
-            for name in CURVES
-            if name in run.data.metrics
-        }
+        points = {name: self._client.get_metric_history(run_id, name) for name in CURVES if name in run.data.metrics}
+        curves = {name: sorted({point.step: point.value for point in own}.items()) for name, own in points.items()}
         return replace(finished, settings=dict(run.data.params), curves=curves, trained=True)
-
-    def _download(self, run_id: str, folder: Path, names: Sequence[str]) -> None:
-        """Download those of the named artifacts that a run has."""
-        with self._mlflow_errors("cannot download the artifacts of a run"):
-            for name in {one.path for one in self._client.list_artifacts(run_id)}.intersection(names):
-                self._client.download_artifacts(run_id, name, str(folder))
 
     def _mlflow_errors(self, problem: str) -> AbstractContextManager[None]:
         return mlflow_errors(self._shown, problem, "give an id or a filter of MLflow's UI")
 
 
 def _is_finished(run: Any) -> bool:
-    """Return whether a run of MLflow is a finished training or evaluation."""
     if run.data.tags.get(STAGE) == "train":
         return any(name.startswith("after/") for name in run.data.metrics)
     return run.data.tags.get(STAGE) == "evaluate" and run.info.status == "FINISHED"

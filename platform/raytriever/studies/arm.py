@@ -39,7 +39,7 @@ from raytriever.store.commit import remove
 from raytriever.studies.definition import STEPS_TO_BEST, Arm, Evaluated, MeasuredDataset, errors_within
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import end_to_end
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing, points_now
 from raytriever.training.config import DEV_LOSS
 
 # Folders: of all arms, of the seedless run of an untrained encoder, and of a trained encoder.
@@ -105,11 +105,10 @@ class ArmRunner:
         gc.collect()
 
     def _train_and_measure(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> tuple[Metrics, dict[str, Any]]:
-        """Return the metrics by data set, and the steps and seconds of the training."""
         facts: dict[str, Any] = {}
         if arm.curriculum is None:
             run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
-            tracker = self._child(name, run)
+            tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
             with closing(tracker):
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
                 return self._measure(arm, arm.model, facts, run, tracker), facts
@@ -118,7 +117,7 @@ class ArmRunner:
             opened, retriever = open_run(curriculum, lambda line: None)
             del retriever
         run.begin(dump_config(curriculum), [training.loss for training in curriculum.trainings])
-        tracker = self._child(name, run)
+        tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
         with closing(tracker):
             dataset = opened.dataset
             record = DatasetRecord(dataset.name, curriculum.data.dataset, dataset.digest, dataset.counts())
@@ -131,24 +130,14 @@ class ArmRunner:
             facts = _training_facts(folders_of(curriculum, run.path), curriculum.trainings[-1])
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
 
-    def _child(self, name: str, run: RunDirectory) -> Spool:
-        return self._tracker.child(f"{name} of {self._run_name}", run.path)
-
     def _measure(self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: Spool) -> Metrics:
         precision = arm.curriculum.training.precision if arm.curriculum else None
         metrics: Metrics = {}
         for dataset in arm.datasets:
             call = partial(measure, dataset, arm, model, precision, facts, run.path)
             metrics[dataset.name] = call() if model == BM25 else run_with_gpu(call, call, self._gpus)
-        now = time.time_ns() // 1_000_000
-        tracker.log(
-            [
-                Point(f"{safe_name(dataset)}/{name}", value, 0, now)
-                for dataset, values in metrics.items()
-                for name, value in values.items()
-                if value == value
-            ]
-        )
+            named = {f"{safe_name(dataset.name)}/{name}": value for name, value in metrics[dataset.name].items()}
+            tracker.log(points_now(named))
         tracker.log_file(run.path / CONFIG)
         return metrics
 
@@ -191,7 +180,6 @@ def measure(
 
 
 def _training_facts(folders: list[Path], last: Config) -> dict[str, Any]:
-    """Return the steps of a training, its best step, and the seconds of its steps."""
     steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
     best: int | None = None
     if last.training.best_metric == DEV_LOSS:

@@ -6,7 +6,7 @@ test over queries and seeds gives p < 0.05 (`evaluation.differences.seeds`). A s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -64,16 +64,11 @@ def _judge(about: str, compare: Callable[[SeededResults], Comparisons]) -> Judge
 
     def judge(results: SeededResults) -> Verdict:
         outcomes, texts = zip(*compare(results), strict=True)
-        return Verdict(_word(set(outcomes)), f"{about}: {'; '.join(texts)}")
+        words = {BELOW: DID_NOT, UNTESTED: NOT_TESTED, NOISE: WITHIN_NOISE}
+        word = next((words[outcome] for outcome in words if outcome in outcomes), HELD)
+        return Verdict(word, f"{about}: {'; '.join(texts)}")
 
     return judge
-
-
-def _word(outcomes: Collection[str]) -> str:
-    for outcome, word in ((BELOW, DID_NOT), (UNTESTED, NOT_TESTED), (NOISE, WITHIN_NOISE)):
-        if outcome in outcomes:
-            return word
-    return HELD
 
 
 def _text(name: str, one: SeedComparison, to: str = "") -> str:
@@ -160,12 +155,6 @@ def _some(values: list[T], rows: Sequence[str], by: str = "") -> list[T]:
     return values
 
 
-def _sets(results: SeededResults, rows: Sequence[str], metric: str, datasets: Sequence[str]) -> list[str]:
-    """Return the named data sets, or all that have every row."""
-    having = [one for one in results.datasets if all(results.has(row, one, metric) for row in rows)]
-    return _some(list(datasets) or having, rows, f" by {metric}")
-
-
 def mean_difference(
     results: SeededResults, row: str, other: str, metric: str, datasets: Sequence[str] = (), by: float = 0.0
 ) -> SeedComparison:
@@ -178,7 +167,9 @@ def mean_difference(
     Raises:
         KeyError: a data set lacks a row, or no data set has both.
     """
-    return results.contrast({row: 1, other: -1}, _sets(results, (row, other), metric, datasets), metric, by)
+    having = [one for one in results.datasets if all(results.has(name, one, metric) for name in (row, other))]
+    chosen = _some(list(datasets) or having, (row, other), f" by {metric}")
+    return results.contrast({row: 1, other: -1}, chosen, metric, by)
 
 
 def above_on_average(

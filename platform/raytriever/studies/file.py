@@ -174,7 +174,6 @@ def _dataset(
 def _arms(
     row: str, value: Any, shared: Config, sets: Mapping[str, tuple[Config, MeasuredDataset]], kind: str, where: str
 ) -> list[Arm]:
-    """Return the trainings of a row, each with the data sets to measure, or the model of a row that is not trained."""
     measured = tuple(dataset for _, dataset in sets.values())
     if isinstance(value, str):
         with errors_within(where):
@@ -264,7 +263,6 @@ def _groups(kind: str, value: Any, where: str) -> list[list[Any]]:
 
 
 def _several(content: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """Return the named entries of a key, at least one."""
     entries = _mapping(content.get(key), f"{where}: {key}")
     if not entries or not all(isinstance(name, str) and _plain(name) for name in entries):
         raise ConfigError("holds no entry with a name", f"{where}: {key}", "give `NAME: value` lines")
@@ -304,5 +302,4 @@ def _check_names(names: Collection[Any], known: Sequence[str], where: str) -> No
 
 
 def _plain(name: str) -> str:
-    """Return a name as a part of the name of a folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")

@@ -17,7 +17,7 @@ from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMet
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines
 from raytriever.evaluation.files import LATEX, PER_QUERY, read_per_query, read_pools, values_of
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.results import Results, without_nan
+from raytriever.evaluation.results import without_nan
 from raytriever.evaluation.table import latex, printed
 from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
@@ -25,7 +25,7 @@ from raytriever.report.figures import save_curves, save_roc, save_score_histogra
 from raytriever.store.commit import committed_directory, write_atomically
 from raytriever.store.disk import disk_errors
 from raytriever.studies.arm import arm_folder, evaluation_of
-from raytriever.studies.definition import STEPS_TO_BEST, Arm, Study
+from raytriever.studies.definition import STEPS_TO_BEST, Arm, Evaluated, Study
 from raytriever.studies.page import page_text, study_tables, title_of, value_text
 from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.training.config import DEV_LOSS
@@ -53,32 +53,23 @@ def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
             folder = arm_folder(output, arm, seed)
             measured = _read_arm(folder)["measured"]
             for dataset in arm.datasets:
-                one = evaluation_of(folder, arm, dataset, seed)
-                values = measured[dataset.name].items()
-                extras = {key: math.nan if value is None else float(value) for key, value in values}
-                metrics = read_seed_metrics(one.folder, one.model, one.dataset, one.seed, extras)
+                evaluated = evaluation_of(folder, arm, dataset, seed)
+                metrics = read_seed_metrics(evaluated, measured[dataset.name])
                 cells.setdefault((arm.row, dataset.name), []).append(metrics)
     return SeededResults(cells)
 
 
-def read_seed_metrics(
-    folder: Path, model: str, dataset: str, seed: int | None, extras: Mapping[str, float]
-) -> SeedMetrics:
-    """Read the metrics of a model on a data set, with values by query, and pseudo-values of the AUC.
-
-    Args:
-        model, dataset: their names in this directory.
-        seed: seed that the model was trained with; None if it was not trained.
-        extras: further metrics that do not come from the evaluation.
-    """
-    remedy = f"remove {folder}; it is measured again"
+def read_seed_metrics(evaluated: Evaluated, metrics: Mapping[str, float | None]) -> SeedMetrics:
+    """Return the metrics of a model on a data set with its values by query, and pseudo-values of the AUC."""
+    folder, remedy = evaluated.folder, f"remove {evaluated.folder}; it is measured again"
     try:
-        metrics = Results.read(folder).models[model][dataset]
-        per_query = values_of(read_per_query(folder / PER_QUERY / f"{dataset}.json", remedy)["models"][model])
+        content = read_per_query(folder / PER_QUERY / f"{evaluated.dataset}.json", remedy)["models"]
+        per_query = values_of(content[evaluated.model])
     except (KeyError, FileNotFoundError) as error:
-        raise StorageError(f"has no results of {model} on {dataset}", str(folder), remedy) from error
-    means = {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
-    return SeedMetrics(seed, means | dict(extras), per_query)
+        what = f"has no results of {evaluated.model} on {evaluated.dataset}"
+        raise StorageError(what, str(folder), remedy) from error
+    numbers = {name: math.nan if value is None else float(value) for name, value in metrics.items()}
+    return SeedMetrics(evaluated.seed, numbers, per_query)
 
 
 @activity("writing the tables and figures of the study")
@@ -142,7 +133,6 @@ def _rows(
     marks: Mapping[tuple[str | None, str, str], str],
     paper: Mapping[tuple[str, str, str], float],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return, by row, data set and metric, the value of each seed, mean, deviation, mark, and the paper's figure."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for row, dataset in results.cells:
         for metric in results.cells[row, dataset][0].metrics:
@@ -185,20 +175,15 @@ def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
     titles = ["arm", "seed", "steps", "best at step", "seconds of steps"]
     rows = [titles + ["mined tables from step (weights of step)"] * has_tables]
     for fact in facts:
-        best, tables = fact[STEPS_TO_BEST], [_table_text(fact.get("tables"))] * has_tables
+        mined, best = fact.get("tables"), fact[STEPS_TO_BEST]
+        shown = ", ".join(f"{first} ({first - 1 - staleness:.0f})" for first, staleness in mined or ()) or "none"
+        tables = ["-" if mined is None else shown] * has_tables
         steps, seconds = f"{fact['steps']:,}", f"{fact['step_seconds']:,.1f}"
         rows.append([fact["arm"], str(fact["seed"]), steps, "-" if best is None else f"{best:,}", seconds, *tables])
     return rows
 
 
-def _table_text(tables: list[tuple[int, float]] | None) -> str:
-    if tables is None:
-        return "-"
-    return ", ".join(f"{first} ({first - 1 - staleness:.0f})" for first, staleness in tables) or "none"
-
-
 def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> dict[str, str]:
-    """Draw dev losses, ROC curves and scores of the first seed; return captions by the file names of the pictures."""
     captions = {}
     curves = {arm.name: points for arm in study.arms if (points := _curve_of(output, arm, 0, DEV_LOSS))}
     if curves:
@@ -221,5 +206,4 @@ def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> d
 
 
 def _curve_of(output: Path, arm: Arm, seed: int, metric: str) -> list[tuple[int, float]]:
-    """Return the logged values of a metric by step, over all trainings of an arm; empty if nothing was trained."""
     return end_to_end(training_folders(arm_folder(output, arm, seed)), metric) if arm.curriculum else []

@@ -76,16 +76,11 @@ def _cell(results: SeededResults, tables: MetricTables, row: str, dataset: str, 
         cell = replace(cell, rank=None)
     if not results.has(row, dataset, metric):
         return cell
-    return replace(cell, behind=_suffix(results, row, dataset, metric, paper.get((row, dataset, metric))))
-
-
-def _suffix(results: SeededResults, row: str, dataset: str, metric: str, paper: float | None) -> str:
-    """Return deviation and result of the paper, printed after a value."""
-    deviation = results.deviation(row, dataset, metric)
+    deviation, published = results.deviation(row, dataset, metric), paper.get((row, dataset, metric))
     parts = [f"± {value_text(metric, deviation)}"] if np.isfinite(deviation) else []
-    if paper is not None:
-        parts.append(f"[{paper:,g}]" if metric == STEPS_TO_BEST else f"[{round(100 * paper, 2):g}]")
-    return " ".join(parts)
+    if published is not None:
+        parts.append(f"[{published:,g}]" if metric == STEPS_TO_BEST else f"[{round(100 * published, 2):g}]")
+    return replace(cell, behind=" ".join(parts))
 
 
 def _caption(results: SeededResults, baselines: Sequence[str], caption: str, paper: bool, marked: bool) -> str:

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ from raytriever.studies.definition import Arm, Study
 from raytriever.studies.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
 from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, closing, points_now
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
 from raytriever.training.config import MAY_CHANGE
 
@@ -114,7 +113,6 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Name the first settings that differ between two arms."""
     flat, other = flatten(before), flatten(now)
     names = [key.removeprefix("trained.") for key in {**flat, **other} if flat.get(key) != other.get(key)]
     return f"differs in {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
@@ -126,7 +124,6 @@ def _deciding(arm: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(settings: Any, names: Collection[str]) -> Any:
-    """Return settings without some names."""
     if isinstance(settings, dict):
         kept = {key: value for key, value in settings.items() if key not in names}
         return {key: _without(value, names) for key, value in kept.items()}
@@ -163,7 +160,7 @@ def run_study(
     if trial_gpus is not None and workers > 1:
         remedy = "omit it: each of several workers has a GPU of its own"
         raise ConfigError("applies to arms of one worker", setting("trial_gpus"), remedy)
-    if trial_gpus is not None and not has_gpu():
+    if trial_gpus is not None and not (torch.cuda.is_available() or os.environ.get("RAY_ADDRESS")):
         raise ConfigError("this machine has no GPU", setting("trial_gpus"), "omit it, or run on a machine with a GPU")
     todo = [
         (arm, seed)
@@ -259,21 +256,13 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
         one.result()
 
 
-def has_gpu() -> bool:
-    """Return whether this machine has a GPU, or a Ray cluster is configured that may have one."""
-    return torch.cuda.is_available() or bool(os.environ.get("RAY_ADDRESS"))
-
-
 def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
-    """Log the means over the seeds, with the number of seeds as step, and the files of the study."""
-    now = time.time_ns() // 1_000_000
     names = {(arm.row, one.name): arm.name for arm in study.arms for one in arm.datasets}
-    points = [
-        Point(f"{names.get((row, dataset), safe_name(row))}/{dataset}/{metric}", value, seeds, now)
+    means = {
+        f"{names.get((row, dataset), safe_name(row))}/{dataset}/{metric}": results.mean(row, dataset, metric)
         for (row, dataset), cell in results.cells.items()
         for metric in cell[0].metrics
-        if (value := results.mean(row, dataset, metric)) == value
-    ]
-    tracker.log(points)
+    }
+    tracker.log(points_now(means, seeds))
     for name in (SETTINGS, RESULTS, TABLE, LATEX, PAGE, FIGURES):
         tracker.log_file(output / name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +50,12 @@ class Point(NamedTuple):
     value: float
     step: int
     milliseconds: int
+
+
+def points_now(values: Mapping[str, float | None], step: int = 0) -> list[Point]:
+    """Return values by name as points of a step at this time; one that does not exist or is NaN has no point."""
+    now, numbers = time.time_ns() // 1_000_000, {name: math.nan if one is None else one for name, one in values.items()}
+    return [Point(name, float(value), step, now) for name, value in numbers.items() if not math.isnan(value)]
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,6 @@ def _range(section: str, name: str, domain: Mapping[Any, Any], hint: Any, where:
 
 
 def _values(section: str, name: str, listed: Sequence[Any], where: str) -> tuple[Any, ...]:
-    """Return checked values in the type of the setting."""
     if not listed:
         raise ConfigError("is an empty list", where, "give at least one value")
     values: list[Any] = []

@@ -124,7 +124,7 @@ def sweep_rows(trials: Sequence[Trial], metric: str) -> list[list[str]]:
     titles = [DEV_LOSS.replace("_", " ") if name == DEV_LOSS else metric_title(name) for name in metrics]
     rows = [unique_names(["trial", *map(short_name, keys), *titles, "steps", "seconds", "status"])]
     for trial in rank_trials(trials, metric):
-        values = [_figure(trial.metrics[name]) if name in trial.metrics else "-" for name in metrics]
+        values = [f"{trial.metrics[name]:.4f}" if name in trial.metrics else "-" for name in metrics]
         status = trial.status if trial.status == FINISHED else f"{trial.status}: {trial.reason}".removesuffix(": ")
         settings = [setting_text(trial.settings[key]) for key in keys]
         rows.append([trial.name, *settings, *values, str(trial.steps), f"{trial.seconds:.1f}", status])
@@ -134,7 +134,3 @@ def sweep_rows(trials: Sequence[Trial], metric: str) -> list[list[str]]:
 def setting_text(value: Any) -> str:
     """Return the value of a setting as text, a float with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else "none" if value is None or value == "" else str(value)
-
-
-def _figure(value: float) -> str:
-    return f"{value:.4f}"

@@ -90,15 +90,15 @@ def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_p
     values, means = {"query_auc": np.array([np.nan])}, {"auc": 0.1 + 0.2, "query_auc": np.nan}
     evaluation = Evaluation(one, *table, scores, scores, one, one, values, means)
     lines: list[str] = []
-    store, asked = MeasurementStore.of(tmp_path / "out", lines.append), []
+    store, asked = MeasurementStore(tmp_path / "out.unfinished", lines.append), []
 
-    def measure() -> tuple[Evaluation, float]:
+    def measure() -> Evaluation:
         asked.append(1)
-        return evaluation, 1.5
+        return evaluation
 
-    for _ in range(2):
-        result, seconds = store.get("a", "set", "test", {"weights": 1}, measure)
-    assert (len(asked), len(lines), seconds) == (1, 1, 1.5)
+    _, took = store.get("a", "set", "test", {"weights": 1}, measure)
+    result, seconds = store.get("a", "set", "test", {"weights": 1}, measure)
+    assert (len(asked), len(lines), seconds) == (1, 1, took)
     assert result.metrics["auc"] == 0.1 + 0.2
     assert np.isnan(result.metrics["query_auc"])
     assert np.isnan(result.per_query["query_auc"]).all()

@@ -10,13 +10,11 @@ from numpy import ndarray
 
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.selective import (
-    answer_f1,
     area_under_risk_coverage,
     bootstrap_interval,
-    pseudo_values,
     resampling_weights,
-    risk_coverage,
 )
+from selection import answer_f1, pseudo_values, risk_coverage
 
 SEEDS = range(3)
 

@@ -14,6 +14,7 @@ import pytest
 import raytriever as rt
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
+from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.evaluation.results import Results
 from raytriever.models.config import ModelConfig
@@ -54,7 +55,8 @@ def scores_of(result: Any) -> dict[str, float]:
 
 
 def evaluate(encoder: Path, tasks: list[Any], output: Path, **settings: Any) -> tuple[Any, list[str]]:
-    from raytriever.mteb.job import MtebJob, run_mteb
+    from raytriever.mteb.job import run_mteb
+    from raytriever.mteb.search import MtebJob
 
     lines: list[str] = []
     models = [EvaluatedModel("tiny", ModelConfig(model=str(encoder), **settings.pop("config", {})))]
@@ -104,10 +106,8 @@ def test_a_task_of_several_is_their_mean(encoder: Path, tmp_path: Path) -> None:
 
 
 def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
-    from raytriever.mteb.search import Measures
-
-    measures = Measures(metrics=("ndcg_at_10", "auc"), aims=(("precision", 0.1),))
-    evaluate(encoder, tasks[:2], tmp_path / "out", measures=measures)
+    protocol = Protocol(("ndcg_at_10", "auc"))
+    evaluate(encoder, tasks[:2], tmp_path / "out", protocol=protocol, aims=[("precision", 0.1)])
     [meta] = (tmp_path / "out" / "results" / "tiny").glob("*/model_meta.json")
     content = json.loads(meta.read_text())
     assert content["revision"] == meta.parent.name
@@ -129,8 +129,6 @@ def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[An
 
 
 def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
-    from raytriever.mteb.search import Measures
-
     other = tmp_path / "other"
     (other / "qrels").mkdir(parents=True)
     (other / "corpus.jsonl").write_text(json.dumps({"_id": "a", "text": "far away"}) + "\n")
@@ -139,17 +137,16 @@ def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp
     for split in SPLITS:
         rows = [f"{split}{row}\ta\t1" for row in range(9)]
         (other / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
-    kinds, aims = ("removed", str(other)), (("f1", None),)
-    measures = Measures(metrics=("ndcg_at_10",), aims=aims, unanswerable=kinds)
-    results, lines = evaluate(encoder, tasks[:1], tmp_path / "out", measures=measures)
+    made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "aims": [("f1", None)]}
+    made["unanswerable"] = ["removed", str(other)]
+    results, lines = evaluate(encoder, tasks[:1], tmp_path / "out", **made)
     assert results.scores[0].main == evaluate(encoder, tasks[:1], tmp_path / "plain")[0].scores[0].main
     [folder] = (tmp_path / "out" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
     [row] = Results.read(folder).thresholds
     assert row.unanswerable["foreign"].whole == 2 * 9  # with few queries, those of both splits choose
     assert 0 < row.unanswerable["removed"].whole < 21 + 16
 
-    measures = Measures(metrics=("ndcg_at_10",), aims=aims, unanswerable=kinds, calibration_split="test")
-    _, lines = evaluate(encoder, tasks[:2], tmp_path / "same", measures=measures)
+    _, lines = evaluate(encoder, tasks[:2], tmp_path / "same", calibration_split="test", **made)
     [folder] = (tmp_path / "same" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
     [row] = Results.read(folder).thresholds
     assert row.checked_on == row.chosen_on
@@ -226,16 +223,14 @@ def test_tasks_that_fail_leave_the_others(encoder: Path, tmp_path: Path) -> None
 
 
 def test_a_calibration_split_that_cannot_be_loaded_is_said(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
-    from raytriever.mteb.search import Measures
-
     class Strict(type(tasks[0])):  # type: ignore[misc]
         def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
             if "validation" in self.eval_splits:
                 raise ValueError("unknown split validation\nin this data set")
             super().load_data()
 
-    measures = Measures(metrics=("ndcg_at_10",), aims=(("precision", 0.1),), calibration_split="validation")
-    results, lines = evaluate(encoder, [Strict()], tmp_path / "out", measures=measures)
+    made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "aims": [("precision", 0.1)]}
+    results, lines = evaluate(encoder, [Strict()], tmp_path / "out", calibration_split="validation", **made)
     reason = "(ValueError: unknown split validation)"
     assert f"TinyRetrieval: the calibration split 'validation' cannot be loaded {reason}; it is left out" in lines
     assert results.scores[0].metrics["ndcg_at_10"] > 0

@@ -22,7 +22,7 @@ from raytriever.interruption import check_interrupted, interruptible
 from raytriever.metrics.auc import auc_pseudo_values, pooled_auc
 from raytriever.studies.arm import arm_folder
 from raytriever.studies.claims import Claim, above
-from raytriever.studies.definition import Arm, MeasuredDataset, Study
+from raytriever.studies.definition import Arm, Evaluated, MeasuredDataset, Study
 from raytriever.studies.outcome import read_seed_metrics, seeds_of, write_study
 from raytriever.studies.run import SETTINGS, check_directory, check_same, run_arms, settings_of
 
@@ -200,13 +200,15 @@ def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path:
 def test_the_metrics_of_an_arm_are_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> None:
     finish_study(tmp_path)
     folder = tmp_path / "arms" / "mw" / "seed-1" / "measured" / "letters"
-    one = read_seed_metrics(folder, "mw", "letters", 1, {"steps_to_best": 5.0})
-    assert (one.seed, one.metrics["steps_to_best"]) == (1, 5.0)
+    auc, evaluated = Results.read(folder).models["mw"]["letters"]["auc"], Evaluated(1, folder, "mw", "letters")
+    one = read_seed_metrics(evaluated, {"auc": auc, "steps_to_best": None})
+    assert one.seed == 1
+    assert np.isnan(one.metrics["steps_to_best"])
     assert one.per_query["auc"].mean() == pytest.approx(one.metrics["auc"])
     assert np.isnan(one.per_query["ndcg_at_10"][1])
     (folder / "per_query" / "letters.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match=r"letters\.json: is damaged or changed"):
-        read_seed_metrics(folder, "mw", "letters", 1, {})
+        read_seed_metrics(evaluated, {})
 
 
 def test_a_full_disk_is_reported_in_one_line(full_disk: Path) -> None:

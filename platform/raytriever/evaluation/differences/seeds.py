@@ -162,5 +162,4 @@ def format_outcome(p: float, outcome: str) -> str:
 
 
 def _squared_error(values: Float64[ndarray, " values"]) -> tuple[float, int]:
-    """Return the squared standard error of a mean, and its degrees of freedom."""
     return float(values.var(ddof=1) / len(values)), len(values) - 1

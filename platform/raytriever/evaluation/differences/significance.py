@@ -20,7 +20,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.protocol import AUC, metric_title
-from raytriever.evaluation.results import TestedPair, finite
+from raytriever.evaluation.results import TestedPair, datasets_of, finite, metrics_of
 from raytriever.metrics.auc import auc_pseudo_values
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm, paired_t_test
 
@@ -54,9 +54,8 @@ def pair_rows(values: Values) -> list[TestedPair]:
     Args:
         values: values of each query by model, data set and metric; on a data set all models have the same queries.
     """
-    datasets = list(dict.fromkeys(name for sets in values.values() for name in sets))
-    rows: list[TestedPair] = []
-    for metric in dict.fromkeys(name for sets in values.values() for name in _metrics(sets)):
+    datasets, rows = datasets_of(values), list[TestedPair]()
+    for metric in metrics_of(values):
         tested: list[TestedPair] = []
         for pair in itertools.combinations(values, 2):
             columns = _pairs(values, metric, *pair)
@@ -71,10 +70,6 @@ def pair_rows(values: Values) -> list[TestedPair]:
 def corrected(pairs: Sequence[TestedPair]) -> list[TestedPair]:
     """Return all tests of one metric with their p-values after Holm's correction."""
     return [replace(row, p_holm=float(p)) for row, p in zip(pairs, holm([row.p for row in pairs]), strict=True)]
-
-
-def _metrics(sets: Mapping[str, Mapping[str, ndarray]]) -> list[str]:
-    return list(dict.fromkeys(name for values in sets.values() for name in values))
 
 
 def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str | None, tuple[ndarray, ndarray]]:
@@ -111,7 +106,6 @@ def pairs_with(pairs: Sequence[TestedPair], baseline: str) -> list[TestedPair]:
 
 
 def _turned(row: TestedPair) -> TestedPair:
-    """Return a test with its systems exchanged."""
     return replace(
         row,
         model=row.against,

@@ -23,7 +23,7 @@ from raytriever.progress import Progress
 from raytriever.store.commit import remove
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import read_curve
-from raytriever.tracking.tracker import STAGE, Point
+from raytriever.tracking.tracker import STAGE, points_now
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.training_data import SweepData, trial_config
 from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
@@ -224,23 +224,16 @@ class TrialManager:
         before = find_best(self.trials, self._plan.metric)
         self.trials[number] = trial
         if status == FINISHED:
-            self._finish(trial)
+            config = trial_config(self._plan.base, dict(trial.settings))
+            figures = {"dataset": self._data.record().name, "split": config.data.dev_split, "steps": trial.steps}
+            RunDirectory(folder, "interrupted").finish({**figures, "after": metrics, **best_checkpoint(folder, config)})
         self._write()
         self._keep_the_best(before, trial)
         self._log(f"trial {trial.name}: {status}{self._outcome(trial)}")
         self._log_to_tracker(trial)
         self._update_gauges()
 
-    def _finish(self, trial: Trial) -> None:
-        """Write the metrics of a finished trial's run directory."""
-        config, folder = trial_config(self._plan.base, dict(trial.settings)), self.folder_of(trial.number)
-        figures = {"dataset": self._data.record().name, "split": config.data.dev_split, "steps": trial.steps}
-        RunDirectory(folder, "interrupted").finish(
-            {**figures, "after": dict(trial.metrics), **best_checkpoint(folder, config)}
-        )
-
     def _close_run(self, number: int, status: str) -> float:
-        """Close the recorder and the tracked run of a trial. Return the seconds it ran."""
         running = self._running.pop(number, None)
         if running is None:
             return 0.0
@@ -249,14 +242,9 @@ class TrialManager:
         return time.monotonic() - running.started
 
     def _keep_the_best(self, before: Trial | None, trial: Trial) -> None:
-        """Remove the large folders of this trial, or of the trial that was the best before it."""
         best = find_best(self.trials, self._plan.metric)
         for other in (before, trial):
-            if (
-                other is not None
-                and other.status in (FINISHED, STOPPED)
-                and (best is None or other.number != best.number)
-            ):
+            if other and other.status in (FINISHED, STOPPED) and not (best and other.number == best.number):
                 for name in LARGE_FOLDERS:
                     remove(self.folder_of(other.number) / name)
 
@@ -269,11 +257,9 @@ class TrialManager:
         return f"{figure}{reason}, {trial.steps} steps in {trial.seconds:.1f} s"
 
     def _log_to_tracker(self, trial: Trial) -> None:
-        """Log the trial's metrics to the sweep's run, with its number as the step."""
-        metric, now = self._plan.metric, time.time_ns() // 1_000_000
-        metrics = {name: value for name, value in trial.metrics.items() if name != DEV_LOSS or metric == DEV_LOSS}
+        shown = [name for name in trial.metrics if name != DEV_LOSS or self._plan.metric == DEV_LOSS]
         with suppress(UserError):  # they are stored in `trials.json`
-            self._tracker.log([Point(f"trial/{name}", value, trial.number, now) for name, value in metrics.items()])
+            self._tracker.log(points_now({f"trial/{name}": trial.metrics[name] for name in shown}, trial.number))
 
     def _update_gauges(self) -> None:
         statuses = [trial.status for trial in self.trials]

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -102,7 +101,9 @@ def run_sweep(
     """
     started = time.monotonic()
     space, plan = plan_sweep(base, search)
-    settings = sweep_settings(base, search, space)
+    # All settings that decide the trials of a sweep, by section.
+    deciding = {name: value for name, value in asdict(search).items() if name not in _MAY_CHANGE}
+    settings = {**to_dict(base), SWEEP: {**deciding, "search_space": space.to_dict()}}
     run = RunDirectory.open(output, settings, fresh)
     if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
         raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
@@ -206,12 +207,6 @@ def check_watched_metric(base: Config, search: SearchConfig) -> None:
         raise ConfigError(f"{search.asha_metric} is not measured during training", setting("asha_metric"), remedy)
 
 
-def sweep_settings(base: Config, search: SearchConfig, space: SearchSpace) -> dict[str, Any]:
-    """Return all settings that decide the trials of a sweep, by section."""
-    sweep = {name: value for name, value in asdict(search).items() if name not in _MAY_CHANGE}
-    return {**to_dict(base), SWEEP: {**sweep, "search_space": space.to_dict()}}
-
-
 def read_best(output: Path, config: Config) -> Rows | None:
     """Return the test metrics that an earlier call measured for a trial with these settings; None without any."""
     try:
@@ -274,7 +269,7 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
     keys = [one.key for one in space.dimensions]
     by = LOSS if LOSS in keys else None
     for one in space.dimensions:
-        if one.key != LOSS and all(_is_number(trial.settings[one.key]) for trial in trials):
+        if one.key != LOSS and all(type(trial.settings[one.key]) in (int, float) for trial in trials):
             path = figures / f"response-{short_name(one.key)}.png"
             save_response(path, trials, metric, title, one.key, by, one.log)
     write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
@@ -288,7 +283,3 @@ def metric_label(name: str) -> str:
     if name in (DEV_LOSS, BATCH_AUC):
         return name.replace("_", " ").replace("auc", "AUC")
     return metric_title(name.removeprefix(DEV))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

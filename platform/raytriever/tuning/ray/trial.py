@@ -83,8 +83,19 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
     """Run the trial of `{"job": TrialJob}`, and report its end to Tune, which may stop it by `SystemExit`."""
     job: TrialJob = config["job"]
     context.driver.enter()
-    folder = Path(job.folder)
-    reporter = _TrialReporter(job.number, context)
+    folder, watched = Path(job.folder), context.watched_metric
+
+    def on_event(event: Event) -> None:
+        """Send an event to the driver, and report a validation to Tune after the driver has stored all events."""
+        compared: dict[str, float] = {}
+        if watched and isinstance(event, StepEvent | ValidationEvent) and watched in event.metrics:
+            compared = {STEP: event.step, watched: event.metrics[watched]}
+        send = context.queue.flush if compared or isinstance(event, CheckpointEvent) else context.queue.send
+        send(TrialEvent(job.number, event))
+        if compared:
+            # Where Tune stops the trial, this raises SystemExit, which ends the training that sent the event.
+            tune.report(compared)
+
     result: dict[str, Any]
     try:
         train_on_cluster(
@@ -93,7 +104,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
             tables[job.negatives],
             job.total_steps,
             folder,
-            reporter.on_event,
+            on_event,
             job.dev_sets,
             in_process=job.config.training.workers[1] == 1,
             runs_per_node=context.trials_per_node,
@@ -105,42 +116,11 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
         (folder / "error.txt").write_text(traceback.format_exc())
         first = str(error).strip().split("\n")[0]
         result = {ENDED: False, REASON: f"{type(error).__name__}: {first} (see {folder / 'error.txt'})"}
-    reporter.close()
+    context.queue.flush(TrialEvent(job.number, None))  # returns when the driver has handled all events
     tune.report(result)
 
 
-class _TrialReporter:
-    """Sends a trial's events to the driver, and reports its validations to Tune."""
-
-    def __init__(self, number: int, context: SweepContext) -> None:
-        self._number, self._queue, self._watched = number, context.queue, context.watched_metric
-
-    def on_event(self, event: Event) -> None:
-        """Send an event. At a checkpoint and at a validation, return after the driver has stored all events."""
-        result = self._result(event)
-        if result or isinstance(event, CheckpointEvent):
-            self._queue.flush(TrialEvent(self._number, event))
-        else:
-            self._queue.send(TrialEvent(self._number, event))
-        if result:
-            # Where Tune stops the trial, this raises SystemExit, which ends the training that sent the event.
-            tune.report(result)
-
-    def _result(self, event: Event) -> dict[str, float] | None:
-        """Return the result that Tune compares trials by, or None if the event holds none."""
-        if self._watched is None or not isinstance(event, StepEvent | ValidationEvent):
-            return None
-        if self._watched not in event.metrics:
-            return None
-        return {STEP: event.step, self._watched: event.metrics[self._watched]}
-
-    def close(self) -> None:
-        """Return when the driver has handled all events."""
-        self._queue.flush(TrialEvent(self._number, None))
-
-
 def _evaluate(job: TrialJob) -> dict[str, float]:
-    """Return the metrics on the dev split, computed by a process that has reserved the resources."""
     if job.config.training.workers[1] == 1:
         return evaluate_on_dev(job)
     # The workers' resources are free again. The trial's own placement group, the default for its tasks, holds none.

@@ -9,9 +9,9 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -53,7 +53,21 @@ def watched_metric(search: SearchConfig) -> str | None:
     return search.asha_metric if search.asha_metric in (BATCH_AUC, DEV_LOSS) else DEV + search.asha_metric
 
 
-class TrialProposals(Searcher):
+class _Stateless:
+    """Part of a searcher, scheduler or stopper of Tune without a state: see the docstring of this file."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Write an empty file."""
+        Path(checkpoint_path).touch()
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Read nothing."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class TrialProposals(_Stateless, Searcher):
     """Tune's searcher. `next_job` returns a trial, None if earlier ones must end first, or raises StopIteration.
 
     At its end, `on_end` gets its number, its last result, and whether its process died too often.
@@ -87,25 +101,8 @@ class TrialProposals(Searcher):
         except Exception as failure:
             self.failure = self.failure or failure
 
-    def save(self, checkpoint_path: str) -> None:
-        """Write no state: see the docstring of this file."""
-        Path(checkpoint_path).touch()
 
-    def restore(self, checkpoint_path: str) -> None:
-        """Write no state: see the docstring of this file."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-
-@dataclass(frozen=True)
-class _EarlierTrial:
-    """A trial of an earlier call, with the one attribute that the scheduler reads."""
-
-    trial_id: str
-
-
-class Asha(AsyncHyperBandScheduler):
+class Asha(_Stateless, AsyncHyperBandScheduler):
     """Asynchronous successive halving (Li et al., 2020) that includes the trials of earlier calls.
 
     Args:
@@ -128,7 +125,7 @@ class Asha(AsyncHyperBandScheduler):
         super().__init__(STEP, metric, mode, max_t=NO_STEP_LIMIT, grace_period=grace, reduction_factor=factor)
         self._curve_of = curve_of
         for number, curve in enumerate(earlier):
-            self._replay(_EarlierTrial(f"earlier-{number}"), curve)
+            self._replay(SimpleNamespace(trial_id=f"earlier-{number}"), curve)  # all that the scheduler reads
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """See `TrialScheduler`."""
@@ -139,15 +136,8 @@ class Asha(AsyncHyperBandScheduler):
         for step, value in curve:
             super().on_trial_result(None, trial, {STEP: step, self._metric: value})
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
 
-    def save(self, checkpoint_path: str) -> None:
-        """Write no state: see the docstring of this file."""
-        Path(checkpoint_path).touch()
-
-
-class SweepStopper(Stopper):
+class SweepStopper(_Stateless, Stopper):
     """Stops all trials after a call of `stop`."""
 
     def __init__(self) -> None:
@@ -164,9 +154,6 @@ class SweepStopper(Stopper):
     def stop_all(self) -> bool:
         """See `Stopper`."""
         return self._is_stopped.is_set()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
 
 
 def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, data: SweepData) -> None:

@@ -27,6 +27,7 @@ from raytriever.prompts import Side
 from raytriever.reading.structured import read_json
 from raytriever.store import commit
 from raytriever.store.capacity import check_disk
+from raytriever.store.commit import read_manifest
 from raytriever.store.disk import disk_errors, files_below, fsync, has_content
 from raytriever.store.lock import check_owner
 from raytriever.store.parts import Parts
@@ -187,7 +188,7 @@ class StoreWriter:
         files: dict[str, commit.FileEntry] = {}
         for number in range(self.plan.shards):
             folder = store.shard_folder(self.path, number)
-            manifest = commit.read_manifest(folder, verify=False)
+            manifest = read_manifest(folder, verify=False)
             name = folder.relative_to(self.path).as_posix()
             files |= {f"{name}/{file}": entry for file, entry in manifest["files"].items()}
             files[f"{name}/{commit.MANIFEST}"] = commit.entry_of(folder / commit.MANIFEST)

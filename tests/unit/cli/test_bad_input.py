@@ -103,7 +103,7 @@ study mw.yaml --output s --scale small => scale: was removed; a study is a file,
 study mw.yaml --output s --seeds 0 => seeds: 0 is out of range; give 1 to 100
 study mw.yaml --output s --trial-gpus 1.5 => --trial-gpus: 1.5 is out of range; give a number above 0 and
 study mw.yaml --output s => mw.yaml: no such file or folder; give a path that exists
-compare => missing: PATH
+compare => missing: RUN
 compare nowhere => 'nowhere' is neither a directory nor an MLflow run; give a directory
 compare 0123456789abcdef0123456789abcdef => no such database; set MLFLOW_TRACKING_URI to your server or database
 compare "params.loss.loss = 'mw'" => no such database

@@ -103,7 +103,6 @@ def test_search_and_index(instructed: Path, tiny_dataset: Path, tmp_path: Path, 
     index = run_index(config, model, data, tmp_path / "index", lines.append, split="test")
     format_answers(index, "what is abc", 2)
     assert begins.take() == {"Ask:"}  # the passages are in the cache
-    index.queries("test")
     index.search(["what is abc"], 2)
     assert begins.take() == {"Ask:"}
     assert "letters: queries begin with 'Ask: ' (prompt 'Letters-query'), passages begin with" in "\n".join(lines)

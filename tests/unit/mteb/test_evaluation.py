@@ -137,7 +137,7 @@ def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp
     for split in SPLITS:
         rows = [f"{split}{row}\ta\t1" for row in range(9)]
         (other / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
-    made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "aims": [("f1", None)]}
+    made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "aims": [("answered", 0.5)]}
     made["unanswerable"] = ["removed", str(other)]
     results, lines = evaluate(encoder, tasks[:1], tmp_path / "out", **made)
     assert results.scores[0].main == evaluate(encoder, tasks[:1], tmp_path / "plain")[0].scores[0].main

@@ -59,7 +59,7 @@ def answer_f1(
 def pseudo_values(statistic: Statistic, count: int) -> Float64[ndarray, " queries"]:
     """Compute the jackknife pseudo-value of each query: n θ - (n - 1) θ without it (Tukey, 1958).
 
-    Their mean is nearly the statistic, and they stand for its values by query in a paired test.
+    Their mean is nearly the statistic, and a paired test takes them as its values by query.
     """
     whole = statistic(np.ones((1, count)))[0]
     return np.asarray(count * whole - (count - 1) * statistic(1 - np.eye(count)))

@@ -122,7 +122,7 @@ class PathKind:
 
     def _is_part_moved(self, before: str, now: str) -> bool:
         old, new = self._bare(before), self._bare(now)
-        # What stands around a path, such as the split of `PATH#SPLIT`, says what is meant at any place.
+        # The text around a path, such as the split of `PATH#SPLIT`, must be equal: it does not depend on the place.
         if before.replace(old, "", 1) != now.replace(new, "", 1):
             return False
         return old == new or (Path(old).name == Path(new).name and self._is_gone(old) and not self._is_gone(new))

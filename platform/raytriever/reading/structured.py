@@ -273,7 +273,7 @@ def _plain_loader() -> Any:
 def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     """Return the number of values and the depth of a YAML node, with its aliases written out.
 
-    No value exists yet, because eight lines of aliases may stand for billions of values.
+    No value exists yet, because eight lines of aliases may expand to billions of values.
 
     Args:
         known: results for lists and mappings by the id of their node; (0, 0) while one is being measured.

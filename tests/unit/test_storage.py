@@ -291,9 +291,9 @@ def test_files_are_durable_before_the_manifest_and_the_manifest_before_the_renam
     assert manifest < len(log) - 2
 
 
-def test_a_source_that_cannot_be_read_has_a_remedy_of_reading(tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "corpus").touch()
-    with pytest.raises(StorageError, match="a part of the path is a file; check the path"):
+    with pytest.raises(StorageError, match="a part of the path is a file; give a path whose parents are directories"):
         open_stream(str(tmp_path / "corpus" / "queries.jsonl"))
-    with pytest.raises(StorageError, match="a part of the path is a file; check the path"):
+    with pytest.raises(StorageError, match="a part of the path is a file; give a path whose parents are directories"):
         open_raw(str(tmp_path / "corpus" / "queries.jsonl"))

@@ -19,7 +19,6 @@ from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.commit import MANIFEST, Manifest, check_digests, check_files, read_manifest, write_atomically
-from raytriever.store.disk import disk_errors
 
 _BLOCK = 1 << 22
 MOST_MEMOS = 100_000  # files of 4 KB on most disks
@@ -32,7 +31,7 @@ def content_digest(file: SourceFile) -> str:
     stored = _remembered(file.where, state) if file.modified_ns else None
     if stored is None:
         digest = hashlib.sha256()
-        with disk_errors(file.where, reading=True), open_raw(file.where) as stream:
+        with open_raw(file.where) as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)
         stored = digest.hexdigest()

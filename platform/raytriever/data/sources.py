@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, unquote
 
-from raytriever.errors import DataError, UserError, setting
+from raytriever.errors import DataError, UserError, disk_errors, setting
 from raytriever.masking import refuse_secrets
 from raytriever.paths import DATASET, expanded
 from raytriever.reading.regular import check_regular, open_regular
 from raytriever.store.cache import cache_folder, hold
 from raytriever.store.commit import committed_directory
-from raytriever.store.disk import disk_errors
 from raytriever.store.objects import LOCAL, SCHEMES, PatientFile, is_uri, open_file_system
 from raytriever.store.parts import make_once
 
@@ -97,7 +96,7 @@ def open_raw(where: str) -> Any:
     from pyarrow import PythonFile
     from pyarrow.fs import LocalFileSystem
 
-    with _reaching(where), disk_errors(where, reading=True):
+    with _reaching(where):
         if is_uri(where):
             file_system, path = _file_system(where)
             if where.partition("://")[0] not in SCHEMES:
@@ -117,7 +116,7 @@ def open_stream(where: str) -> BinaryIO:
         # pyarrow's file as an object of `io`, which `gzip` and readers by line expect.
         raw = io.BufferedReader(open_raw(where), 1 << 20)
         return cast(BinaryIO, gzip.open(raw) if packed else raw)
-    with disk_errors(where, reading=True), _reaching(where):
+    with _reaching(where):
         path = where.removeprefix(LOCAL)
         check_regular(path)
         return cast(BinaryIO, gzip.open(path) if packed else open_regular(path))
@@ -180,9 +179,11 @@ def _file_system(uri: str) -> tuple[Any, str]:
 
 @contextmanager
 def _reaching(where: str) -> Iterator[None]:
-    """Raise the error of a store as a `DataError` of one line. The libraries of stores have different errors."""
+    """Raise the error of a store as a `DataError` of one line, and those of the disk as `disk_errors` does. The
+    libraries of stores have different errors."""
     try:
-        yield
+        with disk_errors(where):
+            yield
     except UserError:
         raise
     except FileNotFoundError as error:
@@ -231,13 +232,12 @@ class Source:
 
 
 def _list_local(name: str, path: Path) -> list[SourceFile]:
-    with disk_errors(path, reading=True):
-        if path.exists() and not path.is_dir():
-            check_regular(path)
-            return [local_file(path.name, path)]
-        if not path.is_dir():
-            raise DATASET.error_of_missing(name, "dataset")
-        return [local_file(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
+    if path.exists() and not path.is_dir():
+        check_regular(path)
+        return [local_file(path.name, path)]
+    if not path.is_dir():
+        raise DATASET.error_of_missing(name, "dataset")
+    return [local_file(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
 
 
 def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:

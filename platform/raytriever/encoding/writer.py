@@ -28,7 +28,7 @@ from raytriever.reading.structured import read_json
 from raytriever.store import commit
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import read_manifest
-from raytriever.store.disk import disk_errors, files_below, fsync, has_content
+from raytriever.store.disk import files_below, fsync, has_content
 from raytriever.store.lock import check_owner
 from raytriever.store.parts import Parts
 
@@ -150,11 +150,10 @@ class StoreWriter:
         continues = self.check()
         written = sum(file.stat().st_size for file in files_below(self.path)) if continues else 0
         check_disk(self.path, self.plan.bytes - written, "the embeddings")
-        with disk_errors(self.path):
-            # Other processes must not read a manifest while shards are written again.
-            commit.remove(self.path / commit.MANIFEST)
-            (self.path / store.SHARDS).mkdir(parents=True, exist_ok=True)
-            (self.path / WORK).mkdir(exist_ok=True)
+        # Other processes must not read a manifest while shards are written again.
+        commit.remove(self.path / commit.MANIFEST)
+        (self.path / store.SHARDS).mkdir(parents=True, exist_ok=True)
+        (self.path / WORK).mkdir(exist_ok=True)
         if not continues:
             commit.write_atomically(self.path / store.PLAN, json.dumps(self._described(), indent=1))
 
@@ -238,17 +237,16 @@ def put_next_in_place(path: Path) -> None:
         return
     check_owner(path)
     names = (store.SHARDS, store.PLAN, commit.MANIFEST)  # the manifest moves last
-    with disk_errors(path):
-        if (following / store.SHARDS).exists():
-            for name in (commit.MANIFEST, store.PLAN):
-                commit.remove(path / name)
-            if (path / store.SHARDS).exists():
-                commit.remove(path / store.SHARDS)
-        for name in names:
-            if (following / name).exists():
-                (following / name).rename(path / name)
-        commit.remove(following)
-        fsync(path)
+    if (following / store.SHARDS).exists():
+        for name in (commit.MANIFEST, store.PLAN):
+            commit.remove(path / name)
+        if (path / store.SHARDS).exists():
+            commit.remove(path / store.SHARDS)
+    for name in names:
+        if (following / name).exists():
+            (following / name).rename(path / name)
+    commit.remove(following)
+    fsync(path)
 
 
 def _is_earlier_version(path: Path, plan: EmbeddingPlan) -> bool:

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from raytriever.errors import StorageError, UserError
+from raytriever.errors import StorageError, UserError, disk_errors
 from raytriever.reading.regular import open_regular
 
 T = TypeVar("T")
@@ -43,11 +43,13 @@ class Mismatch(ValueError):
 
 @contextmanager
 def checked(where: Path | str, remedy: str, error: type[UserError] = StorageError, wrong: str = "") -> Iterator[None]:
-    """Raise a `Mismatch` in the block as a user error about a file or a line; `wrong` begins the sentence."""
-    try:
-        yield
-    except Mismatch as mismatch:
-        raise error(f"{wrong}: {mismatch}" if wrong else str(mismatch), str(where), remedy) from mismatch.__cause__
+    """Raise a `Mismatch` in the block as a user error about a file or a line, and errors of the disk as `disk_errors`
+    does; `wrong` begins the sentence."""
+    with disk_errors(where):
+        try:
+            yield
+        except Mismatch as mismatch:
+            raise error(f"{wrong}: {mismatch}" if wrong else str(mismatch), str(where), remedy) from mismatch.__cause__
 
 
 def read_json(
@@ -142,9 +144,9 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
     """
     import yaml
 
-    with open_regular(file) as stream:
-        raw = stream.read(MOST_YAML_BYTES + 1)
     with checked(file, remedy, error):
+        with open_regular(file) as stream:
+            raw = stream.read(MOST_YAML_BYTES + 1)
         if len(raw) > MOST_YAML_BYTES:
             raise Mismatch(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings")
         loader = None

@@ -21,7 +21,6 @@ from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.commit import FORMAT
-from raytriever.store.disk import disk_errors
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, mlflow_errors, tracking_uri
 from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.tracking.tracker import STAGE
@@ -78,8 +77,7 @@ class _Finished(TypedDict):
 
 def _training(folder: Path, name: str) -> FinishedRun:
     path, remedy = folder / METRICS, "remove it and give the command of the run again, which evaluates it"
-    with disk_errors(path, reading=True):
-        content = read_json(path, _Finished, remedy, format=FORMAT)
+    content = read_json(path, _Finished, remedy, format=FORMAT)
     if measured := content.get("measured"):
         return _arm(folder, measured)
     run = _evaluation(folder / EVALUATION, name)
@@ -123,8 +121,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
 def _settings(path: Path) -> dict[str, str]:
     remedy = "write it again with the command of the run"
     try:
-        with disk_errors(path, reading=True):
-            content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
+        content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
     except FileNotFoundError:
         return {}
     return flatten({key: value for key, value in content.items() if key not in NOT_SETTINGS})

@@ -23,12 +23,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import StorageError
+from raytriever.errors import ASIDE, StorageError, disk_errors
 from raytriever.machine import usable_cores
 from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import parse_json, read_json
 from raytriever.store import objects, remote
-from raytriever.store.disk import ASIDE, disk_errors, exchange, files_below, fsync, make_folder, walk
+from raytriever.store.disk import exchange, files_below, fsync, make_folder, walk
 from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = objects.MANIFEST
@@ -70,9 +70,8 @@ def committed_directory(
     path = Path(os.path.abspath(path))
     with disk_errors(path):
         _restore(path)
-    if not replace:
-        refuse_existing(path)
-    with disk_errors(path):
+        if not replace:
+            refuse_existing(path)
         make_folder(path.parent)
         _sweep(path, begun)  # first, because the disk may be full
         # In a store a new name would leave the parts of `begun` behind.

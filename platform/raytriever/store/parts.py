@@ -19,7 +19,6 @@ from raytriever.errors import StorageError
 from raytriever.store.cache import keep_within_bound
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import check_names, committed_directory, one_writer, read_manifest, remove
-from raytriever.store.disk import disk_errors
 from raytriever.terminal import warn
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ class Parts:
         if self.folder is None:
             return None
         path = self.folder / name
-        with suppress(StorageError), disk_errors(path, reading=True):
+        with suppress(StorageError, OSError):
             self.check(path)
             meta = read_manifest(path, verify=None)["meta"]
             if meta.get("key", "") == self.key:

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from raytriever.errors import disk_errors
 from raytriever.masking import masked
 from raytriever.store.commit import write_atomically
 from raytriever.tracking.run_state import EMPTY, read_state, state_file
@@ -307,7 +308,8 @@ class OutboxSender:
                 if outbox is None or self._is_closed:
                     return
             try:
-                outbox.send()
+                with disk_errors(self.client.address):
+                    outbox.send()
             except Exception as error:  # any error: the run continues, and the error is logged
                 self._record_failure(error)
             else:

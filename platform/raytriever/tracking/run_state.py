@@ -7,7 +7,6 @@ from typing import Any, TypedDict
 
 from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import conform, read_json
-from raytriever.store.disk import disk_errors
 from raytriever.tracking.mlflow_tracker import comparison_view
 from raytriever.tracking.steps import StepLog
 from raytriever.tracking.tracker import DatasetRecord
@@ -47,8 +46,7 @@ def read_state(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     remedy = f"give another {setting('output')}"
-    with disk_errors(path, reading=True):
-        content = read_json(path, dict[str, Any], remedy)
+    content = read_json(path, dict[str, Any], remedy)
     state = conform(content, str(path), _State, remedy)
     files = [*state.get("files", []), *state.get("sent_files", [])]
     if state.get("sent", 0) < 0 or any(len(entry) != 2 for entry in files):

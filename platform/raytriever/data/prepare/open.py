@@ -32,7 +32,6 @@ from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import FORMAT, MANIFEST, FileEntry, Manifest, committed_directory, entry_of, is_committed
-from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of, is_uri
 from raytriever.store.parts import make_once
 
@@ -82,7 +81,7 @@ def _check_name(name: str, uri: str) -> None:
 
 def _copy(where: str, file: Path, entry: FileEntry) -> None:
     left = entry["size"]
-    with disk_errors(file), open_raw(where) as source:
+    with open_raw(where) as source:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as target:
             while left >= 0 and (block := source.read(_BLOCK)):

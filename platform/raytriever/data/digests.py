@@ -47,8 +47,9 @@ def check_directory(
     *,
     manifest: Manifest | None = None,
     is_new: bool = False,
-) -> None:
-    """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since.
+) -> Manifest:
+    """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since;
+    return the manifest.
 
     Args:
         examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
@@ -60,7 +61,8 @@ def check_directory(
     Raises:
         StorageError: a file is missing, damaged or changed, or `examine` raised it.
     """
-    files = (manifest or read_manifest(folder, verify=None))["files"]
+    manifest = manifest or read_manifest(folder, verify=None)
+    files = manifest["files"]
     check_files(folder, files)
     statuses = [(name, (folder / name).stat()) for name in (MANIFEST, *files)]
     state = [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]
@@ -73,6 +75,7 @@ def check_directory(
         examine()
     if is_new or stored is None or not examined:
         _remember(str(folder), state, expected)
+    return manifest
 
 
 def _remembered(where: str, state: list[Any]) -> str | None:

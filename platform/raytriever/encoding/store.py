@@ -29,7 +29,7 @@ from raytriever.errors import ModelError, StorageError, setting
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST, read_manifest
+from raytriever.store.commit import MANIFEST
 
 PLAN, SHARDS = "plan.json", "shards"
 KIND = "embeddings"
@@ -148,8 +148,7 @@ class EmbeddingStore:
             StorageError: the store was never finished, is damaged, or has other content.
         """
         path = Path(path)
-        check_directory(path)
-        meta = read_manifest(path, verify=False)["meta"]
+        meta = check_directory(path)["meta"]
         if meta.get("kind") != KIND:
             raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
         fields = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")

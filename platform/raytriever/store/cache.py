@@ -4,8 +4,8 @@ Each collection of the cache has a largest size. When an entry is added, the lea
 removed until the rest is within it. An entry that a process has open is never removed: `hold` takes a shared lock of
 its folder, which the kernel releases with the process. Where folders cannot be locked, an entry is in use for a day.
 
-Embeddings and prepared data sets that a command writes elsewhere have their paths in `locations/`, so that later
-commands find there what has not changed."""
+Embeddings that a command writes elsewhere have their paths in `locations/`, so that later commands find there what has
+not changed."""
 
 from __future__ import annotations
 

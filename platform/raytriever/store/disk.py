@@ -67,9 +67,9 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder with its parents, which survive a crash of the machine. Below a folder that a group may write, the
-    group may write them as well."""
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder with its parents, which survive a crash of the machine, and return those that were missing, the
+    deepest first. Below a folder that a group may write, the group may write them as well."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
     folder.mkdir(parents=True, exist_ok=True)
     for one in reversed(missing):
@@ -78,6 +78,7 @@ def make_folder(folder: Path) -> None:
         if above & stat.S_ISGID and above & stat.S_IWGRP:
             with suppress(PermissionError):  # another user has made it meanwhile
                 one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
+    return missing
 
 
 _WORKING_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcntl.h> and <linux/fs.h>

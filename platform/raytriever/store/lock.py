@@ -29,6 +29,7 @@ from pathlib import Path
 from raytriever.errors import StorageError
 from raytriever.interruption import check_interrupted
 from raytriever.store import lease, objects, remote
+from raytriever.store.disk import make_folder
 from raytriever.store.owner import (
     BY_FILE,
     BY_KERNEL,
@@ -244,7 +245,7 @@ def check_owner(path: Path | str) -> None:
 
 def _try(path: Path | str) -> Lock | Owner:
     directory, file = Path(os.path.realpath(path)), lock_file_of(path)
-    parents = _make_parents(file.parent)
+    parents = make_folder(file.parent)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor, is_new = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644), True
@@ -300,15 +301,6 @@ def _is_at(descriptor: int, file: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(file))
     except FileNotFoundError:
         return False
-
-
-def _make_parents(folder: Path) -> list[Path]:
-    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
-    above = missing[-1].parent if missing else folder
-    if not above.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

@@ -284,9 +284,13 @@ def test_files_are_durable_before_the_manifest_and_the_manifest_before_the_renam
 
     note("fsync", lambda descriptor: Path(f"/proc/self/fd/{descriptor}").readlink().name)
     note("rename", lambda source, target: Path(target).name)
-    commit(tmp_path / "run")
+    with committed_directory(tmp_path / "run") as aside:
+        (aside / "inner").mkdir()
+        (aside / "inner" / "a.txt").write_text("one")
+        write_atomically(aside / "b.txt", "two")
     manifest = next(index for index, entry in enumerate(log) if MANIFEST in entry)
-    assert {"fsync a.txt", "fsync inner"} <= set(log[:manifest])
+    assert {"fsync a.txt", "fsync inner", "fsync b.txt"} <= set(log[:manifest])
+    assert [entry for entry in log if "b.txt" in entry] == ["fsync b.txt"]  # once
     assert log[-2:] == ["rename run", f"fsync {tmp_path.name}"]
     assert manifest < len(log) - 2
 

@@ -113,9 +113,7 @@ def _parsed(text: bytes | str) -> Any:
     return value
 
 
-def conform(
-    value: object, where: str, kind: type[T], remedy: str, error: type[UserError] = StorageError, wrong: str = CHANGED
-) -> T:
+def conform(value: object, where: str, kind: type[T], remedy: str, error: type[UserError] = StorageError) -> T:
     """Return a value that JSON or YAML held as the type `kind`.
 
     A type is `str`, `int` (64 bits), `float`, `bool`, `Any`, a `Literal`, a union, `list[...]`,
@@ -124,12 +122,11 @@ def conform(
 
     Args:
         remedy: what the user can do where it is another.
-        wrong: how the sentence begins that says what differs.
 
     Raises:
         UserError: of the kind `error`, naming the first key whose value is of another type.
     """
-    with checked(where, remedy, error, wrong):
+    with checked(where, remedy, error, CHANGED):
         return _conformed(value, kind, ())  # type: ignore[return-value]
 
 

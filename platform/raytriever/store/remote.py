@@ -57,11 +57,10 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
             raise StorageError("is an object and a folder", str(path), "give another path")
         _download_if_changed(path, target.size, target.mtime_ns)
         return
-    unfinished = [name.removesuffix(UNFINISHED) for name in found if name.rpartition("/")[2] == UNFINISHED]
-    whole = [name.removesuffix(MANIFEST) for name in found if name.rpartition("/")[2] == MANIFEST]
-    found = {name: about for name, about in found.items() if not name.startswith(tuple(unfinished) or ("\0",))}
-    committed = tuple(whole) or ("\0",)
-    owners = tuple(_owned_folders(path) if owned is None else [f"{path}{os.sep}"] if owned else []) or ("\0",)
+    unfinished = tuple(name.removesuffix(UNFINISHED) for name in found if name.rpartition("/")[2] == UNFINISHED)
+    committed = tuple(name.removesuffix(MANIFEST) for name in found if name.rpartition("/")[2] == MANIFEST)
+    found = {name: about for name, about in found.items() if not name.startswith(unfinished)}
+    owners = tuple(_owned_folders(path)) if owned is None else (f"{path}{os.sep}",) if owned else ()
     _remove_others(path, found, owners)
     wanted = []
     for name, (size, modified) in found.items():
@@ -101,7 +100,7 @@ def remove_unused(folder: Path) -> None:
     From a disk that is full to `FULL_SHARE` more are removed, the least recently read first. A process that has opened
     a file keeps it. Folders that a process of this machine writes stay.
     """
-    owners = tuple(_owned_folders(folder)) or ("\0",)
+    owners = tuple(_owned_folders(folder))
     last_read = {}
     for here, _, names in os.walk(folder):
         if MANIFEST in names and not f"{here}{os.sep}".startswith(owners):

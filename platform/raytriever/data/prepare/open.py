@@ -25,7 +25,7 @@ from raytriever.data.prepare.prepared import PreparedDirectory
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, setting
 from raytriever.paths import expanded
-from raytriever.store.commit import MANIFEST, check_names
+from raytriever.store.commit import MANIFEST, check_files
 from raytriever.store.objects import SCHEMES, address_of, copy_of
 from raytriever.store.remote import pull
 
@@ -128,11 +128,11 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
         pull(folder / MANIFEST)
         if PreparedDirectory.find(folder) is not None:
             pull(folder)
-            check_names(folder)  # which copies large files
     directory = PreparedDirectory.find(folder) if os.path.isdir(folder) else None
     if directory is None:
         directory = prepare(request, run, report=report)
         return directory, str(directory.folder)
+    check_files(folder, directory.manifest["files"])  # which copies those of an object store
     wanted = request.tokenisation and request.tokenisation.for_dataset(directory.meta["name"])
     if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"

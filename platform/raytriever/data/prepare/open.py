@@ -25,7 +25,7 @@ from raytriever.data.prepare.prepared import PreparedDirectory
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, setting
 from raytriever.paths import expanded
-from raytriever.store.commit import MANIFEST, check_files
+from raytriever.store.commit import MANIFEST
 from raytriever.store.objects import SCHEMES, address_of, copy_of
 from raytriever.store.remote import pull
 
@@ -124,7 +124,7 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
     """Return the directory that the request names or `prepare` makes, and the path or URI to open it elsewhere."""
     is_stored = request.dataset.partition("://")[0] in SCHEMES
     folder = Path(copy_of(request.dataset)) if is_stored else expanded(request.dataset)
-    if address_of(folder):  # prepared on another host, perhaps
+    if address_of(folder):  # large files are copied when the data set is opened
         pull(folder / MANIFEST)
         if PreparedDirectory.find(folder) is not None:
             pull(folder)
@@ -132,7 +132,6 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
     if directory is None:
         directory = prepare(request, run, report=report)
         return directory, str(directory.folder)
-    check_files(folder, directory.manifest["files"])  # which copies those of an object store
     wanted = request.tokenisation and request.tokenisation.for_dataset(directory.meta["name"])
     if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"

@@ -291,6 +291,7 @@ def test_files_are_durable_before_the_manifest_and_the_manifest_before_the_renam
     manifest = next(index for index, entry in enumerate(log) if MANIFEST in entry)
     assert {"fsync a.txt", "fsync inner", "fsync b.txt"} <= set(log[:manifest])
     assert [entry for entry in log if "b.txt" in entry] == ["fsync b.txt"]  # once
+    assert not [entry for entry in log if ".lock" in entry]
     assert log[-2:] == ["rename run", f"fsync {tmp_path.name}"]
     assert manifest < len(log) - 2
 

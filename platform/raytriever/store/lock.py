@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raytriever.errors import StorageError
+from raytriever.errors import ASIDE, StorageError
 from raytriever.interruption import check_interrupted
 from raytriever.store import lease, objects, remote
 from raytriever.store.disk import make_folder
@@ -276,7 +276,8 @@ def _try(path: Path | str) -> Lock | Owner:
                 return owner
             owner = this_process(BY_KERNEL)
         os.pwrite(descriptor, record_of(owner), 0)
-        os.fsync(descriptor)
+        if ASIDE not in file.name:  # nobody asks who writes a hidden directory, only whether it is locked
+            os.fsync(descriptor)
         keep = True
         return Lock(directory, file, descriptor, owner, parents)
     except OSError:  # a full disk, perhaps: leave nothing
@@ -291,7 +292,7 @@ def _try(path: Path | str) -> Lock | Owner:
 
 def _needs_lease(path: Path | str) -> bool:
     real = os.path.realpath(path)
-    if objects.address_of(real) is None or ".aside-" in real:
+    if objects.address_of(real) is None or ASIDE in real:
         return False
     return not any(claim.has_lease and claim.covers(real) for claim in claims())
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import StorageError
+from raytriever.errors import ASIDE, StorageError
 from raytriever.reading.structured import read_json
 from raytriever.store import objects
 from raytriever.store.objects import MANIFEST, ask, copies_folder, delete_object, inside, listing, write_object
@@ -192,9 +192,9 @@ class Changes:
             if MANIFEST in names:
                 folders.clear()
                 continue
-            folders[:] = [name for name in folders if ".aside-" not in name]
+            folders[:] = [name for name in folders if ASIDE not in name]
             for name in names:
-                if ".aside-" in name or name.endswith(".lock"):
+                if ASIDE in name or name.endswith(".lock"):
                     continue
                 with suppress(FileNotFoundError):
                     status = os.stat(os.path.join(here, name))
@@ -228,7 +228,7 @@ def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int
 def _download_if_changed(file: Path, size: int, modified: int) -> None:
     if _is_copied(file, size, modified):
         return
-    aside = file.with_name(f".{file.name}.aside-{os.getpid()}-{threading.get_ident()}")
+    aside = file.with_name(f".{file.name}{ASIDE}{os.getpid()}-{threading.get_ident()}")
 
     def download(store: Any, key: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -284,11 +284,11 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
     """Remove files of a copy that the store does not have, and folders that are empty then, outside owned folders."""
     kept = {str(path / name) for name in found}
     for here, _, names in os.walk(path, topdown=False):
-        if f"{here}{os.sep}".startswith(owners) or ".aside-" in here:
+        if f"{here}{os.sep}".startswith(owners) or ASIDE in here:
             continue
         for name in names:
             file = os.path.join(here, name)
-            if file not in kept and not name.endswith(".lock") and ".aside-" not in name:
+            if file not in kept and not name.endswith(".lock") and ASIDE not in name:
                 os.unlink(file)
         with suppress(OSError):
             os.rmdir(here)

@@ -25,7 +25,6 @@ from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
 from raytriever.options import check_options, read_option
 from raytriever.paths import PATH, PathKind
-from raytriever.store.commit import lock_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import show, warn
 from raytriever.tracking.mlflow_tracker import EXPERIMENT_NAME
@@ -352,8 +351,7 @@ def lock_output(arguments: argparse.Namespace, output: Path | None = None) -> Pa
     Called before heavy imports. The directory need not exist; by default it is that of `--output`.
     """
     output = Path(arguments.output) if output is None else output
-    with lock_errors(output):
-        acquire(output, wait=arguments.wait, report=warn, remedy="wait for it with --wait, or give another --output")
+    acquire(output, wait=arguments.wait, report=warn, remedy="wait for it with --wait, or give another --output")
     return output
 
 

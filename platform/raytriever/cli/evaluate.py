@@ -57,8 +57,8 @@ def evaluate(given: Given) -> Iterator[str]:
         precision,
         data.max_bad_rows,
         warn,
+        data.bm25_language,
     )
-    job = replace(job, bm25_language=data.bm25_language)
     run = partial(run_evaluation, job, report=write_evaluation_report)
     results = evaluate_in_session(run, *session)
     yield format_results(results)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
 from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
+from raytriever.evaluation.protocol import Protocol
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.paths import expanded
 
@@ -34,12 +35,22 @@ REASON_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class EvaluationDataset:
-    """Data set of an evaluation: paths or hub names of its parts, by name; an undivided one has one of its own name."""
+    """Data set of an evaluation, and how it is read and measured.
+
+    Args:
+        parts: paths or hub names of its parts, by name; an undivided one has one of its own name.
+        task: its name in MTEB, if it is one of BEIR's.
+        bm25_language: language of BM25's analyser; None to detect it.
+        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
+    """
 
     name: str
     parts: dict[str, str]
     split: str
     task: str | None = None
+    protocol: Protocol = field(default_factory=Protocol)
+    bm25_language: str | None = None
+    max_bad_rows: float = 0.01
 
     @property
     def is_divided(self) -> bool:
@@ -108,9 +119,29 @@ BEIR = {
 }
 
 
-def describe_datasets(sources: Sequence[str], split: str) -> list[EvaluationDataset]:
+def describe_datasets(
+    sources: Sequence[str],
+    split: str,
+    protocol: Protocol | None = None,
+    max_bad_rows: float = 0.01,
+    bm25_language: str | None = None,
+) -> list[EvaluationDataset]:
     """Describe each data set that a user named; nothing is opened."""
-    return [_describe_dataset(source, split) for source in sources]
+    described = []
+    for source in sources:
+        path, parts = expanded(source), find_parts(source)
+        named = Path(os.path.abspath(path)).name if path.exists() else _registered_name(source)
+        name = safe_name(named)
+        files = dict(zip(unique_names(distinct_names(parts)), parts, strict=True)) or {name: source}
+        task = BEIR[name].task if name in BEIR else None
+        described.append(
+            EvaluationDataset(name, files, split, task, protocol or Protocol(), bm25_language, max_bad_rows)
+        )
+    return described
+
+
+def _registered_name(source: str) -> str:
+    return source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0]
 
 
 def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
@@ -153,28 +184,25 @@ def check_file_names(models: Sequence[str], datasets: Sequence[EvaluationDataset
                 writers[file] = writer
 
 
-def with_mteb_task(dataset: EvaluationDataset) -> EvaluationDataset:
-    """Return the data set with its name in MTEB, if its name is that of a data set of BEIR."""
-    return replace(dataset, task=BEIR[dataset.name].task) if dataset.name in BEIR else dataset
-
-
 def find_beir(
-    root: Path | None, check: Callable[[EvaluationDataset], None]
+    root: Path | None,
+    describe: Callable[[Sequence[str], str], list[EvaluationDataset]],
+    check: Callable[[EvaluationDataset], object],
 ) -> tuple[list[EvaluationDataset], list[str]]:
     """Find the public data sets of BEIR (Thakur et al., 2021, arXiv:2104.08663), in the order of its tables.
 
     Each is searched as a folder of `root` under the name of BEIR's archives, then in `ir_datasets`, then on the hub,
     where MTEB keeps them in BEIR's layout. The last two may download it. A folder of `root` is the only candidate if it
     exists, so that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04, do not
-    belong to the suite. Return the data sets, and a line with the name of each missing one and the reasons. `check`
-    opens a data set, and raises a `UserError` if that is impossible.
+    belong to the suite. Return the data sets, and a line with the name of each missing one and the reasons. `describe`
+    is `describe_datasets`. `check` opens a data set, and raises a `UserError` if that is impossible.
     """
     datasets, missing = [], []
     for name, member in BEIR.items():
         reasons = [f"no folder {root / name}"] if root is not None and not (root / name).is_dir() else []
         for source in _sources(root, name, member):
             try:
-                [one] = describe_datasets([source], member.split)
+                [one] = describe([source], member.split)
                 one = replace(one.rename(name), task=member.task)
                 check(one)
             except UserError as error:
@@ -199,18 +227,6 @@ def find_parts(source: str) -> list[str]:
     if any(one.is_file() and one.suffix not in ("", ".md", ".txt") for one in visible):
         return []
     return sorted(str(one) for one in visible if _is_beir(one))
-
-
-def _describe_dataset(source: str, split: str) -> EvaluationDataset:
-    path = expanded(source)
-    if path.exists():
-        name = safe_name(Path(os.path.abspath(path)).name)
-    else:
-        name = safe_name(source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0])
-    parts = find_parts(source)
-    if not parts:
-        return EvaluationDataset(name, {name: source}, split)
-    return EvaluationDataset(name, dict(zip(unique_names(distinct_names(parts)), parts, strict=True)), split)
 
 
 def _registered_parts(name: str) -> list[str]:

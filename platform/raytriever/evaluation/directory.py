@@ -42,7 +42,6 @@ class EvaluationDirectory:
     """
 
     folder: Path
-    protocol: Protocol
     results: Results
     chosen_on: str = "dev"
     forms: Sequence[StoredForm] = ()
@@ -76,7 +75,7 @@ class EvaluationDirectory:
         results.forms += form_rows(measured, self.forms, results.systems, results.thresholds)
         write_measured_files(self.folder, measured)
         for model, took in (seconds or {}).items():
-            content = mteb_content(measured, model, self.protocol, took)
+            content = mteb_content(measured, model, took)
             write_atomically(self.folder / "mteb" / model / f"{name}.json", content)
 
     def finish(self) -> None:
@@ -103,7 +102,7 @@ def write_evaluation(
     measured = DatasetMeasurement(EvaluationDataset(name, {name: str(dataset.location)}, split), [part])
     bm25: dict[str, Any] = {name: Analysis.of(dataset.documents).content()}
     with committed_directory(folder, {"kind": "evaluation"}, replace=True) as target:
-        directory = EvaluationDirectory(target, Protocol(), Results(baselines=[baseline]))
+        directory = EvaluationDirectory(target, Results(baselines=[baseline]))
         directory.add(measured, bm25=bm25)
         directory.finish()
     return directory.results

@@ -30,7 +30,6 @@ from raytriever.store.commit import write_atomically
 from raytriever.store.disk import disk_errors
 
 PER_QUERY, LATEX = "per_query", "table.tex"
-MEASURED = "measured"  # folder of the evaluations of a run that a study trained
 # Cutoffs and metrics of MTEB's results.
 CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
 FAMILIES = ("ndcg", "map", "recall", "precision", "mrr")
@@ -112,7 +111,7 @@ def _run_pieces(evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> 
         )
 
 
-def mteb_content(measured: DatasetMeasurement, model: str, protocol: Protocol, seconds: float | None = None) -> str:
+def mteb_content(measured: DatasetMeasurement, model: str, seconds: float | None = None) -> str:
     """Return the text of `mteb/MODEL/DATASET.json`: a `TaskResult` of MTEB (Muennighoff et al., 2023).
 
     It has every cutoff of MTEB that the ranking reaches. Unknown values are what the format allows: no version of MTEB,
@@ -120,7 +119,7 @@ def mteb_content(measured: DatasetMeasurement, model: str, protocol: Protocol, s
     list of languages is never empty: `TaskResult.get_score` of MTEB 2.26 averages over the languages of each entry, and
     returns NaN for none. Of a divided data set the means over its parts are written.
     """
-    rows = [_mteb_scores(part, model, protocol) for part in measured.parts]
+    rows = [_mteb_scores(part, model, measured.source.protocol) for part in measured.parts]
     scores: dict[str, Any] = {name: round(float(np.mean([row[name] for row in rows])), 5) for name in rows[0]}
     scores |= {"main_score": scores[MAIN], "hf_subset": "default"}
     scores["languages"] = [ENGLISH if measured.source.task else UNDETERMINED]

@@ -67,13 +67,14 @@ def run_evaluation(
     request = as_read(job.content(precision))
     check_output(output, request, fresh)
     check_writable(output)
-    opened = [
-        open_parts(one, job.splits(one), job.protocol, job.max_bad_rows, job.bm25_language) for one in job.datasets
-    ]
+    opened = [open_parts(one, job.splits(one)) for one in job.datasets]
     for source, parts in zip(job.datasets, opened, strict=True):
         for part in parts if len(job.splits(source)) > 1 else ():
             check_apart(part.dataset, job.calibration_split, source.split)
-    opened = [[add_unanswerable(part, job.unanswerable, job.max_bad_rows, log) for part in parts] for parts in opened]
+    opened = [
+        [add_unanswerable(part, job.unanswerable, source.max_bad_rows, log) for part in parts]
+        for source, parts in zip(job.datasets, opened, strict=True)
+    ]
     for source, parts in zip(job.datasets, opened, strict=True):
         check_enough_questions(parts, source, job)
     check_samples(job.forms, [part.dataset for parts in opened for part in parts])
@@ -89,7 +90,7 @@ def run_evaluation(
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
-            directory = EvaluationDirectory(folder, job.protocol, results, job.calibration_split, job.forms)
+            directory = EvaluationDirectory(folder, results, job.calibration_split, job.forms)
             for one, parts in zip(job.datasets, opened, strict=True):
                 bm25_parts = parts if any(model.config is None for model in job.models) else []
                 analyses: dict[str, Any] = {
@@ -149,9 +150,9 @@ def _measure(
             prompts = encoder.prompts_of(*source.prompt_names(opened.name))
             system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, backend, prompts)
         key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
-        targets = [(source.split, job.protocol, part.evaluations)]
+        targets = [(source.split, source.protocol, part.evaluations)]
         if job.aims and job.calibration_split != source.split:
-            targets.append((job.calibration_split, replace(job.protocol, metrics=(AUC,)), part.calibration))
+            targets.append((job.calibration_split, replace(source.protocol, metrics=(AUC,)), part.calibration))
         for split, protocol, evaluations in targets:
             whole_key = {**key, "split": split, "protocol": asdict(protocol)}
             judged = opened.judged[split]

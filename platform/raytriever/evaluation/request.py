@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.unanswerable import with_questions
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
+from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
@@ -107,21 +108,17 @@ class EvaluationJob:
         confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
         unanswerable: kinds of queries without an answer that are made, and data sets of other domains.
         precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
-        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
         missing: a line for each missing data set of a suite.
     """
 
     models: Sequence[EvaluatedModel]
     datasets: Sequence[EvaluationDataset]
     baselines: Sequence[str]
-    protocol: Protocol = field(default_factory=Protocol)
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
     confidence: str = ENTROPY
     unanswerable: Sequence[str] = ()
     precision: str | None = None
-    max_bad_rows: float = 0.01
-    bm25_language: str | None = None
     missing: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -137,16 +134,21 @@ class EvaluationJob:
                 for model in self.models
                 if not model.form
             },
-            "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.datasets},
+            "data sets": {
+                one.name: {
+                    "split": one.split,
+                    "parts": one.parts,
+                    **asdict(one.protocol),
+                    **({"bm25_language": one.bm25_language} if one.bm25_language else {}),
+                }
+                for one in self.datasets
+            },
             "baselines": list(self.baselines),
-            **asdict(self.protocol),
-            "metrics": list(self.protocol.metrics),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
             "confidence": self.confidence if self.aims else None,
             **({"unanswerable": list(self.unanswerable)} if self.unanswerable else {}),
             "precision": precision,
-            **({"bm25_language": self.bm25_language} if self.bm25_language else {}),
             **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
         }
 
@@ -257,31 +259,28 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
     return baselines
 
 
-def open_parts(
-    one: EvaluationDataset,
-    splits: Sequence[str],
-    protocol: Protocol,
-    max_bad_rows: float,
-    bm25_language: str | None = None,
-) -> list[OpenPart]:
+def open_parts(one: EvaluationDataset, splits: Sequence[str]) -> list[OpenPart]:
     """Open the parts of a data set, and select the judged queries of each split."""
     parts = []
     for name, source in one.parts.items():
-        dataset = open_dataset(source, splits, max_bad_rows=max_bad_rows, bm25_language=bm25_language, run=in_processes)
-        judged = {split: select_judged_queries(dataset, split, protocol) for split in splits}
-        if protocol.wants_answers:
+        dataset = open_dataset(
+            source, splits, max_bad_rows=one.max_bad_rows, bm25_language=one.bm25_language, run=in_processes
+        )
+        judged = {split: select_judged_queries(dataset, split, one.protocol) for split in splits}
+        if one.protocol.wants_answers:
             check_answers(dataset, one.split, judged[one.split].queries)
         parts.append(OpenPart(name, dataset, judged))
     return parts
 
 
-def add_suite(job: EvaluationJob, root: Path | None, log: Callable[[str], None]) -> EvaluationJob:
+def add_suite(
+    job: EvaluationJob,
+    root: Path | None,
+    describe: Callable[[Sequence[str], str], list[EvaluationDataset]],
+    log: Callable[[str], None],
+) -> EvaluationJob:
     """Return the job with all data sets of BEIR that exist. Missing ones are logged and kept for the results."""
-
-    def check(one: EvaluationDataset) -> None:
-        open_parts(one, job.splits(one), job.protocol, job.max_bad_rows)
-
-    datasets, missing = find_beir(root, check)
+    datasets, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
     for line in missing:
         log(f"MISSING: {line}")
     if not datasets:
@@ -304,6 +303,7 @@ def build_evaluation_job(
     precision: str | None,
     max_bad_rows: float,
     report: Callable[[str], None],
+    bm25_language: str | None = None,
 ) -> EvaluationJob:
     """Build the request that settings describe, with hub models pinned to commits.
 
@@ -315,19 +315,20 @@ def build_evaluation_job(
         )
     removed_share(unanswerable)  # only for its checks, before a model is pinned
     models = add_forms(pin_models(models), config)
+    protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
+    describe = partial(describe_datasets, protocol=protocol, max_bad_rows=max_bad_rows, bm25_language=bm25_language)
     job = EvaluationJob(
         models=models,
-        datasets=[with_mteb_task(one) for one in describe_datasets(datasets, config.split)],
+        datasets=describe(datasets, config.split),
         baselines=choose_baselines(baselines, models),
-        protocol=Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id),
         aims=parse_aims(aims),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
         unanswerable=unanswerable,
         precision=precision,
-        max_bad_rows=max_bad_rows,
     )
-    return add_suite(job, Path(config.data_root) if config.data_root else None, report) if config.suite else job
+    root = Path(config.data_root) if config.data_root else None
+    return add_suite(job, root, describe, report) if config.suite else job
 
 
 def add_unanswerable(

@@ -107,6 +107,8 @@ class MtebJob(EvaluationJob):
     datasets: Sequence[EvaluationDataset] = ()
     baselines: Sequence[str] = ()
     precision: str | None = "fp32"
+    protocol: Protocol = field(default_factory=Protocol)
+    max_bad_rows: float = 0.01
     tasks: Sequence[Any]
 
     @property
@@ -227,7 +229,7 @@ class TaskSearch(MtebEncoder):
         evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
         chosen_on = self._calibrate(subset, split, kinds, (judged, evaluation))
         measured = DatasetMeasurement(
-            EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name),
+            EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name, protocol),
             [
                 PartMeasurement(label, dataset, judged, {model: evaluation}, {model: chosen_on[1]}, chosen_on[0])
                 if chosen_on
@@ -245,7 +247,7 @@ class TaskSearch(MtebEncoder):
         meta = {"kind": "evaluation", "key": self.job.key}
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
             results = Results(request=as_read(request))
-            directory = EvaluationDirectory(folder, protocol, results, self.job.calibration_split)
+            directory = EvaluationDirectory(folder, results, self.job.calibration_split)
             directory.add(measured, decisions)
             directory.finish()
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -83,12 +84,7 @@ def settings_of(study: Study, output: Path) -> dict[str, Any]:
     def settings_of_arm(arm: Arm) -> dict[str, Any]:
         return {
             "trained": to_relative(to_dict(arm.curriculum)) if arm.curriculum else [arm.model, arm.lengths],
-            "measured": {
-                one.name: to_relative(
-                    [one.dataset, one.split, one.metrics, one.level, one.drop_own, one.bm25_language, one.max_bad_rows]
-                )
-                for one in arm.datasets
-            },
+            "measured": {name: to_relative(asdict(one)) for name, one in arm.datasets.items()},
         }
 
     arms = {arm.name: settings_of_arm(arm) for arm in study.arms}
@@ -180,7 +176,7 @@ def run_study(
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
-        locations = {one.name: one.dataset for arm in study.arms for one in arm.datasets}
+        locations = {name: path for arm in study.arms for name, one in arm.datasets.items() for path in one.sources}
         sources = ",".join(dict.fromkeys(locations.values()))
         record = DatasetRecord("+".join(locations), sources, hash_of(settings), {})
         tracker.describe(
@@ -257,7 +253,7 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
 
 
 def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
-    names = {(arm.row, one.name): arm.name for arm in study.arms for one in arm.datasets}
+    names = {(arm.row, dataset): arm.name for arm in study.arms for dataset in arm.datasets}
     means = {
         f"{names.get((row, dataset), safe_name(row))}/{dataset}/{metric}": results.mean(row, dataset, metric)
         for (row, dataset), cell in results.cells.items()

@@ -105,11 +105,9 @@ def graded(folder: Path) -> RetrievalDataset:
 def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_encoder: Path) -> None:
     job = EvaluationJob(
         models=read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
-        datasets=describe_datasets([str(folder)], "test"),
+        datasets=describe_datasets([str(folder)], "test", Protocol((*TREC, "auc")), SHARE),
         baselines=["bm25"],
-        protocol=Protocol((*TREC, "auc")),
         precision="fp32",
-        max_bad_rows=SHARE,
     )
     output = tmp_path / "out"
     results = run_evaluation(job, output, False, Tracker, lambda _: None)

@@ -81,9 +81,8 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
     few.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in graded))
     job = EvaluationJob(
         models=read_models(["bm25", f"tiny={own}"], ModelConfig()),
-        datasets=describe_datasets([str(tiny_dataset), str(forums)], "test"),
+        datasets=describe_datasets([str(tiny_dataset), str(forums)], "test", Protocol(METRICS)),
         baselines=["bm25"],
-        protocol=Protocol(METRICS),
         aims=[("recall", 0.8), ("answered", 0.6)],
         confidence="score",
         precision="fp32",

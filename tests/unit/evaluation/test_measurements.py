@@ -22,11 +22,11 @@ from raytriever.tracking.tracker import Tracker
 
 def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., None] | None = None) -> list[str]:
     """Measure BM25 and an encoder, with thresholds; returns the lines that were said."""
+    protocol = Protocol(("ndcg_at_10", "map_at_100", "auc", "query_auc"))
     job = EvaluationJob(
         models=read_models(["bm25", f"tiny={encoder}"], ModelConfig()),
-        datasets=describe_datasets([str(dataset)], "test"),
+        datasets=describe_datasets([str(dataset)], "test", protocol),
         baselines=["bm25"],
-        protocol=Protocol(("ndcg_at_10", "map_at_100", "auc", "query_auc")),
         aims=[("recall", 0.8)],
         precision="fp32",
     )

@@ -32,9 +32,8 @@ def job(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pyt
     models = read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig())
     return EvaluationJob(
         models=add_forms(models, EvaluationConfig(dtype="fp32,int8,binary,ubinary", truncate_dim="12,32")),
-        datasets=describe_datasets([str(tiny_dataset)], "test"),
+        datasets=describe_datasets([str(tiny_dataset)], "test", Protocol(("ndcg_at_10", "auc"))),
         baselines=["tiny"],
-        protocol=Protocol(("ndcg_at_10", "auc")),
         aims=[("recall", 0.2)],
         precision="fp32",
     )

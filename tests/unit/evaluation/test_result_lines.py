@@ -190,7 +190,7 @@ def test_missing_data_sets_of_the_suite_are_reported(tmp_path: Path) -> None:
         if one.name not in ("scifact", "msmarco", "webis-touche2020"):
             raise DataError("not there", one.name)
 
-    result, missing = find_beir(tmp_path, opens)
+    result, missing = find_beir(tmp_path, describe_datasets, opens)
     assert [(one.name, one.split, one.task) for one in result] == [
         ("msmarco", "dev", "MSMARCO"),
         ("webis-touche2020", "test", "Touche2020"),
@@ -255,9 +255,8 @@ def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
     job = EvaluationJob(
         models=read_models(["bm25"], ModelConfig()),
-        datasets=describe_datasets([str(folder)], "test"),
+        datasets=describe_datasets([str(folder)], "test", bm25_language="en"),
         baselines=["bm25"],
-        bm25_language="en",
     )
     said: list[str] = []
     results = run_evaluation(job, tmp_path / "out", False, Tracker, said.append)
@@ -270,7 +269,8 @@ def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(
         assert analysis["warning"] in shown
     assert "stop words: English; stemmer: Snowball, English" in text
     assert "stemmer: Snowball, English." in page
-    recognised = run_evaluation(replace(job, bm25_language=None), tmp_path / "zh", False, Tracker, said.append)
+    job = replace(job, datasets=describe_datasets([str(folder)], "test"))
+    recognised = run_evaluation(job, tmp_path / "zh", False, Tracker, said.append)
     line = "Analyser of BM25 for Chinese, --bm25-language zh: terms of 2 adjacent characters"
     assert line in format_results(recognised)
     assert recognised.models["bm25"]["中文"]["ndcg_at_10"] > results.models["bm25"]["中文"]["ndcg_at_10"]

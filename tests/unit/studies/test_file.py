@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +51,10 @@ def test_every_arm_trains_on_every_data_set(file: Path) -> None:
     names = ["untrained", "BM25", "InfoNCE-Letters", "InfoNCE-Half", "MW-2-Letters", "MW-2-Half"]
     assert [arm.name for arm in study.arms] == names
     untrained, bm25, _, _, letters, half = study.arms
-    assert [one.name for one in untrained.datasets] == ["Letters", "Half"]
+    assert list(untrained.datasets) == ["Letters", "Half"]
     assert (untrained.lengths, bm25.model, bm25.lengths) == ((16, 32), "bm25", None)
-    assert [one.split for one in (*letters.datasets, *half.datasets)] == ["test", "dev"]
-    assert letters.datasets[0].metrics == ("ndcg_at_10", "auc")
+    assert [one.split for arm in (letters, half) for one in arm.datasets.values()] == ["test", "dev"]
+    assert letters.datasets["Letters"].protocol.metrics == ("ndcg_at_10", "auc")
     assert letters.curriculum is not None
     config = letters.curriculum
     assert (config.loss.loss, config.loss.temperature, config.training.learning_rate) == ("mw", 0.02, 1e-4)
@@ -81,9 +80,8 @@ def test_bm25_is_measured_in_the_language_of_the_settings(file: Path) -> None:
     file.write_text(FILE.replace("settings:", "settings:\n  data: {bm25_language: it}"))
     study = load_study(file)
     [arm] = [arm for arm in study.arms if arm.model == "bm25"]
-    letters = replace(arm.datasets[0], metrics=("ndcg_at_10",))
-    measure(letters, arm, "bm25", None, {}, Path("out"))
-    assert "Snowball, Italian" in (Path("out") / "measured" / "Letters" / "results.json").read_text()
+    measure(arm, "bm25", None, Path("out"))
+    assert "Snowball, Italian" in (Path("out") / "results.json").read_text()
     assert settings_of(study, Path("out"))["arms"] != plain["arms"]
 
 
@@ -160,11 +158,12 @@ def test_arms_are_measured_on_data_sets_that_they_are_not_trained_on(file: Path)
     study = load_study(file)
     assert [arm.name for arm in study.arms] == ["untrained", "BM25", "InfoNCE", "MW-2"]
     for arm in study.arms:
-        assert [(one.name, one.split, one.level) for one in arm.datasets] == [
+        assert [(one.name, one.split, one.protocol.level) for one in arm.datasets.values()] == [
             ("Letters", "test", 1),
             ("Half", "dev", 2),
         ]
-        assert arm.datasets[0].metrics == ("auc", "ndcg_at_10", "steps_to_best")
+        assert arm.datasets["Letters"].protocol.metrics == ("auc", "ndcg_at_10")
+    assert study.steps_to_best
     curriculum = study.arms[2].curriculum
     assert curriculum is not None
     assert curriculum.data.dataset == "letters"

@@ -17,20 +17,22 @@ from evaluations import about_of
 
 from raytriever.config import Config, override
 from raytriever.errors import ConfigError, StorageError
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.results import Results
 from raytriever.interruption import check_interrupted, interruptible
 from raytriever.metrics.auc import auc_pseudo_values, pooled_auc
 from raytriever.studies.arm import arm_folder
 from raytriever.studies.claims import Claim, above
-from raytriever.studies.definition import Arm, Evaluated, MeasuredDataset, Study
-from raytriever.studies.outcome import read_seed_metrics, seeds_of, write_study
+from raytriever.studies.definition import Arm, Study
+from raytriever.studies.outcome import read_arm, seeds_of, write_study
 from raytriever.studies.run import SETTINGS, check_directory, check_same, run_arms, settings_of
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:
     """Return a study of MW, CL and the untrained encoder on a data set in its folder."""
     config = override(Config(), {"data": {"dataset": str(data)}, "loss": {"temperature": temperature}})
-    measured = (MeasuredDataset("letters", str(data), "test", ("auc",)),)
+    measured = {"letters": EvaluationDataset("letters", {"letters": str(data)}, "test", protocol=Protocol(("auc",)))}
     arms = (
         Arm("before", "before", measured, None, model="minilm", lengths=(16, 32)),
         Arm("cl", "CL", measured, config),
@@ -91,7 +93,7 @@ class ArmFolders:
         """Write a finished arm."""
         arm = next(one for one in self.study.arms if one.name == name)
         folder = arm_folder(self.output, arm, seed)
-        path = folder / "measured" / "letters"
+        path = folder / "evaluation"
         for subfolder in ("per_query", "scores"):
             (path / subfolder).mkdir(parents=True)
         rng = np.random.default_rng([seed, len(name)])
@@ -101,16 +103,16 @@ class ArmFolders:
             "positive_queries": np.arange(20),
             "negative_queries": np.repeat(np.arange(20), 5),
         }
-        np.savez_compressed(path / "scores" / f"letters.{name}.npz", **pools)
+        np.savez_compressed(path / "scores" / "letters.after.npz", **pools)
         metrics = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
-        Results(models={name: {"letters": metrics}}, about={"letters": about_of(20, 60)}).write(path)
+        Results(models={"after": {"letters": metrics}}, about={"letters": about_of(20, 60)}).write(path)
         queries = [str(query) for query in range(20)]
         auc = auc_pseudo_values(*(pools[key] for key in pools), 20).tolist()
-        models = {name: {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "auc": auc, "top": [[]] * 20}}
+        models = {"after": {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "auc": auc, "top": [[]] * 20}}
         values = {"dataset": "letters", "queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
         (path / "per_query" / "letters.json").write_text(json.dumps(values))
         facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
-        (folder / "metrics.json").write_text(json.dumps({"measured": {"letters": metrics}, **facts}))
+        (folder / "metrics.json").write_text(json.dumps(facts))
 
 
 def finish_study(output: Path) -> Study:
@@ -198,17 +200,15 @@ def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path:
 
 
 def test_the_metrics_of_an_arm_are_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> None:
-    finish_study(tmp_path)
-    folder = tmp_path / "arms" / "mw" / "seed-1" / "measured" / "letters"
-    auc, evaluated = Results.read(folder).models["mw"]["letters"]["auc"], Evaluated(1, folder, "mw", "letters")
-    one = read_seed_metrics(evaluated, {"auc": auc, "steps_to_best": None})
+    arm, folder = finish_study(tmp_path).arms[2], tmp_path / "arms" / "mw" / "seed-1"
+    one = read_arm(arm, folder, 1)["letters"]
     assert one.seed == 1
-    assert np.isnan(one.metrics["steps_to_best"])
+    assert one.metrics == Results.read(folder / "evaluation").models["after"]["letters"]
     assert one.per_query["auc"].mean() == pytest.approx(one.metrics["auc"])
     assert np.isnan(one.per_query["ndcg_at_10"][1])
-    (folder / "per_query" / "letters.json").write_bytes(b"damaged")
+    (folder / "evaluation" / "per_query" / "letters.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match=r"letters\.json: is damaged or changed"):
-        read_seed_metrics(evaluated, {})
+        read_arm(arm, folder, 1)
 
 
 def test_a_full_disk_is_reported_in_one_line(full_disk: Path) -> None:

@@ -1,5 +1,7 @@
 """Data sets of an evaluation: single ones, those divided into parts, the whole suite of BEIR, and samples of a corpus.
 
+Names of data sets and of models are short, distinct and safe in files. They follow from paths and hub names.
+
 A folder that is no data set itself, but holds folders in BEIR layout, is one data set of several parts. Its metrics are
 means over the parts, as BEIR counts CQADupStack.
 
@@ -11,10 +13,11 @@ Figures on a sample are higher than on the whole corpus, and comparable only wit
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,7 +26,6 @@ from numpy import ndarray
 from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
 from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.evaluation.protocol import Protocol
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.paths import expanded
@@ -306,3 +308,42 @@ def _select_documents(
         negatives=None,
         location=None,
     )
+
+
+def distinct_names(sources: Sequence[str]) -> list[str]:
+    """Return the last part of each path or hub name, with as many parts before it as make it distinct.
+
+    Parts are joined by `_`. A last part `model` belongs to a run's directory, and the directory's name is used. Every
+    character that file systems and metric names of MLflow do not share becomes `_`. Equal sources get equal names.
+    """
+    all_parts = [_parts(source) for source in sources]
+    names = []
+    for parts in all_parts:
+        others = [other for other in all_parts if other != parts]
+        length = next(
+            (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), max(1, len(parts))
+        )
+        names.append(safe_name("_".join(parts[-length:])))
+    return names
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return the names, all different: a repeated name gets a number, `a`, `a-2`, `a-3`."""
+    unique: list[str] = []
+    for name in names:
+        number, candidate = 1, name
+        while candidate in unique or (number > 1 and candidate in names):
+            number += 1
+            candidate = f"{name}-{number}"
+        unique.append(candidate)
+    return unique
+
+
+def safe_name(name: str) -> str:
+    """Replace everything but letters, digits, `-`, `.` and `_`."""
+    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
+
+
+def _parts(source: str) -> list[str]:
+    parts = [part for part in PurePath(source).parts if part not in ("/", "..")]
+    return parts[:-1] if len(parts) > 1 and parts[-1] == "model" else parts or [source]

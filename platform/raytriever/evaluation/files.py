@@ -73,7 +73,7 @@ class QueryValues(TypedDict):
 
 @activity("writing the rankings")
 def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
-    """Write what was measured on one data set: TREC runs, pooled scores and results per query."""
+    """Write what was measured on one data set: TREC runs, pooled scores, results per query and as MTEB has them."""
     name = measured.source.name
     for model in measured.models:
         for part in measured.parts:
@@ -85,6 +85,8 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
     write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
+    for model, seconds in measured.seconds.items():
+        write_atomically(folder / "mteb" / model / f"{name}.json", mteb_content(measured, model, seconds))
 
 
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
@@ -111,7 +113,7 @@ def _run_pieces(evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> 
         )
 
 
-def mteb_content(measured: DatasetMeasurement, model: str, seconds: float | None = None) -> str:
+def mteb_content(measured: DatasetMeasurement, model: str, seconds: float) -> str:
     """Return the text of `mteb/MODEL/DATASET.json`: a `TaskResult` of MTEB (Muennighoff et al., 2023).
 
     It has every cutoff of MTEB that the ranking reaches. Unknown values are what the format allows: no version of MTEB,

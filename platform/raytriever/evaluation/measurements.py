@@ -19,10 +19,9 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
-from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import AUC, KINDS, JudgedQueries
 from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
@@ -105,10 +104,18 @@ class PartMeasurement:
 
 @dataclass(frozen=True)
 class DatasetMeasurement:
-    """Results of all models on one data set of an evaluation, part by part."""
+    """Results of all models on one data set of an evaluation, part by part.
+
+    Args:
+        bm25, prompts: see `results.About`.
+        seconds: time of each model; `mteb/` is written for those that have one.
+    """
 
     source: EvaluationDataset
     parts: list[PartMeasurement]
+    bm25: Mapping[str, AnalysisAbout] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -134,7 +141,7 @@ class DatasetMeasurement:
         rows = [testable_values(part.evaluations[model]) for part in self.parts]
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
-    def about(self, bm25: Mapping[str, AnalysisAbout], prompts: Mapping[str, str]) -> About:
+    def about(self) -> About:
         """Return the counts of all parts and the split: queries, documents, absent documents, copies above relevant."""
         absent = [part.judged.count_absent() for part in self.parts]
         return About(
@@ -148,8 +155,8 @@ class DatasetMeasurement:
                 for model in self.models
             },
             parts=self.source.labels if self.source.is_divided else [],
-            bm25=dict(bm25),
-            prompts=dict(prompts),
+            bm25=dict(self.bm25),
+            prompts=dict(self.prompts),
             **{count: sum(one[count] for one in absent) for count in absent[0]},
         )
 

@@ -11,7 +11,6 @@ A data set may name questions without an answer in the corpus (kind `given`). `-
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -27,8 +26,14 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.unanswerable import with_questions
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir
-from raytriever.evaluation.names import distinct_names, safe_name, unique_names
+from raytriever.evaluation.datasets import (
+    EvaluationDataset,
+    describe_datasets,
+    distinct_names,
+    find_beir,
+    safe_name,
+    unique_names,
+)
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
     FOREIGN,
@@ -106,7 +111,8 @@ class EvaluationJob:
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
         confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
-        unanswerable: kinds of queries without an answer that are made, and data sets of other domains.
+        removed: share of the questions that also take part without their answers.
+        foreign: data sets whose questions this corpus does not answer.
         precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
         missing: a line for each missing data set of a suite.
     """
@@ -117,7 +123,8 @@ class EvaluationJob:
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
     confidence: str = ENTROPY
-    unanswerable: Sequence[str] = ()
+    removed: float = 0.0
+    foreign: Sequence[str] = ()
     precision: str | None = None
     missing: Sequence[str] = field(default_factory=tuple)
 
@@ -147,7 +154,8 @@ class EvaluationJob:
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
             "confidence": self.confidence if self.aims else None,
-            **({"unanswerable": list(self.unanswerable)} if self.unanswerable else {}),
+            **({"removed": self.removed} if self.removed else {}),
+            **({"foreign": list(self.foreign)} if self.foreign else {}),
             "precision": precision,
             **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
         }
@@ -182,7 +190,7 @@ def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedMo
         label, equals, source = word.partition("=")
         is_labelled = bool(equals and label and source) and not Path(word).exists()
         named = source if is_labelled else word
-        config = None if named == BM25 else dataclasses.replace(settings, model=named)
+        config = None if named == BM25 else replace(settings, model=named)
         labelled.append((label if is_labelled else None, named, config))
     return name_models(labelled)
 
@@ -238,7 +246,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
         model
         if model.config is None
         else EvaluatedModel(
-            model.name, dataclasses.replace(model.config, revision=commit_of(model.config.model, model.config.revision))
+            model.name, replace(model.config, revision=commit_of(model.config.model, model.config.revision))
         )
         for model in models
     ]
@@ -273,26 +281,6 @@ def open_parts(one: EvaluationDataset, splits: Sequence[str]) -> list[OpenPart]:
     return parts
 
 
-def add_suite(
-    job: EvaluationJob,
-    root: Path | None,
-    describe: Callable[[Sequence[str], str], list[EvaluationDataset]],
-    log: Callable[[str], None],
-) -> EvaluationJob:
-    """Return the job with all data sets of BEIR that exist. Missing ones are logged and kept for the results."""
-    datasets, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
-    for line in missing:
-        log(f"MISSING: {line}")
-    if not datasets:
-        where = setting("data_root", root) if root else setting("suite", "beir")
-        raise DataError(
-            "no data set of the suite exists",
-            where,
-            f"give {setting('data_root')}, the folder that holds the data sets",
-        )
-    return replace(job, datasets=[*job.datasets, *datasets], missing=missing)
-
-
 def build_evaluation_job(
     models: Sequence[EvaluatedModel],
     datasets: Sequence[str],
@@ -313,7 +301,7 @@ def build_evaluation_job(
         raise ConfigError(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
         )
-    removed_share(unanswerable)  # only for its checks, before a model is pinned
+    removed = removed_share(unanswerable)
     models = add_forms(pin_models(models), config)
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     describe = partial(describe_datasets, protocol=protocol, max_bad_rows=max_bad_rows, bm25_language=bm25_language)
@@ -324,24 +312,33 @@ def build_evaluation_job(
         aims=parse_aims(aims),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        unanswerable=unanswerable,
+        removed=removed,
+        foreign=[word for word in unanswerable if not asks_removed(word)],
         precision=precision,
     )
+    if not config.suite:
+        return job
     root = Path(config.data_root) if config.data_root else None
-    return add_suite(job, root, describe, report) if config.suite else job
+    suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
+    for line in missing:
+        report(f"MISSING: {line}")
+    if not suite:
+        where = setting("data_root", root) if root else setting("suite", "beir")
+        remedy = f"give {setting('data_root')}, the folder that holds the data sets"
+        raise DataError("no data set of the suite exists", where, remedy)
+    return replace(job, datasets=[*job.datasets, *suite], missing=missing)
 
 
-def add_unanswerable(
+def add_foreign_questions(
     part: OpenPart,
-    kinds: Sequence[str],
+    foreign: Sequence[str],
     max_bad_rows: float,
     log: Callable[[str], None],
     split_elsewhere: str | None = None,
 ) -> OpenPart:
-    """Return a part of a data set with the questions that the evaluation asks for, in each of its splits.
+    """Return a part of a data set with the questions of other data sets, in each of its splits.
 
     Args:
-        kinds: `removed` and data sets, as in `EvaluationJob.unanswerable`.
         max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
         log: called with a line on questions that are left out.
         split_elsewhere: split of the other data sets; None for the one of the same name.
@@ -349,10 +346,8 @@ def add_unanswerable(
     dataset, judged = part.dataset, dict(part.judged)
     for split in judged:
         made = dict(judged[split].unanswerable)
-        for number, word in enumerate(kinds):
-            if asks_removed(word):
-                continue
-            texts = foreign_questions(word, split_elsewhere or split, max_bad_rows, part.dataset, log)
+        for number, path in enumerate(foreign):
+            texts = foreign_questions(path, split_elsewhere or split, max_bad_rows, part.dataset, log)
             first = len(dataset.queries)
             dataset = with_questions(dataset, split, texts, f"{FOREIGN}-{split}-{number}")
             added = np.arange(first, first + len(texts))

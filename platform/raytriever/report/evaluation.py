@@ -8,9 +8,9 @@ from pathlib import Path
 from raytriever.activity import activity
 from raytriever.evaluation.document import document
 from raytriever.evaluation.files import read_pools, read_queries, scores_file
-from raytriever.evaluation.metric_tables import Values
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import EVALUATION, FormRow, Results, ThresholdRow, datasets_of, metrics_of, rows_of
+from raytriever.evaluation.tables import Values
 from raytriever.report.figures import (
     save_curves,
     save_gains,

@@ -16,8 +16,7 @@ from typing import Any
 
 from raytriever.config import Config, check_config, check_config_paths, from_dict, read_settings
 from raytriever.errors import ConfigError
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.protocol import Protocol, metric_title, read_metrics
 from raytriever.evaluation.request import BM25
 from raytriever.options import did_you_mean

@@ -13,12 +13,12 @@ from typing import Any, NotRequired, TypedDict
 
 from raytriever.activity import activity
 from raytriever.errors import StorageError
+from raytriever.evaluation.datasets import safe_name
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines
 from raytriever.evaluation.files import LATEX, PER_QUERY, read_per_query, read_pools, values_of
-from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.results import EVALUATION, Results, without_nan
-from raytriever.evaluation.table import latex, printed
+from raytriever.evaluation.tables import latex, printed
 from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import save_curves, save_roc, save_score_histograms

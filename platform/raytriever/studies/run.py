@@ -26,9 +26,9 @@ from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
 from raytriever.config import hash_of, to_dict
 from raytriever.errors import ConfigError, setting
+from raytriever.evaluation.datasets import safe_name
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.evaluation.files import LATEX
-from raytriever.evaluation.names import safe_name
 from raytriever.interruption import check_interrupted
 from raytriever.models.files import quiet_transformers
 from raytriever.reading.structured import read_json

@@ -16,17 +16,17 @@ from raytriever.evaluation.datasets import (
     EvaluationDataset,
     check_file_names,
     describe_datasets,
+    distinct_names,
     find_beir,
     rename_duplicates,
+    unique_names,
 )
 from raytriever.evaluation.differences.significance import collect_marks, pair_rows
 from raytriever.evaluation.document import document, format_results
 from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.metric_tables import MetricTables, split_text
-from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics, removed_share
 from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
-from raytriever.evaluation.table import printed
+from raytriever.evaluation.tables import MetricTables, printed, split_text
 from raytriever.models.config import ModelConfig
 from raytriever.tracking.tracker import Tracker
 

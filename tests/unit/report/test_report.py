@@ -17,13 +17,13 @@ from evaluations import ENDS, HOSTILE, write_evaluation
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import StorageError
-from raytriever.evaluation.directory import write_evaluation as write_evaluation_of
 from raytriever.evaluation.document import document
 from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.files import read_queries
+from raytriever.evaluation.job import write_evaluation as write_evaluation_of
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
-from raytriever.evaluation.table import Cell, ReportTable
+from raytriever.evaluation.tables import Cell, ReportTable
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.report.evaluation import write_evaluation_report, write_training_report
 from raytriever.report.figures import save_gains, save_roc, styles_of

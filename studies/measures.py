@@ -56,7 +56,7 @@ class QuestionReader:
             raise StorageError(f"has no results on {dataset}", str(folder), remedy) from error
         best = np.array([self._position[top[0][0]] if top else -1 for top in tops], np.int64)
         kinds = [name.partition(":")[0] for name in content["queries"]]
-        run = folder / "runs" / f"{AFTER}.{dataset}.trec"
+        run = folder / "runs" / AFTER / f"{dataset}.trec"
         return RankedQuestions(
             _best_scores(str(run), content["queries"]),
             np.array(right, np.float64)[:, None] > 0,

@@ -105,7 +105,7 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
     assert (figures["dataset"], figures["split"]) == ("letters", "test")
     assert figures["after"] != figures["before"]
     assert "loss lsepair then infonce" in out
-    for name in ("evaluation/runs/after.letters.trec", "figures/loss.png", "report.html", "config.yaml"):
+    for name in ("evaluation/runs/after/letters.trec", "figures/loss.png", "report.html", "config.yaml"):
         assert (run / name).stat().st_size > 500, name
     closing = json.loads((first / "metrics.json").read_text())
     assert (closing["steps"], closing["split"]) == (LLM_STEPS, "dev")

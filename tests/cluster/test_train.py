@@ -35,7 +35,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     assert "raytriever search" in done.stdout
     assert yaml.safe_load((run / "config.yaml").read_text())["training"]["num_workers"] == 2
     for name in (
-        *(f"evaluation/runs/{system}.letters.trec" for system in ("bm25", "before", "after")),
+        *(f"evaluation/runs/{system}/letters.trec" for system in ("bm25", "before", "after")),
         "figures/roc.png",
         "report.html",
     ):

@@ -181,7 +181,7 @@ def write_calibrations(
             break
         splits = job.calibration_split, source.split
         made = make_calibration(measured.parts[0].dataset, model.config, splits, decided, int8=int8)
-        write_atomically(folder / FOLDER / f"{model.name}.{source.name}.json", made.to_json())
+        write_atomically(folder / FOLDER / model.name / f"{source.name}.json", made.to_json())
         written.append((model.config, made))
     return written
 

@@ -60,8 +60,8 @@ class EvaluationDataset:
         return list(self.parts) != [self.name]
 
     def label(self, part: str) -> str:
-        """Return the name of a part in file names; that of an undivided data set is its own."""
-        return f"{self.name}-{part}" if self.is_divided else self.name
+        """Return the name of a part in paths; that of an undivided data set is its own."""
+        return f"{self.name}/{part}" if self.is_divided else self.name
 
     def prompt_names(self, part: str) -> tuple[str, ...]:
         """Return the names under which a model may store prompts of a part, the most specific one first."""
@@ -70,7 +70,7 @@ class EvaluationDataset:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the parts in file names."""
+        """Names of the parts in paths."""
         return [self.label(part) for part in self.parts]
 
     @property
@@ -150,7 +150,6 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
     """Return the data sets with names that differ in tables and file names.
 
     Data sets of one name get the folders before it into their names, as far as these differ, and a number otherwise.
-    The name of a data set also differs from the names of all parts of others.
     """
     for index, one in enumerate(datasets):
         if any((one.sources, one.split) == (other.sources, other.split) for other in datasets[:index]):
@@ -162,28 +161,8 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
     names = [one.name for one in datasets]
     longer = distinct_names([one.folder for one in datasets])
     new_names = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
-    parts = [
-        f"{name}-{part}" for name, one in zip(new_names, datasets, strict=True) if one.is_divided for part in one.parts
-    ]
-    unique = unique_names([*parts, *new_names])[len(parts) :]
-    return [one if one.name == name else one.rename(name) for one, name in zip(datasets, unique, strict=True)]
-
-
-def check_file_names(models: Sequence[str], datasets: Sequence[EvaluationDataset]) -> None:
-    """Refuse names for which two pairs of model and data set share a file: `a` on `b.c`, and `a.b` on `c`."""
-    writers: dict[str, str] = {}
-    for one in datasets:
-        for model in models:
-            files = [(f"runs/{model}.{label}.trec", label) for label in one.labels]
-            for file, label in [*files, (f"scores/{one.name}.{model}.npz", one.name)]:
-                writer = f"{model!r} on {label!r}"
-                if file in writers:
-                    raise ConfigError(
-                        f"{writers[file]} and {writer} would both be written to {file}",
-                        f"{setting('model')}, {setting('datasets')}",
-                        "give one of them another name, a model by NAME=MODEL, or evaluate them one by one",
-                    )
-                writers[file] = writer
+    new_names = unique_names(new_names)
+    return [one if one.name == name else one.rename(name) for one, name in zip(datasets, new_names, strict=True)]
 
 
 def find_beir(

@@ -77,7 +77,7 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
     name = measured.source.name
     for model in measured.models:
         for part in measured.parts:
-            run = folder / "runs" / f"{model}.{measured.label(part)}.trec"
+            run = folder / "runs" / model / f"{measured.label(part)}.trec"
             write_run(run, part.evaluations[model], part.dataset, model)
         pools = measured.pools(model)
         scores = scores_file(folder, model, name)
@@ -193,7 +193,7 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
 
 def scores_file(folder: Path, model: str, dataset: str) -> Path:
     """Return the file of the pooled scores of a model in the directory of an evaluation."""
-    return folder / "scores" / f"{dataset}.{model}.npz"
+    return folder / "scores" / model / f"{dataset}.npz"
 
 
 def read_pools(folder: Path, model: str, dataset: str, remedy: str = "evaluate again") -> ScoredPools:

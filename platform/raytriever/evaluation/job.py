@@ -19,7 +19,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import plan_embeddings
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
-from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates, safe_name
+from raytriever.evaluation.datasets import EvaluationDataset, rename_duplicates, safe_name
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, decide_dataset, threshold_rows
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.document import document, points_of
@@ -75,7 +75,6 @@ def run_evaluation(
     device = default_device()
     precision = choose_precision(job.precision, device)
     job = replace(job, datasets=rename_duplicates(job.datasets))
-    check_file_names([model.name for model in job.models], job.datasets)
     request = as_read(job.content(precision))
     check_output(output, request, fresh)
     check_writable(output)

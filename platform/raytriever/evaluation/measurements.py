@@ -27,7 +27,6 @@ from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
-from raytriever.store.commit import write_atomically
 from raytriever.store.parts import Parts
 
 
@@ -54,7 +53,7 @@ def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluat
 
 
 UNFINISHED, FORMAT = ".unfinished", 2
-ARRAYS, MEASURED = "evaluation.npz", "measured.json"
+ARRAYS = "evaluation.npz"
 _REMEDY = "remove it; it is measured again"
 _INTEGERS, _SCORES, _TABLE = (["int64"], (None,)), (["float32"], (None,)), (None, None)
 # Type and shape of each array in `evaluation.npz`.
@@ -123,7 +122,7 @@ class DatasetMeasurement:
         return list(self.parts[0].evaluations)
 
     def label(self, part: PartMeasurement) -> str:
-        """Return the part's name in file names."""
+        """Return the part's name in paths."""
         return self.source.label(part.name)
 
     def metrics(self, model: str) -> dict[str, float | None]:
@@ -184,10 +183,9 @@ def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:
 class MeasurementStore:
     """Store of the finished measurements of an unfinished evaluation: `OUTPUT.unfinished/MODEL.DATASET.SPLIT/`.
 
-    Each model on each data set is written as soon as it is measured: `measured.json` for readers, and `evaluation.npz`
-    with all that the files of the evaluation need. The same command continues after the last measurement. Its files
-    then have the same bytes as those of an uninterrupted evaluation. The folder is removed when the evaluation's
-    directory is complete.
+    Each model on each data set is written as soon as it is measured, with all that the files of the evaluation need.
+    The same command continues after the last measurement. Its files then have the same bytes as those of an
+    uninterrupted evaluation. The folder is removed when the evaluation's directory is complete.
 
     A measurement is used again only for the same key: the digests of the weights and of the data, how texts are read,
     the protocol and the arithmetic. A damaged one is measured again.
@@ -207,14 +205,7 @@ class MeasurementStore:
             return stored
         began, evaluation = time.monotonic(), measure()
         seconds = time.monotonic() - began
-        about = {"model": model, "data set": dataset, "split": split, "seconds": seconds}
-        values = {name: value if np.isfinite(value) else None for name, value in evaluation.metrics.items()}
-
-        def save(folder: Path) -> None:
-            _write(folder / ARRAYS, evaluation, seconds)
-            write_atomically(folder / MEASURED, json.dumps({**about, "metrics": values}, indent=1) + "\n")
-
-        parts.write(name, save, {"kind": "measurement"})
+        parts.write(name, lambda folder: _write(folder / ARRAYS, evaluation, seconds), {"kind": "measurement"})
         return evaluation, seconds
 
 

@@ -188,7 +188,6 @@ def conclude(
     write_training_report(
         run.path,
         f"{config.model.model} trained with {config.losses} on {dataset.name}",
-        results,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},

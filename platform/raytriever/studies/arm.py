@@ -21,10 +21,11 @@ from typing import Any
 import yaml
 
 from raytriever.cluster.session import run_with_gpu
-from raytriever.config import Config, dump_config, override
+from raytriever.config import Config, dump_config, override, to_dict
+from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
-from raytriever.evaluation.results import EVALUATION, RESULTS, Results
+from raytriever.evaluation.results import EVALUATION, RESULTS, Results, check_output
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.run import find_negatives, folders_of, open_run, train_run
 from raytriever.experiment.start import pin_sources
@@ -55,6 +56,29 @@ def is_finished(folder: Path) -> bool:
     return (folder / METRICS).is_file() and (folder / EVALUATION / RESULTS).is_file()
 
 
+def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | None]:
+    """Return the run directory of an arm, and the settings of its training, if there is one; nothing is written.
+
+    Raises:
+        ConfigError: the directory holds an arm of other settings, or one that was measured otherwise.
+    """
+    folder, curriculum = arm_folder(output, arm, seed), arm.curriculum
+    settings: dict[str, Any] = {"model": {"model": arm.model}}
+    if curriculum is not None:
+        curriculum = pin_sources(override(curriculum, {"training": {"seed": seed}}), folder, fresh=False)
+        settings = to_dict(curriculum)
+    try:
+        run = RunDirectory.open(folder, settings, fresh=False)
+        if (folder / EVALUATION / RESULTS).is_file():
+            precision = Results.read(folder / EVALUATION).request["precision"]
+            job = evaluation_of(arm, str(folder / MODEL) if curriculum else arm.model, precision)
+            check_output(folder / EVALUATION, job.content(precision), fresh=False)
+    except ConfigError as error:
+        remedy = f"give another {setting('output')}, or remove {folder}"
+        raise ConfigError(error.what, f"arm {folder.relative_to(output / ARMS).as_posix()}", remedy) from error
+    return run, curriculum
+
+
 class ArmRunner:
     """Runner of the arms of a study.
 
@@ -77,11 +101,10 @@ class ArmRunner:
 
         Arms on several threads are prepared one at a time, because they share negatives.
         """
-        began, folder = time.monotonic(), arm_folder(self._output, arm, seed)
-        run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole
-        name = folder.relative_to(self._output / ARMS).as_posix()
+        began, (run, curriculum) = time.monotonic(), open_arm(self._output, arm, seed)
+        folder, name = run.path, run.path.relative_to(self._output / ARMS).as_posix()
         with errors_within(f"arm {name}"):
-            metrics, facts = self._train_and_measure(arm, seed, run, name)
+            metrics, facts = self._train_and_measure(arm, curriculum, run, name)
             title, first = next(iter(arm.datasets.items()))
             after = {metric: value for metric, value in metrics[first.name].items() if value is not None}
             run.finish({"dataset": next(iter(first.parts.values())), "split": first.split, AFTER: after, **facts})
@@ -92,14 +115,15 @@ class ArmRunner:
             remove(folder / temporary)
         gc.collect()
 
-    def _train_and_measure(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> tuple[Metrics, dict[str, Any]]:
-        if arm.curriculum is None:
+    def _train_and_measure(
+        self, arm: Arm, curriculum: Config | None, run: RunDirectory, name: str
+    ) -> tuple[Metrics, dict[str, Any]]:
+        if curriculum is None:
             run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
             tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
             with closing(tracker):
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
                 return self._measure(arm, arm.model, run, tracker), {}
-        curriculum = pin_sources(override(arm.curriculum, {"training": {"seed": seed}}), run.path, fresh=False)
         with self._preparation:
             opened, retriever = open_run(curriculum, lambda line: None)
             del retriever
@@ -137,11 +161,16 @@ def measure(arm: Arm, model: str, precision: str | None, output: Path) -> Metric
     """
     if (output / RESULTS).is_file():
         return Results.read(output).models[AFTER]
+    job = evaluation_of(arm, model, precision)
+    return run_evaluation(job, output, fresh=True, tracker=Tracker, log=lambda line: None).models[AFTER]
+
+
+def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
+    """Return the evaluation of an arm on its data sets; see `measure`."""
     queries, passages = arm.lengths or (None, None)
     config = ModelConfig(model=model, query_length=queries, passage_length=passages)
     models, datasets = [EvaluatedModel(AFTER, None if model == BM25 else config)], list(arm.datasets.values())
-    job = EvaluationJob(models=models, datasets=datasets, baselines=[AFTER], precision=precision)
-    return run_evaluation(job, output, fresh=True, tracker=Tracker, log=lambda line: None).models[AFTER]
+    return EvaluationJob(models=models, datasets=datasets, baselines=[AFTER], precision=precision)
 
 
 def _training_facts(folders: list[Path], last: Config) -> dict[str, Any]:

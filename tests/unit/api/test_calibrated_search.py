@@ -89,8 +89,8 @@ def texts_of(letters: Path) -> list[str]:
 @pytest.mark.slow
 def test_an_evaluation_writes_what_it_measured(calibrated: Calibrated) -> None:
     made, rows = calibrated.calibration, calibrated.results.thresholds
-    assert read_calibration(calibrated.output / "calibration" / "tuned.letters.json") == made
-    assert not (calibrated.output / "calibration" / "bm25.letters.json").exists()
+    assert read_calibration(calibrated.output / "calibration" / "tuned" / "letters.json") == made
+    assert not (calibrated.output / "calibration" / "bm25" / "letters.json").exists()
     own = {row.aim: row for row in rows if row.model == "tuned"}
     assert [one.aim for one in made.thresholds] == [aim for aim, row in own.items() if row.threshold is not None]
     first, row = made.thresholds[0], own["answered"]

@@ -64,7 +64,7 @@ def test_forms_are_measured_from_one_encoding(
     assert metrics["tiny-12-binary"] == metrics["tiny-12-ubinary"] != metrics["tiny-12-fp32"]
     assert rows["tiny"].changed == rows["tiny-32-fp32"].changed == 0
     assert rows["tiny-32-int8"].recall > 0
-    with np.load(output / "scores" / "letters.tiny-12-int8.npz", allow_pickle=False) as pools:
+    with np.load(output / "scores" / "tiny-12-int8" / "letters.npz", allow_pickle=False) as pools:
         accepted = pools["positives"] >= rows["tiny"].threshold
     assert rows["tiny-12-int8"].recall == pytest.approx(accepted.mean())
     assert rows["tiny-12-int8"].metrics == metrics["tiny-12-int8"]

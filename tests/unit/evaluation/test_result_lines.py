@@ -14,7 +14,6 @@ from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.datasets import (
     BEIR,
     EvaluationDataset,
-    check_file_names,
     describe_datasets,
     distinct_names,
     find_beir,
@@ -58,7 +57,7 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
         describe_datasets([str(tmp_path / one) if "://" not in one else one for one in given], "test")
     )
     names = [one.name for one in sets]
-    assert names == ["a_letters", "b_letters", "forums", "forums-one-2", "c_d", "c_d-2"]
+    assert names == ["a_letters", "b_letters", "forums", "forums-one", "c_d", "c_d-2"]
     assert [one.is_divided for one in sets] == [False, False, True, False, False, False]
     assert list(sets[2].parts) == ["one", "t_wo", "t_wo-2"]
     with pytest.raises(ConfigError, match="two data sets are called 'letters'; give each data set once"):
@@ -70,37 +69,6 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
     with pytest.raises(ConfigError, match="two models are called 'x'"):
         read_models(["x=org/a", "org/x"], ModelConfig())
     assert unique_names(["a", "a", "a-2", "a"]) == ["a", "a-3", "a-2", "a-4"]
-
-
-@pytest.mark.parametrize(
-    ("models", "sets", "line"),
-    [
-        (["a", "a.b"], ["c", "b.c"], "'a.b' on 'c' and 'a' on 'b.c' would both be written to runs/a.b.c.trec"),
-        (["c", "b.c"], ["a", "a.b"], "'b.c' on 'a' and 'c' on 'a.b' would both be written to scores/a.b.c.npz"),
-        (
-            ["m"],
-            {"a": ["b-c", "d"], "a-b": ["c", "d"]},
-            "'m' on 'a-b-c' and 'm' on 'a-b-c' would both be written to runs/m.a-b-c.trec",
-        ),
-        (["a", "a.b"], ["c", "c.b"], ""),
-        (["a.b", "c.d"], ["b.c", "a.b"], ""),
-    ],
-)
-def test_two_results_that_would_be_one_file_are_refused(
-    models: list[str], sets: list[str] | dict[str, list[str]], line: str
-) -> None:
-    parts = sets if isinstance(sets, dict) else {name: [name] for name in sets}
-    named = [EvaluationDataset(name, {one: f"/{one}" for one in own}, "test") for name, own in parts.items()]
-    job = EvaluationJob(
-        models=read_models([f"{name}=org/{name}" for name in models], ModelConfig()), datasets=named, baselines=[]
-    )
-    if not line:
-        check_file_names(models, named)
-        return
-    with pytest.raises(ConfigError) as message:
-        run_evaluation(job, Path("out"), fresh=False, tracker=pytest.fail, log=pytest.fail)
-    remedy = "give one of them another name, a model by NAME=MODEL, or evaluate them one by one"
-    assert str(message.value) == f"model, datasets: {line}; {remedy}"
 
 
 @pytest.mark.parametrize(

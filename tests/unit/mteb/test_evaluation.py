@@ -128,7 +128,7 @@ def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[An
     assert content.about["TinyRetrieval"].documents == 60
     per_query = json.loads((folder / "per_query" / "TinyRetrieval.json").read_text())
     assert len(per_query["queries"]) == 21
-    lines = (folder / "runs" / "tiny.TinyRetrieval.trec").read_text().splitlines()
+    lines = (folder / "runs" / "tiny" / "TinyRetrieval.trec").read_text().splitlines()
     assert not [line for line in lines if line.split()[0] == line.split()[2]]  # `ignore_identical_ids`
 
 

@@ -124,14 +124,14 @@ def write_evaluation(
         "relevant": [[["d", "", "", 1]] if one else [] for one in answerable],
     }
     (folder / "per_query").mkdir(parents=True, exist_ok=True)
-    (folder / "runs").mkdir(exist_ok=True)
+    (folder / "runs" / "after").mkdir(parents=True, exist_ok=True)
     (folder / "per_query" / f"{questions.name}.json").write_text(json.dumps(content))
     lines = [
         f"{name} Q0 d{rank} {rank} {score:.9g} after\n"
         for name, first, other in zip(names, top, second, strict=True)
         for rank, score in enumerate([first, *(other - 0.1 * rank for rank in range(9))])
     ]
-    (folder / "runs" / f"after.{questions.name}.trec").write_text("".join(lines))
+    (folder / "runs" / "after" / f"{questions.name}.trec").write_text("".join(lines))
 
 
 STUDY = """

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from raytriever.cli.main import run
+from raytriever.config import dump_config
 from raytriever.errors import UserError
 from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
-from raytriever.studies.arm import measure
+from raytriever.studies.arm import measure, open_arm
 from raytriever.studies.claims import HELD
 from raytriever.studies.file import load_study
 from raytriever.studies.run import SETTINGS, settings_of
@@ -76,13 +77,17 @@ def test_one_length_serves_untrained_encoders_too(
 
 
 def test_bm25_is_measured_in_the_language_of_the_settings(file: Path) -> None:
-    plain = settings_of(load_study(file), Path("out"))
+    plain = load_study(file).arms[1]
+    trained, _ = open_arm(Path("out"), plain, 0)
+    trained.begin("model: {model: bm25}")
+    measure(plain, "bm25", None, trained.path / "evaluation")
     file.write_text(FILE.replace("settings:", "settings:\n  data: {bm25_language: it}"))
     study = load_study(file)
     [arm] = [arm for arm in study.arms if arm.model == "bm25"]
-    measure(arm, "bm25", None, Path("out"))
-    assert "Snowball, Italian" in (Path("out") / "results.json").read_text()
-    assert settings_of(study, Path("out"))["arms"] != plain["arms"]
+    measure(arm, "bm25", None, Path("italian"))
+    assert "Snowball, Italian" in (Path("italian") / "results.json").read_text()
+    with pytest.raises(UserError, match=r"arm BM25/as-it-is: holds another evaluation \(data sets: "):
+        open_arm(Path("out"), arm, 0)
 
 
 def test_claims_are_judged(file: Path) -> None:
@@ -180,14 +185,16 @@ def test_published_figures_are_read(file: Path) -> None:
 
 
 def test_a_changed_file_does_not_continue_the_study(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = Path("out")
-    output.mkdir()
-    (output / SETTINGS).write_text(json.dumps(settings_of(load_study(file), output)))
+    output, arm = Path("out"), load_study(file).arms[2]
+    trained, config = open_arm(output, arm, 0)
+    assert config is not None
+    trained.begin(dump_config(config))
+    (output / SETTINGS).write_text(json.dumps(settings_of(load_study(file))))
     file.write_text(FILE.replace("max_steps: 4", "max_steps: 5"))
     assert run("study", [str(file), "--output", "out"]) == 2
     line = capsys.readouterr().err
     assert line.startswith(
-        "error: output out: holds this study with other settings (arm InfoNCE-Half differs in training.max_steps)"
+        "error: arm InfoNCE-Letters/seed-0: holds a run with other settings (training.max_steps is 4 there and 5 here)"
     )
     with pytest.raises(UserError, match=r"gone.yaml: cannot be read"):
         load_study(Path("gone.yaml"))

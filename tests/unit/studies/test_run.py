@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from evaluations import about_of
 
-from raytriever.config import Config, override
+from raytriever.config import Config, dump_config, override
 from raytriever.errors import ConfigError, StorageError
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.results import Results
+from raytriever.evaluation.results import Results, as_read
 from raytriever.interruption import check_interrupted, interruptible
 from raytriever.metrics.auc import auc_pseudo_values, pooled_auc
-from raytriever.studies.arm import arm_folder
+from raytriever.studies.arm import arm_folder, evaluation_of, open_arm
 from raytriever.studies.claims import Claim, above
 from raytriever.studies.definition import Arm, Study
 from raytriever.studies.outcome import read_arm, seeds_of, write_study
-from raytriever.studies.run import SETTINGS, check_directory, check_same, run_arms, settings_of
+from raytriever.studies.run import SETTINGS, check_directory, run_arms, settings_of
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:
@@ -42,10 +42,19 @@ def study(data: Path, temperature: float = 0.01) -> Study:
 
 
 def start_study(folder: Path) -> Study:
-    """Write the directory of a study that has started."""
+    """Write the directory of a study that has started, with an arm that was measured as it is and one that trains."""
     (folder / "data" / "letters").mkdir(parents=True)
     started = study(folder / "data" / "letters")
-    (folder / SETTINGS).write_text(json.dumps(settings_of(started, folder)))
+    (folder / SETTINGS).write_text(json.dumps(settings_of(started)))
+    before, cl, _ = started.arms
+    run, _ = open_arm(folder, before, 0)
+    run.begin("model: {model: minilm}")
+    (run.path / "evaluation").mkdir()
+    request = as_read(evaluation_of(before, "minilm", "fp32").content("fp32"))
+    Results(request=request).write(run.path / "evaluation")
+    run, config = open_arm(folder, cl, 1)
+    assert config is not None
+    run.begin(dump_config(config))
     return started
 
 
@@ -53,20 +62,21 @@ def test_a_study_continues_after_its_directory_was_moved(tmp_path: Path) -> None
     start_study(tmp_path / "here")
     shutil.move(tmp_path / "here", tmp_path / "there")
     check_directory(tmp_path / "there", "mw-in-domain")
-    moved = study(tmp_path / "there" / "data" / "letters")
-    check_same(tmp_path / "there", settings_of(moved, tmp_path / "there"))
+    before, cl, _ = study(tmp_path / "there" / "data" / "letters").arms
+    assert open_arm(tmp_path / "there", before, 0)[0].state == "interrupted"
+    assert open_arm(tmp_path / "there", cl, 1)[0].state == "interrupted"
+    assert open_arm(tmp_path / "there", cl, 2)[0].state == "new"
 
 
 def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
-    start_study(tmp_path)
-    other = study(tmp_path / "data" / "letters", temperature=0.05)
-    with pytest.raises(
-        ConfigError, match=r"holds this study with other settings \(arm cl differs in loss.temperature\)"
-    ):
-        check_same(tmp_path, settings_of(other, tmp_path))
-    fewer = replace(other, arms=other.arms[:1], baselines=())
-    with pytest.raises(ConfigError, match=r"arm cl is missing now"):
-        check_same(tmp_path, settings_of(fewer, tmp_path))
+    started = start_study(tmp_path)
+    other = study(tmp_path / "data" / "letters", temperature=0.05).arms[1]
+    line = r"arm cl/seed-1: holds a run with other settings \(loss.temperature is 0.01 there and 0.05 here\)"
+    with pytest.raises(ConfigError, match=line):
+        open_arm(tmp_path, other, 1)
+    deeper = {"letters": replace(started.arms[0].datasets["letters"], protocol=Protocol(("ndcg_at_10",)))}
+    with pytest.raises(ConfigError, match=r"arm before/as-it-is: holds another evaluation \(data sets: "):
+        open_arm(tmp_path, replace(started.arms[0], datasets=deeper), 0)
 
 
 def test_a_setting_is_overridden_in_every_stage() -> None:
@@ -94,7 +104,7 @@ class ArmFolders:
         arm = next(one for one in self.study.arms if one.name == name)
         folder = arm_folder(self.output, arm, seed)
         path = folder / "evaluation"
-        for subfolder in ("per_query", "scores"):
+        for subfolder in ("per_query", "scores/after"):
             (path / subfolder).mkdir(parents=True)
         rng = np.random.default_rng([seed, len(name)])
         pools = {
@@ -103,7 +113,7 @@ class ArmFolders:
             "positive_queries": np.arange(20),
             "negative_queries": np.repeat(np.arange(20), 5),
         }
-        np.savez_compressed(path / "scores" / "letters.after.npz", **pools)
+        np.savez_compressed(path / "scores" / "after" / "letters.npz", **pools)
         metrics = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
         Results(models={"after": {"letters": metrics}}, about={"letters": about_of(20, 60)}).write(path)
         queries = [str(query) for query in range(20)]

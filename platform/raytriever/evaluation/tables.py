@@ -282,10 +282,10 @@ class MetricTables:
             (dataset, metric): [self.cell(model, dataset, metric, percent=True) for model in self.models]
             for dataset in averaged
             for metric in self.metrics
-            if dataset is None or any(metric in sets.get(dataset, {}) for sets in self.models.values())
+            if any(self.value(model, dataset, metric) is not None for model in self.models)
         }
         caption = f"Split {split_text(splits)}, x 100." if splits else "x 100."
-        if len(self.models) > 1:
+        if self.pairs:
             caption += f" {best_rule('paired t-test')}"
         if self.marks:
             caption += f" {marks_legend(self.baselines)}."

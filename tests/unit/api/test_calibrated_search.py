@@ -318,6 +318,6 @@ def test_a_model_has_one_calibration(calibrated: Calibrated, capsys: pytest.Capt
     model = Path(shutil.copytree(calibrated.model, "tuned"))
     (model / FILE).unlink()
     evaluate([model], [calibrated.letters, others], ["f1"], Path("results"))
-    assert {file.name for file in Path("results/calibration").iterdir()} == {"tuned.letters.json", "tuned.others.json"}
+    assert {file.name for file in Path("results/calibration/tuned").iterdir()} == {"letters.json", "others.json"}
     assert "a model has one calibration.json: those of 2 data sets are only in" in capsys.readouterr().err
     assert not (model / FILE).exists()

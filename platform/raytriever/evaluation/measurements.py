@@ -22,11 +22,10 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
-from raytriever.evaluation.protocol import AUC, KINDS, JudgedQueries
+from raytriever.evaluation.protocol import AUC, JudgedQueries
 from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
-from raytriever.reading.arrays import read_arrays
 from raytriever.store.parts import Parts
 
 
@@ -52,34 +51,8 @@ def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluat
     return count
 
 
-UNFINISHED, FORMAT = ".unfinished", 2
+UNFINISHED, FORMAT = ".unfinished", 3
 ARRAYS = "evaluation.npz"
-_REMEDY = "remove it; it is measured again"
-_INTEGERS, _SCORES, _TABLE = (["int64"], (None,)), (["float32"], (None,)), (None, None)
-# Type and shape of each array in `evaluation.npz`.
-_EXPECTED: dict[str, Any] = {
-    "queries": _INTEGERS,
-    "ranking": (["int64"], _TABLE),
-    "scores": (["float32"], _TABLE),
-    "positive_scores": _SCORES,
-    "negative_scores": _SCORES,
-    "positive_queries": _INTEGERS,
-    "negative_queries": _INTEGERS,
-    "per_query_names": (["str"], (None,)),
-    "per_query": (["float64"], _TABLE),
-    "metric_names": (["str"], (None,)),
-    "metrics": (["float64"], (None,)),
-    "seconds": (["float64"], ()),
-    **{
-        f"{kind}.{name}": kind_of
-        for kind in KINDS
-        for name, kind_of in (
-            ("queries", _INTEGERS),
-            ("ranking", (["int64"], _TABLE)),
-            ("scores", (["float32"], _TABLE)),
-        )
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -209,40 +182,34 @@ class MeasurementStore:
         return evaluation, seconds
 
 
-def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
-    arrays = read_arrays(folder / ARRAYS, _EXPECTED, _REMEDY)
-    pools = [name for name in _EXPECTED if name.startswith(("positive", "negative"))]
-    evaluation = Evaluation(
-        **{name: arrays[name] for name in ("queries", "ranking", "scores", *pools)},
-        per_query=dict(zip(arrays["per_query_names"].tolist(), arrays["per_query"], strict=True)),
-        metrics=dict(zip(arrays["metric_names"].tolist(), arrays["metrics"].tolist(), strict=True)),
-        unanswered={
-            kind: UnansweredRanking(*(arrays[f"{kind}.{name}"] for name in ("queries", "ranking", "scores")))
-            for kind in KINDS
-            if len(arrays[f"{kind}.queries"])
-        },
-    )
-    return evaluation, float(arrays["seconds"])
-
-
 def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
-    arrays = {
-        name: value for name, value in vars(evaluation).items() if name not in ("per_query", "metrics", "unanswered")
-    }
-    none = UnansweredRanking(np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
-    for kind in KINDS:
-        ranked = evaluation.unanswered.get(kind, none)
-        arrays |= {f"{kind}.{name}": value for name, value in vars(ranked).items()}
-    count = len(evaluation.queries)
-    np.savez(
-        file,
-        **arrays,
-        per_query_names=np.array(list(evaluation.per_query), np.str_),
-        per_query=np.array(list(evaluation.per_query.values()), np.float64).reshape(-1, count),
-        metric_names=np.array(list(evaluation.metrics), np.str_),
-        metrics=np.array(list(evaluation.metrics.values()), np.float64),
-        seconds=np.float64(seconds),
-    )
+    """Write an evaluation as arrays: `FIELD`, or `FIELD.NAME` for each entry of a field that is a dictionary."""
+    arrays: dict[str, Any] = {"seconds": seconds}
+    for name, value in vars(evaluation).items():
+        arrays |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+    for name, ranked in list(arrays.items()):
+        if isinstance(ranked, UnansweredRanking):
+            arrays |= {f"{name}.{key}": one for key, one in vars(arrays.pop(name)).items()}
+    np.savez(file, **arrays)
+
+
+def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
+    # The digest of the file was compared, so it is what `_write` wrote.
+    with np.load(folder / ARRAYS, allow_pickle=False) as stored:
+        arrays = dict(stored.items())
+    seconds = float(arrays.pop("seconds"))
+    fields: dict[str, Any] = {"per_query": {}, "metrics": {}, "unanswered": {}}
+    for key, value in arrays.items():
+        name, _, entry = key.partition(".")
+        if not entry:
+            fields[name] = value
+        elif name == "unanswered":
+            kind, _, column = entry.partition(".")
+            fields[name].setdefault(kind, {})[column] = value
+        else:
+            fields[name][entry] = float(value) if name == "metrics" else value
+    fields["unanswered"] = {kind: UnansweredRanking(**columns) for kind, columns in fields["unanswered"].items()}
+    return Evaluation(**fields), seconds
 
 
 def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:

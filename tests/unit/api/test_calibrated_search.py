@@ -176,7 +176,7 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     assert f"{made}: is of another corpus than others, so hits have no" in capsys.readouterr().err
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
-    assert "calibration.json: is of another format than 4" in capsys.readouterr().err
+    assert "calibration.json: has no number of its format; this version reads format 4" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -152,7 +152,8 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
     Data sets of one name get the folders before it into their names, as far as these differ, and a number otherwise.
     """
     for index, one in enumerate(datasets):
-        if any((one.sources, one.split) == (other.sources, other.split) for other in datasets[:index]):
+        measured = one.sources, one.split, one.protocol
+        if any(measured == (other.sources, other.split, other.protocol) for other in datasets[:index]):
             raise ConfigError(
                 f"two data sets are called {one.name!r}",
                 setting("datasets"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from raytriever.config import Config, check_config, check_config_paths, from_dict, read_settings
 from raytriever.errors import ConfigError
-from raytriever.evaluation.datasets import EvaluationDataset, safe_name
+from raytriever.evaluation.datasets import EvaluationDataset, safe_name, unique_names
 from raytriever.evaluation.protocol import Protocol, metric_title, read_metrics
 from raytriever.evaluation.request import BM25
 from raytriever.options import did_you_mean
@@ -75,9 +75,11 @@ def load_study(path: Path) -> Study:
     if (_TRAINED in content) == (_MEASURED in content):
         raise ConfigError(f"needs either {_TRAINED} or {_MEASURED}", where, "give the data sets once, by name")
     kind = _TRAINED if _TRAINED in content else _MEASURED
+    entries = _several(content, kind, where)
+    file_names = unique_names(list(map(safe_name, entries)))
     sets = {
-        name: _dataset(name, shared, value, metrics, f"{where}: data set {name!r}")
-        for name, value in _several(content, kind, where).items()
+        name: _dataset(file_name, shared, value, metrics, f"{where}: data set {name!r}")
+        for file_name, (name, value) in zip(file_names, entries.items(), strict=True)
     }
     arms = [
         arm
@@ -167,11 +169,11 @@ def _dataset(
     config = from_dict({"data": settings}, where, shared)
     with errors_within(where):
         fetch_paths(config.data)
-    data, file_name = config.data, safe_name(name)
+    data = config.data
     protocol = Protocol(tuple(one for one in metrics if one != STEPS_TO_BEST), level=level, drop_own=drop_own)
     return config, EvaluationDataset(
-        name=file_name,
-        parts={file_name: data.dataset},
+        name=name,
+        parts={name: data.dataset},
         split=data.test_split,
         protocol=protocol,
         bm25_language=data.bm25_language,

@@ -90,6 +90,13 @@ def test_bm25_is_measured_in_the_language_of_the_settings(file: Path) -> None:
         open_arm(Path("out"), arm, 0)
 
 
+def test_one_split_is_measured_by_two_rules(file: Path) -> None:
+    sets = "measured: {a b: letters, a_b: {dataset: letters, drop_own: false}}"
+    file.write_text(f"metrics: auc\n{sets}\nsettings: {{data: {{dataset: letters}}}}\narms: {{BM25: bm25}}\n")
+    [arm] = load_study(file).arms
+    assert list(measure(arm, "bm25", None, Path("out"))) == ["a_b", "a_b-2"]
+
+
 def test_claims_are_judged(file: Path) -> None:
     study = load_study(file)
     texts = [claim.text for claim in study.claims]

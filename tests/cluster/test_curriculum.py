@@ -105,7 +105,7 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
     assert (figures["dataset"], figures["split"]) == ("letters", "test")
     assert figures["after"] != figures["before"]
     assert "loss lsepair then infonce" in out
-    for name in ("evaluation/runs/after.letters.trec", "figures/loss.png", "report.html", "config.yaml"):
+    for name in ("evaluation/runs/after/letters.trec", "figures/loss.png", "report.html", "config.yaml"):
         assert (run / name).stat().st_size > 500, name
     closing = json.loads((first / "metrics.json").read_text())
     assert (closing["steps"], closing["split"]) == (LLM_STEPS, "dev")
@@ -126,7 +126,7 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
         history = client.get_metric_history(tracked[name].info.run_id, "loss")
         assert sorted(point.step for point in history) == list(range(1, count + 1)), name
     assert client.get_metric_history(parent.info.run_id, "loss") == []
-    assert parent.data.metrics["after/auc"] == pytest.approx(figures["after"]["auc"])
+    assert parent.data.metrics["after/letters/auc"] == pytest.approx(figures["after"]["auc"])
     assert parent.data.params["stages.1.loss.loss"] == tracked["1-llm of whole"].data.params["loss.loss"] == "lsepair"
     assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"config.yaml", "model", "report.html"}
 

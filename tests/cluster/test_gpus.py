@@ -40,6 +40,8 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.systems import evaluate_retriever
 from raytriever.index.exact import tie_order
 from raytriever.index.ranking import TieOrder
@@ -49,7 +51,7 @@ from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.studies.arm import ArmRunner, arm_folder
-from raytriever.studies.definition import Arm, MeasuredDataset, Study
+from raytriever.studies.definition import Arm, Study
 from raytriever.studies.run import run_study
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
@@ -279,7 +281,8 @@ def trained_arm(name: str, case: Case, dataset: Path) -> Arm:
         model=case.model,
         training=TrainingConfig(batch_size=16, precision="fp32", max_steps=2, seed=len(name)),
     )
-    return Arm(name, name, (MeasuredDataset("letters", str(dataset), "test", ("ndcg_at_10",)),), config)
+    letters = EvaluationDataset("letters", {"letters": str(dataset)}, "test", protocol=Protocol(("ndcg_at_10",)))
+    return Arm(name, name, {"letters": letters}, config)
 
 
 def test_an_arm_of_a_study_trains_in_a_process_with_a_gpu(
@@ -295,7 +298,7 @@ def test_an_arm_of_a_study_trains_in_a_process_with_a_gpu(
     folder = arm_folder(tmp_path, arm, 0)
     weights = [load_file(path / "model.safetensors") for path in (Path(case.model.model), folder / "model")]
     assert any(not torch.equal(values, weights[1][name]) for name, values in weights[0].items())
-    assert json.loads((folder / "metrics.json").read_text())["measured"]["letters"]
+    assert json.loads((folder / "metrics.json").read_text())["after"]
 
 
 def test_arms_of_a_study_share_a_gpu_at_the_same_time(

@@ -89,7 +89,7 @@ def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Calla
     figures = json.loads((folder / "best" / "metrics.json").read_text())
     assert figures["split"] == "test"
     assert f"{figures['after']['ndcg_at_10']:.4f}" in out
-    [measured] = [run for run in children if "after/ndcg_at_10" in run.data.metrics]
+    [measured] = [run for run in children if "after/letters/ndcg_at_10" in run.data.metrics]
     assert parents[0].data.tags["raytriever.best_trial"] == measured.info.run_name
     assert "#/compare-runs?runs=%5B%22" in out
     for trial in after:

@@ -31,13 +31,13 @@ def evaluate(given: Given) -> Iterator[str]:
     models = read_models(given.models, replace(given.model, truncate_dim=config.model_width))
     session = given.encoding, output, given.fresh, given.trackers, warn
     if config.suite == MTEB:
-        from raytriever.mteb.job import TABLE, build_mteb_job, run_mteb
+        from raytriever.mteb.job import TABLE, build_mteb_job, raise_missing, run_mteb
 
         mteb_job = build_mteb_job(models, config, given.calibrate, given.unanswerable, precision, data.max_bad_rows)
-        scores = evaluate_in_session(partial(run_mteb, mteb_job), *session)
-        yield scores.table()
+        results = evaluate_in_session(partial(run_mteb, mteb_job), *session)
+        yield (output / TABLE).read_text()
         yield f"{output / TABLE}"
-        scores.raise_failures()
+        raise_missing(results)
         return
 
     from raytriever.evaluation.document import format_results
@@ -57,8 +57,8 @@ def evaluate(given: Given) -> Iterator[str]:
         precision,
         data.max_bad_rows,
         warn,
+        data.bm25_language,
     )
-    job = replace(job, bm25_language=data.bm25_language)
     run = partial(run_evaluation, job, report=write_evaluation_report)
     results = evaluate_in_session(run, *session)
     yield format_results(results)

@@ -49,8 +49,8 @@ def main(words: list[str]) -> None:
 
     from raytriever.data.pydocs import PYDOCS
     from raytriever.evaluation.document import training_notes
-    from raytriever.evaluation.metric_tables import metrics_table
     from raytriever.evaluation.results import EVALUATION, Results
+    from raytriever.evaluation.tables import metrics_table
     from raytriever.experiment.directory import newer_datasets
 
     if not finished.is_new:

@@ -38,8 +38,8 @@ def main(words: list[str]) -> None:
     output = run_output(arguments, name)
 
     from raytriever.evaluation.document import training_notes
-    from raytriever.evaluation.metric_tables import metrics_table
     from raytriever.evaluation.results import EVALUATION, Results
+    from raytriever.evaluation.tables import metrics_table
     from raytriever.terminal import text_table
     from raytriever.tuning.ray.sweep import run_sweep
     from raytriever.tuning.trial_log import TrialError, sweep_rows

@@ -24,9 +24,10 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
 from raytriever.evaluation.decision import decide_questions, questions_of
-from raytriever.evaluation.directory import points_of_training, write_evaluation
+from raytriever.evaluation.document import points_of
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import PER_QUERY
+from raytriever.evaluation.job import write_evaluation
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.results import EVALUATION, RESULTS
 from raytriever.evaluation.systems import Bm25System
@@ -187,7 +188,6 @@ def conclude(
     write_training_report(
         run.path,
         f"{config.model.model} trained with {config.losses} on {dataset.name}",
-        results,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
@@ -196,7 +196,7 @@ def conclude(
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     seconds = Point("total_seconds", time.monotonic() - started, 0, time.time_ns() // 1_000_000)
-    tracker.log([*points_of_training(results), seconds])
+    tracker.log([*points_of(results), seconds])
     own = [LOSSES] * (run.path / LOSSES).exists()
     evaluated = [f"{EVALUATION}/{name}" for name in (RESULTS, PER_QUERY)]
     for name in ("config.yaml", *own, "report.html", "figures", "model", *evaluated):

@@ -17,14 +17,13 @@ from raytriever.evaluation.calibration import _later
 from raytriever.evaluation.config import CONFIDENCES
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, questions_of, threshold_rows
-from raytriever.evaluation.directory import points_of
-from raytriever.evaluation.document import document, format_results, thresholds_markdown
+from raytriever.evaluation.document import document, format_results, points_of, thresholds_markdown
 from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement, auc_rows
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.results import Results, ThresholdRow
 from raytriever.evaluation.systems import Bm25System
-from raytriever.evaluation.table import Cell, ReportTable
+from raytriever.evaluation.tables import Cell, ReportTable
 from raytriever.metrics.answering import decide
 from raytriever.metrics.calibration import ScoredPools, achieve_pairs, choose_pair_threshold
 from raytriever.metrics.confidence import RankedQuestions

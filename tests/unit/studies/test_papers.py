@@ -88,7 +88,7 @@ def test_every_file_is_valid(name: str, checkout: Path) -> None:
     for arm in study.arms:
         if arm.curriculum is not None:
             check_config(arm.curriculum)
-    cells = [(arm.row, one.name) for arm in study.arms for one in arm.datasets]
+    cells = [(arm.row, name) for arm in study.arms for name in arm.datasets]
     assert len(set(cells)) == len(cells)
     assert all(claim.verdict(SeededResults({})).word == NOT_MEASURED for claim in study.claims)
 
@@ -214,8 +214,9 @@ def test_dev_of_abstain_chooses_from_all_trainings(checkout: Path) -> None:
     candidates = candidates_of(study)
     assert {loss: len(rows) for loss, rows in candidates.items()} == {"CL": 2, "MW": 2, "MW+CL": 4}
     sets = study.arms[0].datasets
-    assert {(one.split, one.max_bad_rows, one.drop_own) for one in sets} == {("test", 1.0, False), ("dev", 1.0, False)}
-    assert [one.name for one in sets if one.split == "test"] == [source.name for source in PACKS.values()]
+    rules = {(one.split, one.max_bad_rows, one.protocol.drop_own) for one in sets.values()}
+    assert rules == {("test", 1.0, False), ("dev", 1.0, False)}
+    assert [name for name, one in sets.items() if one.split == "test"] == [source.name for source in PACKS.values()]
 
 
 @pytest.mark.slow

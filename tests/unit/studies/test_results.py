@@ -18,7 +18,7 @@ from raytriever.evaluation.differences.seeds import (
     seeded_pair_rows,
 )
 from raytriever.evaluation.differences.significance import collect_marks
-from raytriever.evaluation.table import Cell, latex, printed
+from raytriever.evaluation.tables import Cell, latex, printed
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,

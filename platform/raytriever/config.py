@@ -30,7 +30,6 @@ from raytriever.options import check_changed, check_options, did_you_mean, read_
 from raytriever.paths import PathKind, fetch_paths
 from raytriever.reading.structured import read_yaml
 from raytriever.store.commit import complete
-from raytriever.store.disk import disk_errors
 from raytriever.training.config import (
     DEV_LOSS,
     MAY_CHANGE,
@@ -374,9 +373,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is not YAML, has a key twice, is nested too deep, or holds no sections.
     """
     try:
-        with disk_errors(path, reading=True):
-            complete(path)
-            content = read_yaml(path, "correct the line it names", ConfigError)
+        complete(path)
+        content = read_yaml(path, "correct the line it names", ConfigError)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
     if not isinstance(content, Mapping):

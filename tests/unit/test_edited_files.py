@@ -33,7 +33,7 @@ from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
 from raytriever.report.page import choose_queries
 from raytriever.store.commit import committed_directory, read_manifest
-from raytriever.tracking.run_state import EMPTY, has_unsent_data
+from raytriever.tracking.run_state import RunState, has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
 from raytriever.training.checkpoint import Progression, State, read_state, write_state
 from raytriever.training.refresh import Ledger, Round, read_ledger
@@ -155,7 +155,7 @@ def test_the_metrics_of_a_finished_run(tmp_path: Path) -> None:
 
 def test_an_identity(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    content = EMPTY | {"tracking_id": "2146d41d", "key": "f80361af", "name": "letters-mw-seed0", "sent": 0}
+    content = asdict(RunState("f80361af", "2146d41d", "letters-mw-seed0"))
     dataset = {"name": "a", "source": "b", "digest": "c", "counts": {"d": 1}}
     content |= {"descriptions": [{"params": {"a": "b"}, "dataset": dataset, "tags": {}}]}
     content |= {"files": [[str(tmp_path / "config.yaml"), ""]], "children": ["trials/000"]}

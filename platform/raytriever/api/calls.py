@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from raytriever.activity import activity
+from raytriever.errors import disk_errors
 from raytriever.options import check_options
 from raytriever.paths import fetch_paths
 from raytriever.store.commit import lock_errors
-from raytriever.store.disk import disk_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import warn
 

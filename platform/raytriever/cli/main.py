@@ -20,10 +20,9 @@ from raytriever import __version__
 from raytriever.activity import activity
 from raytriever.cli.suggestions import removed, suggest_for_command
 from raytriever.cluster.working_directory import enter_lasting_folder
-from raytriever.errors import ConfigError, StorageError, UserError, lost_gpu
+from raytriever.errors import ConfigError, StorageError, UserError, disk_errors, lost_gpu
 from raytriever.interruption import interruptible
 from raytriever.machine import safe_imports
-from raytriever.store.disk import disk_errors
 from raytriever.store.lock import released_at_end
 from raytriever.terminal import STREAM, one_line, open_missing_streams, show, warn
 

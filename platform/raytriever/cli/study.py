@@ -9,7 +9,6 @@ from raytriever.cli.command import Given
 from raytriever.cli.suggestions import removed
 from raytriever.errors import ConfigError
 from raytriever.experiment.start import check_run_name
-from raytriever.store.disk import disk_errors
 from raytriever.terminal import warn
 
 _REMEDY = "give the path of a YAML file: one of yours, or one of studies/ in a checkout"
@@ -26,8 +25,7 @@ def check_study(given: Given) -> None:
     """Raise `UserError` for an invalid name, or a file that does not exist."""
     if given.run_name is not None:
         check_run_name(given.run_name)
-    with disk_errors(given.study, reading=True):
-        given.study.stat()
+    given.study.stat()
 
 
 def study(given: Given) -> Iterator[str]:

@@ -18,7 +18,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, disk_errors
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.protocol import AUC, Protocol
@@ -27,7 +27,6 @@ from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.arrays import read_arrays
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import write_atomically
-from raytriever.store.disk import disk_errors
 
 PER_QUERY, LATEX = "per_query", "table.tex"
 # Cutoffs and metrics of MTEB's results.
@@ -175,8 +174,7 @@ def per_query_content(measured: DatasetMeasurement) -> str:
 
 def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
     """Read a file that `per_query_content` wrote."""
-    with disk_errors(file, reading=True):
-        content = read_json(file, QueryValues, remedy, most=_MOST_BYTES)
+    content = read_json(file, QueryValues, remedy, most=_MOST_BYTES)
     models = content["models"].items()
     lists: dict[str, list[Any]] = {"texts": content["texts"], "relevant": content["relevant"]}
     lists |= {f"models.{name}.top": model["top"] for name, model in models}
@@ -200,8 +198,7 @@ def read_pools(folder: Path, model: str, dataset: str, remedy: str = "evaluate a
     """Read pooled scores; raises `StorageError` if the file was damaged or changed."""
     path, sides = scores_file(folder, model, dataset), ("positives", "negatives")
     kinds = dict.fromkeys(sides, _SCORES) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
-    with disk_errors(path, reading=True):
-        arrays = read_arrays(path, kinds, remedy)
+    arrays = read_arrays(path, kinds, remedy)
     for side in sides:
         if len(arrays[side]) != len(arrays[f"{side[:-1]}_queries"]):
             raise StorageError(f"is damaged or changed: some of its {side} have no query", str(path), remedy)

@@ -23,7 +23,6 @@ from raytriever.errors import ModelError, UserError
 from raytriever.models.source import ADAPTER
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import read_json
-from raytriever.store.disk import disk_errors
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +97,7 @@ def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, Stored
     for file in _weight_files(directory, remedy):
         if not file.is_file():
             raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), REMEDY)
-        with disk_errors(file, reading=True), open_tensors(file, REMEDY, ModelError) as tensors:
+        with open_tensors(file, REMEDY, ModelError) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 one = tensors.get_slice(name)
                 stored[name] = StoredTensor(str(one.get_dtype()), tuple(one.get_shape()))

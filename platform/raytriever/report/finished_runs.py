@@ -19,7 +19,6 @@ from raytriever.evaluation.files import PER_QUERY, read_queries
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_yaml
-from raytriever.store.disk import disk_errors
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, mlflow_errors, tracking_uri
 from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.tracking.tracker import STAGE
@@ -90,8 +89,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
 def _settings(path: Path) -> dict[str, str]:
     remedy = "write it again with the command of the run"
     try:
-        with disk_errors(path, reading=True):
-            content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
+        content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
     except FileNotFoundError:
         return {}
     return flatten({key: value for key, value in content.items() if key not in NOT_SETTINGS})

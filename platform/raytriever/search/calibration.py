@@ -36,7 +36,7 @@ from raytriever.models.description import describe, prompt_table
 from raytriever.models.resolution import read_files, resolve_model
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import MANIFEST
-from raytriever.store.disk import disk_errors, files_below
+from raytriever.store.disk import files_below
 from raytriever.terminal import one_line
 
 FILE, FORMAT = "calibration.json", 4
@@ -141,8 +141,7 @@ def read_calibration(file: Path) -> Calibration | None:
         StorageError: the file is damaged, of another format, or holds values that no calibration has.
     """
     try:
-        with disk_errors(file, reading=True):
-            content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES, format=FORMAT)
+        content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES, format=FORMAT)
     except FileNotFoundError:
         return None
     if "stale" in content:

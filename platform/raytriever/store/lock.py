@@ -26,9 +26,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raytriever.errors import StorageError
+from raytriever.errors import ASIDE, StorageError
 from raytriever.interruption import check_interrupted
 from raytriever.store import lease, objects, remote
+from raytriever.store.disk import make_folder
 from raytriever.store.owner import (
     BY_FILE,
     BY_KERNEL,
@@ -244,7 +245,7 @@ def check_owner(path: Path | str) -> None:
 
 def _try(path: Path | str) -> Lock | Owner:
     directory, file = Path(os.path.realpath(path)), lock_file_of(path)
-    parents = _make_parents(file.parent)
+    parents = make_folder(file.parent)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor, is_new = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644), True
@@ -275,7 +276,8 @@ def _try(path: Path | str) -> Lock | Owner:
                 return owner
             owner = this_process(BY_KERNEL)
         os.pwrite(descriptor, record_of(owner), 0)
-        os.fsync(descriptor)
+        if ASIDE not in file.name:  # nobody asks who writes a hidden directory, only whether it is locked
+            os.fsync(descriptor)
         keep = True
         return Lock(directory, file, descriptor, owner, parents)
     except OSError:  # a full disk, perhaps: leave nothing
@@ -290,7 +292,7 @@ def _try(path: Path | str) -> Lock | Owner:
 
 def _needs_lease(path: Path | str) -> bool:
     real = os.path.realpath(path)
-    if objects.address_of(real) is None or ".aside-" in real:
+    if objects.address_of(real) is None or ASIDE in real:
         return False
     return not any(claim.has_lease and claim.covers(real) for claim in claims())
 
@@ -300,15 +302,6 @@ def _is_at(descriptor: int, file: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(file))
     except FileNotFoundError:
         return False
-
-
-def _make_parents(folder: Path) -> list[Path]:
-    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
-    above = missing[-1].parent if missing else folder
-    if not above.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

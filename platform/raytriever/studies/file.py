@@ -21,7 +21,6 @@ from raytriever.evaluation.protocol import Protocol, metric_title, read_metrics
 from raytriever.evaluation.request import BM25
 from raytriever.options import did_you_mean
 from raytriever.paths import MODELS, fetch_paths
-from raytriever.store.disk import disk_errors
 from raytriever.studies.claims import (
     Claim,
     Judge,
@@ -128,7 +127,7 @@ def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
         UserError: the file cannot be read, its columns have other names, or a value is no number.
     """
     try:
-        with disk_errors(path, reading=True), path.open(encoding="utf-8", newline="") as stream:
+        with path.open(encoding="utf-8", newline="") as stream:
             lines = list(csv.reader(stream))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError("is no CSV in UTF-8", str(path), f"give the columns {', '.join(_COLUMNS)}") from error

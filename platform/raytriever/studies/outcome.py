@@ -23,7 +23,6 @@ from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import save_curves, save_roc, save_score_histograms
 from raytriever.store.commit import committed_directory, write_atomically
-from raytriever.store.disk import disk_errors
 from raytriever.studies.arm import arm_folder
 from raytriever.studies.definition import AFTER, STEPS_TO_BEST, Arm, Study
 from raytriever.studies.page import page_text, study_tables, title_of, value_text
@@ -169,8 +168,7 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
 
 def _read_facts(folder: Path) -> Mapping[str, Any]:
     file, remedy = folder / METRICS, f"remove {folder}; the arm is trained and measured again"
-    with disk_errors(file, reading=True):
-        return read_json(file, _TrainingFacts, remedy, needed=True)
+    return read_json(file, _TrainingFacts, remedy, needed=True)
 
 
 def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:

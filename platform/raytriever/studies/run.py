@@ -32,7 +32,7 @@ from raytriever.interruption import check_interrupted
 from raytriever.models.files import quiet_transformers
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import remove, write_atomically
-from raytriever.store.disk import check_writable, disk_errors
+from raytriever.store.disk import check_writable
 from raytriever.studies.arm import ArmRunner, arm_folder, is_finished, open_arm
 from raytriever.studies.definition import Arm, Study
 from raytriever.studies.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
@@ -70,8 +70,7 @@ def settings_of(study: Study) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    with disk_errors(file, reading=True):
-        return dict(read_json(file, _Settings, f"give another {setting('output')}"))
+    return dict(read_json(file, _Settings, f"give another {setting('output')}"))
 
 
 def run_study(
@@ -109,8 +108,7 @@ def run_study(
         return False
     check_cluster()
     clients = open_trackers(trackers)
-    with disk_errors(output):
-        output.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     remove(output / RESULTS)  # a study without its results has not ended
     settings = settings_of(study)
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")

@@ -20,7 +20,7 @@ from typing import Any, Self
 from raytriever.activity import activity
 from raytriever.errors import StorageError, UserError
 from raytriever.progress import say as log_above_progress
-from raytriever.store.disk import disk_errors, files_below
+from raytriever.store.disk import files_below
 from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.outbox import Outbox, OutboxSender
 from raytriever.tracking.run_state import has_unsent_data, state_file
@@ -202,8 +202,7 @@ def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
         if send_pending(earlier, trackers, log):
             _remove(earlier)
     folder = parent / secrets.token_hex(6)
-    with disk_errors(folder):
-        folder.mkdir(parents=True)
+    folder.mkdir(parents=True)
     try:
         return Spool.open(clients, folder, name, log)
     except BaseException:

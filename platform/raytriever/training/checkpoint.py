@@ -25,7 +25,6 @@ from raytriever.models.checkpoint import STATE, WEIGHTS
 from raytriever.models.slices import CHECKPOINT, OTHER_OUTPUT, Slice, read_slices, whole_tensors
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import read_manifest, remove
-from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of
 from raytriever.store.remote import pull, sweep
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
@@ -105,8 +104,7 @@ def write_state(state: State, folder: Path) -> None:
 
 def read_state(path: Path) -> State:
     """Read `state.json` of a checkpoint; raises `StorageError` where it is damaged."""
-    with disk_errors(path / STATE, reading=True):
-        return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
+    return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
 
 
 def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import read_manifest, remove, write_atomically
-from raytriever.store.disk import disk_errors
 from raytriever.training.background import BackgroundJob, JobClient, broadcast_json
 from raytriever.training.checkpoint import Progression, checkpoint_path
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -137,8 +136,7 @@ def remove_later(folder: Path, step: int) -> None:
 
 def _read(file: Path, kind: type[T]) -> T | None:
     try:
-        with disk_errors(file, reading=True):
-            return read_json(file, kind, "remove it to evaluate again")
+        return read_json(file, kind, "remove it to evaluate again")
     except FileNotFoundError:
         return None
 

@@ -317,7 +317,7 @@ def test_google_cloud_without_credentials_is_refused() -> None:
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"^gs://raytriever-test/x.*: the store refuses \(.*access token"):
         check_writable(copy_of("gs://raytriever-test/x"))
-    with pytest.raises(DataError, match=r"^gs://raytriever-test/x: cannot be reached \(.*access token"):
+    with pytest.raises(StorageError, match=r"^gs://raytriever-test/x.*: the store refuses \(.*access token"):
         open_dataset("gs://raytriever-test/x", ["test"])
     assert time.monotonic() - began < 60
 

@@ -14,7 +14,6 @@ from raytriever.evaluation.differences.seeds import (
     UNTESTED,
     SeededResults,
     SeedMetrics,
-    format_outcome,
     seeded_pair_rows,
 )
 from raytriever.evaluation.differences.significance import collect_marks
@@ -80,12 +79,6 @@ def test_the_interval_of_a_pair_agrees_with_its_test() -> None:
         assert (row.low > 0) == (row.p < 0.05)
         assert row.p_holm >= row.p
     assert [row.p_holm < 0.05 for row in rows] == [True, True, False]
-
-
-def test_one_training_tells_nothing_of_another_seed() -> None:
-    cells = {("ours", "one"): [seed_metrics(0.6, 0)], ("before", "one"): [seed_metrics(0.5, None)]}
-    one = SeededResults(cells).compare("ours", "before", "one", "ndcg_at_10")
-    assert (one.outcome, format_outcome(one.p, one.outcome)) == (UNTESTED, "(not tested)")
 
 
 def test_false_differences_are_as_rare_as_the_level() -> None:

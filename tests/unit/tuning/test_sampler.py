@@ -85,12 +85,6 @@ def test_a_small_space_is_tried_completely(searcher: str) -> None:
     assert sampler.propose(4, done) is None
 
 
-def test_a_grid_is_tried_in_order() -> None:
-    small = parse_space({"loss": {"temperature": [0.05, 0.01]}}, "test")
-    sampler = Sampler("grid", small, seed=0)
-    assert [sampler.propose(n, []) for n in range(3)] == [{"loss.temperature": 0.05}, {"loss.temperature": 0.01}, None]
-
-
 def test_random_points_do_not_depend_on_earlier_ones(space: SearchSpace) -> None:
     sampler = Sampler("random", space, seed=5)
     assert sampler.propose(7, []) == sampler.propose(7, swept(sampler, 7))

@@ -36,12 +36,12 @@ class CommandLine:
         own = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db", "RAYTRIEVER_CACHE": f"{self.folder}/cache"}
         return {**os.environ, **own}
 
-    def start(self, stage: str, *words: str) -> subprocess.Popen[str]:
+    def start(self, stage: str, *words: str, **variables: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(REPOSITORY / "jobs" / f"{stage}.py"), *words]
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self.environment,
+            env=self.environment | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -67,8 +67,7 @@ class Case:
 
 
 @pytest.fixture
-def case(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def case(tiny_encoder: Path, tmp_path: Path, own_cache: Path) -> Case:
     return Case(tiny_encoder, tmp_path)
 
 

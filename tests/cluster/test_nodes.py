@@ -34,13 +34,12 @@ def clusters() -> Iterator[list[Cluster]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_command_goes_on_after_the_head_was_killed_and_started_again(
-    command_line: Callable, clusters: list[Cluster], started: list, monkeypatch: pytest.MonkeyPatch
+    command_line: Callable, clusters: list[Cluster], started: list
 ) -> None:
     cli = command_line()
 
     def start(name: str, cluster: Cluster) -> None:
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        started.append(cli.start("train", *cli.settings, *STEPS, "--output", name))
+        started.append(cli.start("train", *cli.settings, *STEPS, "--output", name, RAY_ADDRESS=cluster.address))
 
     killed = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     start("peace", killed)

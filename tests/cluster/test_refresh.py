@@ -136,9 +136,8 @@ def test_a_node_dies_in_a_round_and_the_run_is_as_in_peace(
     assert done.returncode == 0, done.stderr
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_ADDRESS", cluster.address)
-            process = cli.start("train", *cli.settings, *words, "--refresh-pool", "2", "--output", "bereft")
+        words += ["--refresh-pool", "2", "--output", "bereft"]
+        process = cli.start("train", *cli.settings, *words, RAY_ADDRESS=cluster.address)
         started.append(process)
         run = cli.folder / "bereft"
         # The driver belongs to whichever node it finds first: that is the one that stays. Encoders come when both do.

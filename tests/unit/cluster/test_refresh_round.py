@@ -64,8 +64,7 @@ Make = Callable[..., MiningRounds]
 
 
 @pytest.fixture
-def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path, own_cache: Path) -> Make:
 
     def make(first: NegativesTable | None = None, **refresh: object) -> MiningRounds:
         config = Config(
@@ -99,10 +98,9 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
 
 
 def test_mining_by_hand_with_the_checkpoint_finds_the_negatives_of_the_round(
-    later: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    later: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
     """Documents that another split judges relevant are negatives of neither."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     folder = Path(shutil.copytree(tiny_dataset, tmp_path / "judged"))
     with (folder / "qrels" / "test.tsv").open("a") as stream:
         stream.writelines(f"q{query}\td{document}\t1\n" for query in range(8) for document in range(100, 140))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -15,9 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-import torch
-from gpu_witness import MEETING
-from safetensors.torch import load_file
 
 from raytriever.cluster import pool
 from raytriever.cluster.encoding import choose_actor_pool
@@ -40,8 +36,6 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.systems import evaluate_retriever
 from raytriever.index.exact import tie_order
 from raytriever.index.ranking import TieOrder
@@ -50,10 +44,6 @@ from raytriever.mining.finders import open_here
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.studies.arm import ArmRunner, arm_folder
-from raytriever.studies.definition import Arm, Study
-from raytriever.studies.run import run_study
-from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.refresh import read_ledger
 
@@ -132,6 +122,8 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
     for title in ("MapWorker(MapBatches(PoolActor))", "ray::PoolActor"):  # it encodes, then it searches
         [visible] = seen(title)
         assert visible in {"0", "1"}
+    assert seen("device of ray::") == {"cuda:0"}
+    assert seen("backend of ray::") == {"nccl"}
     assert seen("ray::CheckpointJob") == {""}  # mines; checkpoints are evaluated by the first worker
     texts = [event.text for event in events if hasattr(event, "text")]
     assert "Refreshes encode and search on 1 GPU, because 1 of 2 GPUs train: --refresh-pool is 3." in texts
@@ -254,69 +246,3 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
     monkeypatch.setattr("raytriever.cluster.encoding.count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="the cluster has no GPU"):
         choose_actor_pool(config)
-
-
-class Children(Tracker):
-    """Tracker of a study whose runs keep nothing."""
-
-    run_id = None
-
-    def child(self, run_name: str, folder: Path) -> Children:
-        return self
-
-    def backlog(self) -> Backlog:
-        return Backlog()
-
-
-def runner(folder: Path) -> ArmRunner:
-    record = DatasetRecord("letters", "letters", "", {})
-    return ArmRunner(
-        output=folder, run_name="study", tracker=Children(), record=record, log=lambda line: None, gpus=1.0
-    )
-
-
-def trained_arm(name: str, case: Case, dataset: Path) -> Arm:
-    config = Config(
-        data=DataConfig(dataset=str(dataset), negatives_per_query=1),
-        model=case.model,
-        training=TrainingConfig(batch_size=16, precision="fp32", max_steps=2, seed=len(name)),
-    )
-    letters = EvaluationDataset("letters", {"letters": str(dataset)}, "test", protocol=Protocol(("ndcg_at_10",)))
-    return Arm(name, name, {"letters": letters}, config)
-
-
-def test_an_arm_of_a_study_trains_in_a_process_with_a_gpu(
-    seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path
-) -> None:
-    """The process is real and trains; only its GPU and NCCL, which it gets from Ray, are replaced (`gpu_witness`)."""
-    wait_until(gpus_are_free)
-    arm = trained_arm("trained", case, tiny_dataset)
-    runner(tmp_path).run(arm, 0)
-    assert seen("device of ray::") == {"cuda:0"}
-    assert seen("backend of ray::") == {"nccl"}
-    assert seen("ray::RayTrainWorker") <= {"0", "1", "cuda:0", "nccl"}
-    folder = arm_folder(tmp_path, arm, 0)
-    weights = [load_file(path / "model.safetensors") for path in (Path(case.model.model), folder / "model")]
-    assert any(not torch.equal(values, weights[1][name]) for name, values in weights[0].items())
-    assert json.loads((folder / "metrics.json").read_text())["after"]
-
-
-def test_arms_of_a_study_share_a_gpu_at_the_same_time(
-    records: Path, seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two arms wait for each other before they train; the other GPU belongs to another job."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    wait_until(gpus_are_free)
-    other = ray.remote(num_gpus=1)(threading.Event).remote()
-    wait_until(lambda: ray.available_resources().get("GPU", 0) == 1)
-    (records / MEETING).write_text("2")
-    arms = (trained_arm("one", case, tiny_dataset), trained_arm("other", case, tiny_dataset))
-    study = Study("mw-in-domain", "Title", "Table 1", arms, 1, ())
-    assert run_study(study, tmp_path / "study", 1, "study", [].append, trial_gpus=0.5)
-    (records / MEETING).unlink()
-    ray.kill(other)
-    assert seen("meeting of ray::") == {"2"}
-    assert len({visible for visible in seen("ray::RayTrainWorker") if visible in {"0", "1"}}) == 1
-    rows = json.loads((tmp_path / "study" / "results.json").read_text())["rows"]
-    assert {(row, name) for row, sets in rows.items() for name in sets} == {("one", "letters"), ("other", "letters")}

@@ -233,9 +233,8 @@ def test_records_of_validation_and_refreshes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_manifests_of_stores_indexes_and_prepared_data(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     prepared, index = prepare(Request(str(tiny_dataset)), output=tmp_path / "prepared"), tmp_path / "index"
     config = ModelConfig(model=str(tiny_encoder))
     passages = Case(config, load_retriever(config), open_dataset(tiny_dataset, []), tmp_path).encode("passages").path

@@ -28,23 +28,9 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_without_a_stage_the_stages_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    assert call(monkeypatch, *words) == 0
-    out = capsys.readouterr().out
-    assert all(f"  {stage} " in out for stage in COMMANDS)
-
-
 def test_an_unknown_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "trian") == 2
     assert capsys.readouterr().err == "error: unknown command 'trian'; did you mean 'train'?\n"
-
-
-def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(monkeypatch, "search", "x", "--top", "0") == 2
-    assert capsys.readouterr().err == "error: --top: 0 is out of range; give at least 1\n"
 
 
 def test_the_command_of_the_contributors_page_is_added_in_one_place(

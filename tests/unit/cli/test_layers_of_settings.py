@@ -87,14 +87,6 @@ def test_the_default_recipe_is_that_of_pydocs(tmp_path: Path) -> None:
     assert resolved("--config", tmp_path / "empty.yaml") == Config()
 
 
-def test_epochs_override_the_steps_of_a_recipe(recipe: str) -> None:
-    assert resolved("--recipe", recipe).training.max_steps == 7
-    config = resolved("--recipe", recipe, "--epochs", "2")
-    assert (config.training.max_steps, config.training.epochs) == (None, 2.0)
-    config = resolved("--recipe", recipe, "--epochs", "2", "--max-steps", "5")
-    assert config.training.max_steps == 5
-
-
 def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("training: {learning_rate: 1e-5, epochs: 2, num_workers: 2}\nloss: {temperature: 1}\n")

@@ -204,11 +204,6 @@ def test_a_user_error_in_a_stage(
     assert line.startswith((f"{file}: ", "stage 'b': "))
 
 
-def test_a_misspelt_list_of_stages(error_line: ErrorLine, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("stage: [{name: a}]\n")
-    assert "unknown section 'stage'; did you mean 'stages'?" in error_line("train", "--config", tmp_path / "mine.yaml")
-
-
 def test_the_evaluated_split_is_that_of_the_run(
     error_line: ErrorLine, letters: Path, tiny_encoder: Path, work: Path
 ) -> None:

@@ -49,9 +49,8 @@ SHARE = 0.5
 
 
 @pytest.fixture
-def folder(tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tiny_dataset: Path, tmp_path: Path, own_cache: Path) -> Path:
     """A data set whose test split judges absent documents; the only relevant document of q129 is one of them."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     path = Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
     test = path / "qrels" / "test.tsv"
     lines = [row for row in test.read_text().splitlines() if not row.startswith("q129\t")]

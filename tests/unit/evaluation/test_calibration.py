@@ -134,10 +134,7 @@ def test_combined_promises_nothing() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.2])
-def test_a_question_that_loses_its_answer_counts_once(
-    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_a_question_that_loses_its_answer_counts_once(share: float, tmp_path: Path, own_cache: Path) -> None:
     # The second best document of every question is relevant too, and question 0 has three copies of its best one.
     documents = [text for n in range(40) for text in (f"word{n} word{n}", f"word{n} more", f"word{n} other thing")]
     documents += ["word0 word0"] * 3

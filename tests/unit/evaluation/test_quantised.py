@@ -26,9 +26,8 @@ from raytriever.tracking.tracker import Tracker
 
 
 @pytest.fixture
-def job(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvaluationJob:
+def job(tiny_encoder: Path, tiny_dataset: Path, own_cache: Path) -> EvaluationJob:
     """An evaluation of BM25 and of an encoder in all types, whole and of 12 components."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     models = read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig())
     return EvaluationJob(
         models=add_forms(models, EvaluationConfig(dtype="fp32,int8,binary,ubinary", truncate_dim="12,32")),

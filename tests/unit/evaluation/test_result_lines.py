@@ -208,10 +208,7 @@ def test_a_caption_names_the_split_of_each_data_set() -> None:
     assert split_text({"one": "test", "two": "test"}) == "test"
 
 
-def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(tmp_path: Path, own_cache: Path) -> None:
     folder = tmp_path / "中文"
     (folder / "qrels").mkdir(parents=True)
     texts = [f"今天天气很好，我们去第{'一二三四五六七八九'[i]}公园散步吧。" for i in range(9)]

@@ -122,9 +122,8 @@ def opened(tiny_encoder: Path, dataset: Path, **data: bool) -> list[str]:
 
 
 def test_many_overlapping_queries_are_refused_unless_allowed(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     dataset = with_repeated(tiny_dataset, tmp_path / "set", 8)
     with pytest.raises(DataError, match=r"set: 8 of 40 queries of split 'test' \(20.0%\) .*; leave these queries out"):
         opened(tiny_encoder, dataset)
@@ -135,18 +134,16 @@ def test_many_overlapping_queries_are_refused_unless_allowed(
 
 
 def test_a_few_overlapping_queries_are_logged(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     [line] = opened(tiny_encoder, with_repeated(tiny_dataset, tmp_path / "set", 1))
     assert line.startswith("set: 1 of 33 queries of split 'test' (3.0%) are training queries too")
     assert opened(tiny_encoder, tiny_dataset) == []
 
 
 def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     base = Config(data=DataConfig(str(tiny_dataset)), model=ModelConfig(str(tiny_encoder)))
     lines: list[str] = []
     whole, _ = open_run(replace(base, stages=(replace(base, name="one"),)), lines.append)
@@ -171,10 +168,7 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     assert [line for line in lines if line.startswith("letters: 32 of 32 queries of split 'dev'")]
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_said(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_a_warm_up_that_is_longer_than_the_run_is_said(tiny_encoder: Path, tiny_dataset: Path, own_cache: Path) -> None:
     config = Config(data=DataConfig(str(tiny_dataset)), model=ModelConfig(str(tiny_encoder)))
 
     def lines(steps: int) -> list[str]:

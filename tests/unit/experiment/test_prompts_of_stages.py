@@ -38,6 +38,8 @@ from raytriever.search.exact import search_dataset
 from raytriever.tracking.tracker import Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 QUERY, PASSAGE, OTHER = "Ask: ", "Tell: ", "Else: "
 
 
@@ -84,11 +86,6 @@ def begins(instructed: Path, monkeypatch: pytest.MonkeyPatch) -> Begins:
 
     monkeypatch.setattr(Encoder, "forward", spy)
     return seen
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
 
 BOTH = {"Ask:", "Tell:"}

@@ -103,16 +103,6 @@ def test_a_resumed_run_logs_no_step_twice(tmp_path: Path) -> None:
     assert again.steps.points == 2 * 4 + 2  # two figures a step, two looks
 
 
-def test_a_restarted_group_logs_no_step_twice(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    recorder = record(
-        memory,
-        tmp_path,
-        [step_event(1), step_event(2), validation_step(2), step_event(3), step_event(3, 99.0), step_event(4)],
-    )
-    assert memory.logged("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
-
-
 def test_the_step_of_a_damaged_last_line_is_logged_again(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     record(memory, tmp_path, [step_event(1), step_event(2), step_event(3)])

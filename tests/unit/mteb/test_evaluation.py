@@ -39,9 +39,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tasks() -> list[Any]:
-    from mteb_tasks import TinyClassification, TinyClustering, TinyReranking, TinyRetrieval, TinySimilarity
+    from mteb_tasks import TinyReranking, TinyRetrieval, TinySimilarity
 
-    return [TinyRetrieval(), TinyReranking(), TinySimilarity(), TinyClassification(), TinyClustering()]
+    return [TinyRetrieval(), TinyReranking(), TinySimilarity()]
 
 
 @pytest.fixture(autouse=True)
@@ -81,11 +81,9 @@ def test_scores_are_those_of_mteb_with_sentence_transformers(encoder: Path, task
             own = mteb.evaluate(model, type(task)(), cache=None, show_progress_bar=False, co2_tracker=False)
             expected = scores_of(own.task_results[0])
             found = scores_of(stored[of])
-            # The last bit of an embedding may move a text across the border of two classes.
-            tolerance = 0.05 if of in ("TinyClassification", "TinyClustering") else 1e-4
             for name in expected:
                 if "nauc" not in name:  # areas of differences of hardly anything
-                    assert found[name] == pytest.approx(expected[name], abs=tolerance, nan_ok=True), (of, name)
+                    assert found[name] == pytest.approx(expected[name], abs=1e-4, nan_ok=True), (of, name)
         assert 0.05 < metrics["main_score"] < 0.95
     first = results.models["tiny"]["TinyRetrieval"]
     assert first["ndcg_at_10"] == pytest.approx(first["main_score"], abs=1e-4)
@@ -173,9 +171,9 @@ def test_prompts_are_those_that_mteb_chooses(encoder: Path, tasks: list[Any], tm
     }
     library = SentenceTransformer(str(encoder), device="cpu", local_files_only=True, prompts=prompts)
     library.save(str(tmp_path / "prompted"))
-    results, _ = evaluate(tmp_path / "prompted", tasks[:3], tmp_path / "out")
-    plain, _ = evaluate(encoder, tasks[:3], tmp_path / "plain")
-    for task, score, other in zip(tasks[:3], main_scores(results), main_scores(plain), strict=True):
+    results, _ = evaluate(tmp_path / "prompted", tasks, tmp_path / "out")
+    plain, _ = evaluate(encoder, tasks, tmp_path / "plain")
+    for task, score, other in zip(tasks, main_scores(results), main_scores(plain), strict=True):
         wrapped = mteb.SentenceTransformerEncoderWrapper(library, model_prompts=prompts)
         own = mteb.evaluate(wrapped, type(task)(), cache=None, show_progress_bar=False, co2_tracker=False)
         assert score == pytest.approx(own.task_results[0].get_score(), abs=1e-4)
@@ -202,7 +200,7 @@ def test_finished_tasks_are_not_repeated_after_a_kill(encoder: Path, tmp_path: P
 def test_tasks_that_fail_leave_the_others(encoder: Path, tmp_path: Path) -> None:
     names = "FarAway,Broken,TinySimilarity"
     command = [sys.executable, str(SUPPORT / "mteb_tasks.py"), "--suite", "mteb", "--tasks", names]
-    command += ["--model", str(encoder), "--output", str(tmp_path / "out"), "--tracker", "tensorboard"]
+    command += ["--model", str(encoder), "--output", str(tmp_path / "out"), "--tracker", "none"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "MISSING: FarAway: the data set nobody/no-such-data-set cannot be loaded" in done.stderr
@@ -215,15 +213,6 @@ def test_tasks_that_fail_leave_the_others(encoder: Path, tmp_path: Path) -> None
     assert "error: no result of FarAway, Broken" in done.stderr.splitlines()[-1]
     assert "TinySimilarity main_score" in done.stdout
     assert "Traceback" not in done.stderr
-
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    [events] = (tmp_path / "tensorboard").rglob("events.*")
-    tracked = EventAccumulator(str(events)).Reload()
-    assert tracked.Tags()["scalars"] == ["tiny/TinySimilarity/main_score"]
-    [result] = report.parent.glob("TinySimilarity.json")
-    [score] = tracked.Scalars("tiny/TinySimilarity/main_score")
-    assert score.value == pytest.approx(json.loads(result.read_text())["scores"]["test"][0]["main_score"])
 
 
 def test_a_calibration_split_that_cannot_be_loaded_is_said(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:

@@ -246,21 +246,6 @@ def test_after_an_error_the_arms_that_run_are_finished_and_no_other_starts(tmp_p
     assert (sorted(started), finished) == ([1, 2], [2])
 
 
-def test_an_interruption_ends_the_arms_of_all_threads(tmp_path: Path) -> None:
-    both = threading.Barrier(2, timeout=10)
-
-    def run(number: int, arm: Arm, seed: int) -> None:
-        if both.wait() == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        while True:
-            check_interrupted()
-            time.sleep(0.01)
-
-    with interruptible(), pytest.raises(KeyboardInterrupt):
-        run_arms(run, pairs_of(tmp_path, 4), 2)
-    assert not threads_of_arms()
-
-
 def test_an_interruption_while_a_thread_starts_ends_its_arm_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

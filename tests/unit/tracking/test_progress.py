@@ -119,22 +119,6 @@ def test_what_is_over_at_once_needs_no_line(clock: Clock) -> None:
     assert stream.getvalue() == ""
 
 
-def test_an_interruption_reports_the_progress(clock: Clock) -> None:
-    stream = io.StringIO()
-
-    def interrupted() -> None:
-        with Progress("train", 100, "step", stream=stream) as progress:
-            clock.now += 1
-            progress.advance(4)
-            clock.now += 4
-            progress.advance(16)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert stream.getvalue() == "train: 20/100 steps, 4 steps/s, 20 s left\n"
-
-
 def test_a_remark_is_a_line_of_its_own() -> None:
     stream = io.StringIO()
     with Progress("train", 3, "step", stream=stream) as progress:

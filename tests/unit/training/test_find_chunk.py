@@ -166,10 +166,7 @@ def test_what_is_searched_for_fits_into_what_is_free(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_search_encodes_texts_as_training_does(
-    make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_the_search_encodes_texts_as_training_does(make_assignment, own_cache: Path, precision: str) -> None:
     layouts: list[bool] = []
     with simulated_gpu():
         work, recorder = make_assignment(device=CUDA, precision=precision, total_steps=2)

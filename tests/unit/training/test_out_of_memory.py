@@ -28,8 +28,7 @@ SETTINGS = {"total_steps": 3, "eval_steps": 3, "dev_batches": 1, "loss": LossCon
 
 
 @pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Counts]:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def counts(own_cache: Path) -> Iterator[Counts]:
     with simulated_gpu() as counts:
         yield counts
 

@@ -84,13 +84,6 @@ def test_a_small_space_is_tried_completely(searcher: str) -> None:
     assert sampler.propose(done, "auc") is None
 
 
-def test_a_grid_is_tried_in_order() -> None:
-    small = parse_space({"loss": {"temperature": [0.05, 0.01]}}, "test")
-    sampler = Sampler("grid", small, seed=0)
-    points = [sampler.propose([Trial(number, {}) for number in range(count)]) for count in range(3)]
-    assert points == [{"loss.temperature": 0.05}, {"loss.temperature": 0.01}, None]
-
-
 def test_random_points_do_not_depend_on_earlier_ones(space: SearchSpace) -> None:
     sampler = Sampler("random", space, seed=5)
     done = swept(sampler, 7)

@@ -16,6 +16,7 @@ from raytriever.config import (
     check_config_paths,
     differences,
     in_all,
+    settings_of,
     to_dict,
 )
 from raytriever.errors import ConfigError, setting
@@ -115,7 +116,7 @@ def check_explicit_settings(
     extra = vars(search) if search else {}
     errors = [
         without_effect(
-            {key: value for name in SECTIONS for key, value in vars(getattr(training, name)).items()} | extra,
+            settings_of(training) | extra,
             sorted(explicit),
             needs,
         )

@@ -13,7 +13,7 @@ import pytest
 from raytriever import activity as module
 from raytriever.activity import activity
 from raytriever.progress import Progress
-from raytriever.terminal import show, warn
+from raytriever.terminal import show, warn, write_line
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_lines_to_another_stream_are_no_output(capsys: pytest.CaptureFixture[str
     with activity("training"), Progress("hidden", 3, "step", stream=io.StringIO()) as progress:
         for _ in range(9):
             time.sleep(0.06)
-            progress.say("not seen")
+            write_line("not seen", progress._stream)
     assert re.fullmatch(r"training: \d s\n", capsys.readouterr().err)
 
 

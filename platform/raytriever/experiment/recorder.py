@@ -112,10 +112,7 @@ class Recorder:
         self.gauges.set("tracking_failures", backlog.failures, "requests to the tracking server that failed")
 
     def _log(self, text: str) -> None:
-        if self._progress is None:
-            warn(text)
-        else:
-            self._progress.say(text)
+        warn(text)
 
     def _start_status(self, text: str) -> None:
         """Show a status until the next one, the next step or the end."""

@@ -15,6 +15,7 @@ from ray import tune
 
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
+from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config, override
 from raytriever.errors import ConfigError
 from raytriever.tuning.ray.sweep import plan_sweep
@@ -57,8 +58,9 @@ def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_gpu_that_pytorch_cannot_use_is_one_line(one_gpu: None, tmp_path: Path) -> None:
+    job = TrainingJob(config=Config(), datasets=(), negatives=None, total_steps=2, folder=tmp_path)
     with pytest.raises(ClusterError) as raised:
-        train_on_cluster(Config(), [], None, 2, tmp_path, [].append)
+        train_on_cluster(job, [].append)
     assert str(raised.value).startswith(
         "the Ray cluster: has a GPU that PyTorch cannot use in a worker (doesn't have N"
     )

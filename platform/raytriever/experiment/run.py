@@ -220,7 +220,7 @@ def train_run(
     Args:
         tables: hard negatives of the trainings, from `find_negatives`.
         run_name: end of the names of child runs.
-        here: whether this process is the worker of a training with one worker; see `train_on_cluster`, also for `gpus`.
+        here: whether this process is the worker of a training with one worker; see `TrainingJob`, also for `gpus`.
     """
     folders = folders_of(opened.config, path)
     start: Path | None = None
@@ -241,17 +241,7 @@ def train_run(
             ray_session(workers),
             recorder.gauges.training(total_steps, config.refresh.refresh_every),
         ):
-            train_on_cluster(
-                config,
-                [dataset.location for dataset in training.data.datasets if dataset.location],
-                table,
-                total_steps,
-                folder,
-                recorder.record,
-                training.dev_sets,
-                here and workers == 1,
-                gpus=gpus,
-            )
+            train_on_cluster(training.job(table, folder, in_process=here and workers == 1, gpus=gpus), recorder.record)
         start = folder / MODEL
     if folders != [path]:
         # Copied, so that the run keeps the model when a stage's directory is removed.

@@ -107,16 +107,12 @@ def run_experiment(
         del cache  # of a large corpus, the terms take much of the memory of this process
         log(f"{config.model.model}: {retriever.summary()}")
         log(f"evaluating {config.model.model} before training")
-        precision = config.training.precision
-        evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
+        [evaluations["before"]] = evaluate_model(dataset, [split], config.model, config.training.precision, retriever)
         del retriever
 
         log("training under Ray Train")
         train_run(opened, negatives, path, tracker, run_name, log)
-        log("evaluating the model after training")
-        trained = ModelConfig(model=str(path / MODEL))
-        evaluations["after"] = evaluate_model(dataset, split, trained, precision)
-        calibrate_trained(dataset, config, trained, evaluations["after"], log)
+        evaluations["after"] = evaluate_trained(dataset, config, ModelConfig(model=str(path / MODEL)), log)
         conclude(run, opened, folders_of(config, path), evaluations, tracker, started)
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)
@@ -141,30 +137,33 @@ def bytes_of_run(config: Config) -> int:
 AIMS: tuple[tuple[AnswerAim, float | None], ...] = (("f1", None),)
 
 
-def calibrate_trained(
-    dataset: RetrievalDataset, config: Config, trained: ModelConfig, tested: Evaluation, log: Callable[[str], None]
-) -> None:
-    """Calibrate a trained model on the dev split, check it on the test split, and write `model/calibration.json`.
+def evaluate_trained(
+    dataset: RetrievalDataset, config: Config, trained: ModelConfig, log: Callable[[str], None]
+) -> Evaluation:
+    """Evaluate a trained model on the test split. Calibrate it on the dev split, and write `model/calibration.json`.
 
     A run with too few queries, or with the same queries in both splits, gets no calibration, and a line says why.
     """
-    splits = config.data.dev_split, config.data.test_split
-    if splits[0] not in dataset.judgements:  # a line has said so when it was opened
-        return
+    log("evaluating the model after training")
+    dev, test = splits = config.data.dev_split, config.data.test_split
+    judged = []
     try:
-        check_apart(dataset, *splits)
-        log(f"calibrating the scores on {splits[0]}")
-        measured = evaluate_model(dataset, splits[0], trained, config.training.precision)
-        choosing, checking = (
-            questions_of(select_judged_queries(dataset, split, Protocol()), one)
-            for split, one in zip(splits, (measured, tested), strict=True)
-        )
-        answers = decide_questions(dataset.name, choosing, checking, AIMS)
-        made = make_calibration(dataset, trained, splits, answers, int8=False)
+        if dev in dataset.judgements:  # otherwise a line has said so when it was opened
+            check_apart(dataset, *splits)
+            judged = [select_judged_queries(dataset, split, Protocol()) for split in splits]
+            log(f"calibrating the scores on {dev}")
     except DataError as error:
         log(f"the model gets no {FILE}: {error}")
-        return
-    log(save_calibration(made, trained))
+    precision = config.training.precision
+    evaluations = evaluate_model(dataset, splits if judged else [test], trained, precision)
+    if judged:
+        try:
+            choosing, checking = map(questions_of, judged, evaluations)
+            answers = decide_questions(dataset.name, choosing, checking, AIMS)
+            log(save_calibration(make_calibration(dataset, trained, splits, answers, int8=False), trained))
+        except DataError as error:
+            log(f"the model gets no {FILE}: {error}")
+    return evaluations[-1]
 
 
 def conclude(

@@ -250,9 +250,9 @@ def evaluate_best(
     log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
     evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset))}
     precision = config.training.precision
-    evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
+    [evaluations["before"]] = evaluate_model(dataset, [split], config.model, precision, retriever)
     trained = ModelConfig(model=str(run.path / MODEL))
-    evaluations["after"] = evaluate_model(dataset, split, trained, precision)
+    [evaluations["after"]] = evaluate_model(dataset, [split], trained, precision)
     child = tracker.child(trial_run_name(best, run_name), folder)
     conclude(run, opened, [folder], evaluations, child, started)
     child.finish("FINISHED")

@@ -126,8 +126,8 @@ def write_line(text: str, stream: TextIO | None) -> None:
     if stream is None:
         return
     try:
-        tqdm = sys.modules.get("tqdm")  # a process that has not imported it has no bars
-        with tqdm.tqdm.external_write_mode(stream) if tqdm and stream.isatty() else nullcontext():
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # a process that has not imported it has no bars
+        with bars.external_write_mode(stream) if bars and stream.isatty() else nullcontext():
             print(presentable(text, stream), file=stream, flush=True)
         if stream in (sys.stdout, sys.stderr):
             end_of_silence()

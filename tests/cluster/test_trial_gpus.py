@@ -18,6 +18,7 @@ from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
 from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config, override
 from raytriever.errors import ConfigError
+from raytriever.options import check_options
 from raytriever.tuning.ray.sweep import plan_sweep
 from raytriever.tuning.ray.tuner import resources_of_trial
 from raytriever.tuning.space import SearchConfig
@@ -79,4 +80,4 @@ def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
         plan_sweep(several, SearchConfig(trial_gpus=0.5))
     for wrong in (0.0, 1.5):
         with pytest.raises(ConfigError, match="is out of range"):
-            plan_sweep(Config(), SearchConfig(trial_gpus=wrong))
+            check_options(SearchConfig(trial_gpus=wrong))

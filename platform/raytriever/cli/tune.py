@@ -11,9 +11,9 @@ from typing import Any
 from raytriever.cli.arguments import explicit_settings, quote_command, show_views
 from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.train import RUN_SETTINGS, check_own_losses, default_output, resolve_settings, run_arguments
-from raytriever.config import Config, check_config_paths, read_settings
+from raytriever.config import Config, read_settings
 from raytriever.errors import flag_of
-from raytriever.experiment.start import check_explicit_settings, check_run_name
+from raytriever.experiment.start import check_run
 from raytriever.losses.config import terms_of
 from raytriever.losses.files import LossFile
 from raytriever.options import check_options
@@ -32,14 +32,15 @@ def read_sweep(arguments: argparse.Namespace) -> dict[str, Any]:
     varied = [dimension.name for dimension in dimensions]
     losses = [loss for dimension in dimensions if dimension.name == "loss" for loss in dimension.values]
     check_own_losses(arguments, f"--search-space {search.search_space}", losses)
-    check_explicit_settings(base, arguments.explicit_flags, search, varied)
     for setting in varied:
         if setting in arguments.explicit_flags:
             reason = f"has no effect, because --search-space {search.search_space} varies it"
             warn(f"{flag_of(setting)} {getattr(arguments, setting)}: {reason}; leave it out")
-    name = _default_name(base) if arguments.run_name is None else arguments.run_name
-    check_run_name(name)
-    check_config_paths(base)
+    default = f"sweep-{Path(base.data.dataset).name}-{Path(base.model.model).name}-seed{base.training.seed}"
+    default = re.sub(r"[^A-Za-z0-9._-]+", "-", default)[:100]
+    name = check_run(
+        base, arguments.explicit_flags, default if arguments.run_name is None else arguments.run_name, search, varied
+    )
     return {"base": base, "search": search, "name": name}
 
 
@@ -80,11 +81,6 @@ def tune(given: Given) -> Iterator[str]:
 
 
 _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "best trial"}
-
-
-def _default_name(base: Config) -> str:
-    name = f"sweep-{Path(base.data.dataset).name}-{Path(base.model.model).name}-seed{base.training.seed}"
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100]
 
 
 TUNE = Command(

@@ -20,7 +20,6 @@ from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.retriever import Retriever
 from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.tracker import Tracker
 from raytriever.tracking.trackers import check_trackers
@@ -68,30 +67,27 @@ def evaluate_model(
     splits: Sequence[str],
     model: ModelConfig,
     precision: str | None,
-    retriever: Retriever | None = None,
 ) -> list[Evaluation]:
     """Load a model once and evaluate it on each of some splits, in a Ray task with a GPU if there is one.
 
     Without GPUs this process does it. The cluster must see the data set and the model under the same paths.
-    `retriever` was loaded for encoding with `model` on the CPU; an evaluation on the CPU of this process uses it.
     """
     location = str(dataset.location)
     return run_with_gpu(
-        remote=partial(_evaluate, location, splits, model, precision),
-        here=partial(_evaluate, dataset, splits, model, precision, retriever),
+        remote=partial(evaluate_splits, location, splits, model, precision),
+        here=partial(evaluate_splits, dataset, splits, model, precision),
     )
 
 
-def _evaluate(
+def evaluate_splits(
     source: RetrievalDataset | str,
     splits: Sequence[str],
     model: ModelConfig,
     precision: str | None,
-    retriever: Retriever | None = None,
 ) -> list[Evaluation]:
+    """Load a model in this process and evaluate it on each of some splits of a data set, or of one at a path or URI."""
     dataset = open_dataset(source, splits) if isinstance(source, str) else source
     device = default_device()
-    if retriever is None or device.type == "cuda":
-        retriever = load_for_encoding(model, choose_precision(precision, device), device)
+    retriever = load_for_encoding(model, choose_precision(precision, device), device)
     system = DenseSystem(dataset, model, retriever)
     return [evaluate(dataset, split, system) for split in splits]

@@ -56,11 +56,17 @@ from raytriever.training.guide import Guide
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run whose settings, data and model have been checked; `dataset` is measured, with its test split."""
+    """A run whose settings, data and model have been checked.
+
+    Args:
+        dataset: is measured, with its test split.
+        encoder: the reading of the encoder in one line.
+    """
 
     config: Config
     dataset: RetrievalDataset
     trainings: tuple[OpenTraining, ...]
+    encoder: str
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings for the tracker, including values from the model and the machine."""
@@ -75,8 +81,8 @@ class OpenRun:
         return used
 
 
-def open_run(config: Config, log: Log) -> tuple[OpenRun, Retriever]:
-    """Open and check the data and the encoder of a run; the encoder is on the CPU, to evaluate it before training."""
+def open_run(config: Config, log: Log) -> OpenRun:
+    """Open and check the data and the encoder of a run; no weights are read, but for those of a guide."""
     for training in config.trainings:
         with errors_of(training):
             build_loss(training.loss)  # only for its checks
@@ -84,7 +90,7 @@ def open_run(config: Config, log: Log) -> tuple[OpenRun, Retriever]:
         log(f"{PYDOCS}: the docstrings of Python's standard library, read once for each version")
     cpu = torch.device("cpu")  # the memory of a GPU belongs to the processes that evaluate and train
     precision = choose_precision(config.training.precision, cpu)
-    retriever = load_for_encoding(config.model, precision, cpu)
+    retriever = load_for_encoding(config.model, precision, cpu, weights=False)
     for training in config.trainings:
         with errors_of(training):
             check_widths(training.loss.widths, retriever.width)
@@ -106,7 +112,7 @@ def open_run(config: Config, log: Log) -> tuple[OpenRun, Retriever]:
     lines += [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in opened]
     for line in dict.fromkeys(lines):
         log(line)
-    return OpenRun(config, measured, tuple(trainings)), retriever
+    return OpenRun(config, measured, tuple(trainings), retriever.summary())
 
 
 def _with_prompts(trainings: list[OpenTraining], measured: str, retriever: Retriever, log: Log) -> list[OpenTraining]:

@@ -83,7 +83,7 @@ def run_experiment(
         return RunResult(path, {name: metrics[name] for name in ("bm25", "before", "after")}, None, is_new=False)
     check_trackers(trackers)
     check_cluster()
-    opened, retriever = open_run(config, log)
+    opened = open_run(config, log)
     written = sum(file.stat().st_size for file in files_below(path)) if run.state == "interrupted" else 0
     check_disk(path, bytes_of_run(config) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
@@ -105,10 +105,9 @@ def run_experiment(
         evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset, cache.index(dataset)))}
         negatives = find_negatives(opened, path, cache)
         del cache  # of a large corpus, the terms take much of the memory of this process
-        log(f"{config.model.model}: {retriever.summary()}")
+        log(f"{config.model.model}: {opened.encoder}")
         log(f"evaluating {config.model.model} before training")
-        [evaluations["before"]] = evaluate_model(dataset, [split], config.model, config.training.precision, retriever)
-        del retriever
+        [evaluations["before"]] = evaluate_model(dataset, [split], config.model, config.training.precision)
 
         log("training under Ray Train")
         train_run(opened, negatives, path, tracker, run_name, log)

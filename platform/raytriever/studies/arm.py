@@ -114,8 +114,7 @@ class ArmRunner:
                 return self._measure(arm, arm.model, facts, run, tracker), facts
         curriculum = pin_sources(override(arm.curriculum, {"training": {"seed": seed}}), run.path, fresh=False)
         with self._preparation:
-            opened, retriever = open_run(curriculum, lambda line: None)
-            del retriever
+            opened = open_run(curriculum, lambda line: None)
         run.begin(dump_config(curriculum), [training.loss for training in curriculum.trainings])
         tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
         with closing(tracker):

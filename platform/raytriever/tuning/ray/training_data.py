@@ -77,8 +77,7 @@ class SweepData:
     def _open(self, config: Config) -> None:
         key = _key(config)
         if key not in self._trainings:
-            run, _ = open_run(config, self.log)
-            [self._trainings[key]] = run.trainings
+            [self._trainings[key]] = open_run(config, self.log).trainings
             # Tables hold documents, so they do not depend on the encoder.
             self.tables[_rows(config)] = self._cache.table(self._trainings[key])
 

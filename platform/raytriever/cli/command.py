@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from raytriever.cli.arguments import Argument, Parser, add_output, add_settings, explicit_settings, lock_output
 from raytriever.options import Need, check_options, needs_of, without_effect
@@ -117,32 +116,3 @@ class Command:
         needs = {**needs_of(*(group.kind for group in self.settings)), **self.needs}
         for error in without_effect(settings, sorted(arguments.explicit_flags), needs).values():
             raise error
-
-
-class Row(NamedTuple):
-    """Row of the table of commands; the command is imported when it is run or its flags are asked for.
-
-    Attributes:
-        task: Title of the command's group in the overview.
-        help: What the command does, in a line.
-        location: Module and name of its `Command`, such as `raytriever.cli.use:SEARCH`.
-    """
-
-    task: str
-    help: str
-    location: str
-
-    @property
-    def command(self) -> Command:
-        """The command."""
-        module, _, name = self.location.partition(":")
-        command: Command = getattr(import_module(module), name)
-        return command
-
-    def parser(self, name: str) -> Parser:
-        """Return the parser of the command, which has this name."""
-        return self.command.parser(name, self.help)
-
-    def main(self, name: str, words: list[str]) -> None:
-        """Do what a command line of the command says."""
-        self.command.main(name, self.help, words)

@@ -1,6 +1,43 @@
 """Table of the commands. A row imports its command when it is run, so that `raytriever --help` imports no settings."""
 
-from raytriever.cli.command import Row
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from raytriever.cli.arguments import Parser
+    from raytriever.cli.command import Command
+
+
+class Row(NamedTuple):
+    """Row of the table of commands; the command is imported when it is run or its flags are asked for.
+
+    Attributes:
+        task: Title of the command's group in the overview.
+        help: What the command does, in a line.
+        location: Module and name of its `Command`, such as `raytriever.cli.use:SEARCH`.
+    """
+
+    task: str
+    help: str
+    location: str
+
+    @property
+    def command(self) -> Command:
+        """The command."""
+        module, _, name = self.location.partition(":")
+        command: Command = getattr(import_module(module), name)
+        return command
+
+    def parser(self, name: str) -> Parser:
+        """Return the parser of the command, which has this name."""
+        return self.command.parser(name, self.help)
+
+    def main(self, name: str, words: list[str]) -> None:
+        """Do what a command line of the command says."""
+        self.command.main(name, self.help, words)
+
 
 PREPARE, TRAIN, MEASURE, USE, OPERATE = "Prepare data", "Train", "Measure", "Use a model", "Operate"
 _CLI = "raytriever.cli"

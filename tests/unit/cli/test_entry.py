@@ -12,8 +12,8 @@ import pytest
 
 from raytriever import __version__
 from raytriever.cli import use
-from raytriever.cli.command import Given, Row
-from raytriever.cli.commands import COMMANDS
+from raytriever.cli.command import Given
+from raytriever.cli.commands import COMMANDS, Row
 from raytriever.cli.main import run
 
 HEAVY = ("torch", "transformers", "ray", "mlflow", "numpy", "matplotlib")

@@ -61,12 +61,14 @@ class OpenRun:
     Args:
         dataset: is measured, with its test split.
         encoder: the reading of the encoder in one line.
+        weights: bytes of its weights in float32.
     """
 
     config: Config
     dataset: RetrievalDataset
     trainings: tuple[OpenTraining, ...]
     encoder: str
+    weights: int
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings for the tracker, including values from the model and the machine."""
@@ -112,7 +114,8 @@ def open_run(config: Config, log: Log) -> OpenRun:
     lines += [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in opened]
     for line in dict.fromkeys(lines):
         log(line)
-    return OpenRun(config, measured, tuple(trainings), retriever.summary())
+    weights = 4 * sum(parameter.numel() for parameter in retriever.parameters())
+    return OpenRun(config, measured, tuple(trainings), retriever.summary(), weights)
 
 
 def _with_prompts(trainings: list[OpenTraining], measured: str, retriever: Retriever, log: Log) -> list[OpenTraining]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from statistics import fmean
 
@@ -38,10 +37,6 @@ from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
-from raytriever.models.description import describe
-from raytriever.models.files import stored_tensors
-from raytriever.models.resolution import read_files
-from raytriever.prompts import SIDES, Side
 from raytriever.report.evaluation import write_training_report
 from raytriever.search.calibration import FILE
 from raytriever.store.capacity import check_disk
@@ -85,7 +80,7 @@ def run_experiment(
     check_cluster()
     opened = open_run(config, log)
     written = sum(file.stat().st_size for file in files_below(path)) if run.state == "interrupted" else 0
-    check_disk(path, bytes_of_run(config) - written, "the checkpoints and the model")
+    check_disk(path, bytes_of_run(config, opened.weights) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
     run.begin(dump_config(config), [training.loss for training in config.trainings])
     dataset, split = opened.dataset, config.data.test_split
@@ -117,13 +112,11 @@ def run_experiment(
     return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)
 
 
-def bytes_of_run(config: Config) -> int:
-    """Estimate the bytes of the models and of the checkpoints of a run, at most; adapters are not counted."""
-    model = config.model
-    files = read_files(model)
-    sides: Sequence[Side] = ["passage"] if describe(files, model).towers == "shared" else SIDES
-    tensors = [tensor for side in sides for tensor in stored_tensors(files.sides[side].transformer.folder).values()]
-    weights = 4 * sum(prod(tensor.shape) for tensor in tensors)
+def bytes_of_run(config: Config, weights: int) -> int:
+    """Estimate the bytes of the models and of the checkpoints of a run, at most; adapters are not counted.
+
+    `weights` are the bytes of the encoder's in float32.
+    """
     total = weights
     for training in config.trainings:
         # The newest checkpoints, the best one and the one that is being written: weights and two moments each.

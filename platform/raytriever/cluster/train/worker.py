@@ -213,20 +213,21 @@ def _write(job: WorkerJob, retriever: Retriever) -> None:
 
 
 def _client(
-    job: WorkerJob, name: str, actor: Any, work: Callable[[], Any], device: torch.device, waits: bool = False
+    job: WorkerJob, name: str, actor: Any, work: Callable[[], Any], device: torch.device, waits: bool | None = None
 ) -> Any:
     """Return the access of the first worker to the process of its jobs: an actor, or without one a thread of its own.
 
     Args:
         name: first word of the gauges, which say whether a job is running, and whether steps wait for it.
         work: makes the object whose `run` does a job in a thread.
+        waits: whether steps wait for a job; None for a job without this gauge.
     """
     gauges = Gauges(run_label(job.folder))
 
     def show(is_running: bool) -> None:
         gauges.set(f"{name}_running", is_running, f"1 while a job of {name} is running, else 0")
-        if waits:
-            gauges.set(f"{name}_waiting", is_running, f"1 while steps wait for a job of {name}, else 0")
+        if waits is not None:
+            gauges.set(f"{name}_waiting", is_running and waits, f"1 while steps wait for a job of {name}, else 0")
 
     return ActorClient(actor, show) if actor is not None else ThreadClient(work().run, device, show)
 

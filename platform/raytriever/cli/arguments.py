@@ -288,15 +288,6 @@ def show_views(folder: Path, trackers: Sequence[str]) -> Iterator[str]:
         yield f"  {program_path(program)} {words}" if words else f"  {view} (open it in a browser)"
 
 
-def explicit_settings(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
-    """Return the settings of a dataclass that the command line contains, by field name."""
-    return {
-        field.name: getattr(arguments, field.name)
-        for field in dataclasses.fields(kind)
-        if hasattr(arguments, field.name)
-    }
-
-
 def _choose_experiment(name: str) -> str:
     """Set the variable of MLflow, which every part of the command reads."""
     if not name.strip():

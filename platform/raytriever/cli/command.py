@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from raytriever.cli.arguments import Argument, Parser, add_output, add_settings, explicit_settings, lock_output
+from raytriever.cli.arguments import Argument, Parser, add_output, add_settings, lock_output
 from raytriever.options import Need, check_options, needs_of, without_effect
 from raytriever.paths import fetch_paths
 from raytriever.terminal import show
@@ -35,6 +35,12 @@ class SettingsGroup:
     def __init__(self, name: str, kind: type, title: str, *only: str) -> None:
         self.name, self.kind, self.title = name, kind, title
         self.only = only or tuple(each.name for each in fields(kind) if each.metadata["flag"])
+
+    def read(self, arguments: argparse.Namespace) -> Any:
+        """Return the settings of a command line over their defaults; raises `ConfigError` if one is not allowed."""
+        config = self.kind(**{name: getattr(arguments, name) for name in self.only if hasattr(arguments, name)})
+        check_options(config)
+        return config
 
 
 @dataclass(frozen=True)
@@ -83,13 +89,13 @@ class Command:
     def main(self, name: str, purpose: str, words: list[str]) -> None:
         """Do what a command line of the command says."""
         arguments = self.parser(name, purpose).parse(words)
-        settings = self._build_groups(arguments) if self.read is None else self.read(arguments)
-        given = Given(**{**vars(arguments), **settings})
+        groups = {group.name: group.read(arguments) for group in self.settings} if self.read is None else {}
+        given = Given(**{**vars(arguments), **(self.read(arguments) if self.read else groups)})
         if self.check is not None:
             self.check(given)
         if self.read is None:
-            self._check_effects(arguments, settings)
-            fetch_paths(*settings.values())
+            self._check_effects(arguments, groups)
+            fetch_paths(*groups.values())
         for argument in self.arguments:
             argument.fetch(arguments)
         if self.output:
@@ -99,14 +105,6 @@ class Command:
                 lock_output(given.output, arguments.wait)
         for line in self.run(given):
             show(line)
-
-    def _build_groups(self, arguments: argparse.Namespace) -> dict[str, Any]:
-        settings = {}
-        for group in self.settings:
-            explicit = explicit_settings(arguments, group.kind)
-            settings[group.name] = group.kind(**{name: explicit[name] for name in group.only if name in explicit})
-            check_options(settings[group.name])
-        return settings
 
     def _check_effects(self, arguments: argparse.Namespace, configs: Mapping[str, Any]) -> None:
         """Raise `ConfigError` for an explicit flag that has no effect next to the other settings."""

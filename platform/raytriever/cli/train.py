@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import TRACKERS, Argument, explicit_settings, program_path, quote_command, show_views
+from raytriever.cli.arguments import TRACKERS, Argument, program_path, quote_command, show_views
 from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.config import SECTION_OF, SECTIONS, Config, errors_of, from_dict, load_config, settings_of
 from raytriever.errors import ConfigError, flag_of
 from raytriever.experiment.start import check_run, start_run
-from raytriever.losses.config import LossConfig, terms_of
+from raytriever.losses.config import terms_of
 from raytriever.losses.files import LossFile
 from raytriever.paths import PATH, runs_folder
 from raytriever.recipes import RECIPES, base_config
@@ -103,7 +103,7 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
     Raises:
         ConfigError: a loss is not named: somebody else may have written the settings, and the loss is a program.
     """
-    named = [LossFile.parse(term) for term in terms_of(explicit_settings(arguments, LossConfig).get("loss") or "")]
+    named = [LossFile.parse(term) for term in terms_of(getattr(arguments, "loss", ""))]
     known = {(os.path.realpath(own.file), own.name) for own in named if own}
     for term in (term for loss in losses for term in terms_of(loss)):
         own = LossFile.parse(term)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import explicit_settings, quote_command, show_views
+from raytriever.cli.arguments import quote_command, show_views
 from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.train import RUN_SETTINGS, check_own_losses, default_output, resolve_settings, run_arguments
 from raytriever.config import Config, read_settings
@@ -16,17 +16,17 @@ from raytriever.errors import flag_of
 from raytriever.experiment.start import check_run
 from raytriever.losses.config import terms_of
 from raytriever.losses.files import LossFile
-from raytriever.options import check_options
 from raytriever.paths import fetch_paths
 from raytriever.terminal import warn
 from raytriever.tuning.space import SearchConfig, parse_search_space
+
+_SEARCH = SettingsGroup("search", SearchConfig, "search")
 
 
 def read_sweep(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the checked settings of a sweep, and its name."""
     base = resolve_settings(arguments, may_have_stages=False)
-    search = SearchConfig(**explicit_settings(arguments, SearchConfig))
-    check_options(search)
+    search: SearchConfig = _SEARCH.read(arguments)
     fetch_paths(search)
     dimensions = parse_search_space(search.search_space).dimensions
     varied = [dimension.name for dimension in dimensions]
@@ -89,5 +89,5 @@ TUNE = Command(
     output="directory of the sweep (default: runs/RUN-NAME)",
     default_output=default_output,
     arguments=run_arguments("sweep", "sweep, data, model and seed", ", which override the recipe; flags override them"),
-    settings=[SettingsGroup("search", SearchConfig, "search"), *RUN_SETTINGS],
+    settings=[_SEARCH, *RUN_SETTINGS],
 )

@@ -23,6 +23,7 @@ from raytriever.cluster.pool import ActorPool, PooledCorpus
 from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.jobs import choose_pool
 from raytriever.cluster.train.trainer import train_on_cluster
+from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
@@ -36,7 +37,8 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
-from raytriever.evaluation.systems import evaluate_retriever
+from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.systems import DenseSystem
 from raytriever.index.exact import tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.bm25 import Bm25Index
@@ -115,7 +117,16 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
     dev_sets = open_dev_sets(config, case.dataset, in_this_process, print)
     events: list[Any] = []
     location = str(case.dataset.location)
-    train_on_cluster(config, [location], table, 4, tmp_path, events.append, dev_sets=dev_sets, in_process=True)
+    job = TrainingJob(
+        config=config,
+        datasets=(location,),
+        negatives=table,
+        total_steps=4,
+        folder=tmp_path,
+        dev_sets=dev_sets,
+        in_process=True,
+    )
+    train_on_cluster(job, events.append)
 
     assert read_ledger(tmp_path / "negatives").adopted_rounds
     assert len(list((tmp_path / "evaluations").glob("*.json"))) == 2
@@ -141,7 +152,11 @@ def test_a_refresh_uses_the_gpu_of_training_where_no_other_is_left(
     )
     table = build_negatives_table(case.dataset, config.data, "", lambda: Bm25Index(case.dataset.passages()))
     events: list[Any] = []
-    train_on_cluster(config, [str(case.dataset.location)], table, 4, tmp_path, events.append, in_process=True)
+    location = str(case.dataset.location)
+    job = TrainingJob(
+        config=config, datasets=(location,), negatives=table, total_steps=4, folder=tmp_path, in_process=True
+    )
+    train_on_cluster(job, events.append)
     [adopted] = read_ledger(tmp_path / "negatives").adopted_rounds
     assert (adopted.step, adopted.used_from) == (2, 3)
     assert not seen("ray::CheckpointJob")
@@ -165,8 +180,8 @@ def test_actors_that_encode_and_search_see_what_they_reserved(
 
 
 def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case) -> None:
-    here = evaluate_retriever(case.dataset, "test", case.model, case.retriever)
-    there = evaluate_model(case.dataset, "test", case.model, "fp32")
+    here = evaluate(case.dataset, "test", DenseSystem(case.dataset, case.model, case.retriever))
+    [there] = evaluate_model(case.dataset, ["test"], case.model, "fp32")
     assert seen("ray::_run_in_task") <= {"0", "1"}
     assert seen("ray::_run_in_task")
     assert there.metrics == pytest.approx(here.metrics)
@@ -175,7 +190,7 @@ def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case) ->
 
 def test_an_error_of_the_process_with_a_gpu_is_one_of_the_user(records: Path, case: Case, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
-        evaluate_model(case.dataset, "test", replace(case.model, model=str(tmp_path / "nowhere")), "fp32")
+        evaluate_model(case.dataset, ["test"], replace(case.model, model=str(tmp_path / "nowhere")), "fp32")
 
 
 def gpus_are_free() -> bool:

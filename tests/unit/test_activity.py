@@ -13,7 +13,7 @@ import pytest
 from raytriever import activity as module
 from raytriever.activity import activity
 from raytriever.progress import Progress
-from raytriever.terminal import show, warn
+from raytriever.terminal import show, warn, write_line
 
 
 class Clock(threading.Condition):
@@ -120,7 +120,7 @@ def test_lines_to_another_stream_are_no_output(clock: Clock, capsys: pytest.Capt
     with activity("training"), Progress("hidden", 3, "step", stream=io.StringIO()) as progress:
         for _ in range(9):
             clock.tick(1)
-            progress.say("not seen")
+            write_line("not seen", progress._stream)
     assert capsys.readouterr().err == "training: 8 s\n"
 
 

@@ -125,8 +125,7 @@ class ArmRunner:
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
                 return self._measure(arm, arm.model, run, tracker), {}
         with self._preparation:
-            opened, retriever = open_run(curriculum, lambda line: None)
-            del retriever
+            opened = open_run(curriculum, lambda line: None)
         run.begin(dump_config(curriculum), [training.loss for training in curriculum.trainings])
         tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
         with closing(tracker):

@@ -16,7 +16,7 @@ from saved_checkpoint import move_weights, save_checkpoint
 from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.cluster.train import mining_round
-from raytriever.cluster.train.clients import ThreadClient
+from raytriever.cluster.train.jobs import ThreadClient
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
 from raytriever.config import Config
 from raytriever.data.config import DataConfig

@@ -178,8 +178,8 @@ def test_the_progression_counts_looks_without_a_better_one() -> None:
     looks = Progression()
     message = []
     for number, loss in enumerate([1.0, 0.5, 0.5, 0.7, 0.4, 0.6, 0.4, float("nan")], start=1):
-        looks = looks.after_validation(number, loss, patience=3)
-        message.append((looks.best_step, looks.looks_without, looks.stopped))
+        looks = looks.after_validation(number, -loss, patience=3)
+        message.append((looks.best_step, looks.validations_without, looks.stopped))
     assert message == [
         (1, 0, False),
         (2, 0, False),

@@ -46,21 +46,6 @@ class StepMemory:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Result for one amount of memory.
-
-    Args:
-        texts: texts of the longest length in a chunk; 0 if not even one text fits.
-        parts: bytes with this chunk, or with one text if none fits.
-        budget: bytes that training may use.
-    """
-
-    texts: int
-    parts: StepMemory
-    budget: int
-
-
 class MemoryPlan:
     """Memory of one worker as a function of the chunk.
 
@@ -113,16 +98,17 @@ class MemoryPlan:
             chunk.peak - chunk.kept - chunk.cast,
         )
 
-    def largest(self, budget: int) -> Fit:
-        """Return the largest chunk whose bytes are at most `budget`, up to 2 % smaller than possible.
+    def largest(self, budget: int) -> int:
+        """Return the texts of the largest chunk whose bytes are at most `budget`, up to 2 % less than possible.
 
-        The bytes are almost linear in the number of texts, so few numbers are simulated.
+        They are of the greatest length; 0 if not even one fits. The bytes are almost linear in the number of texts, so
+        few numbers are simulated.
         """
         parts, fits, fails = self.parts, 1, self.share.texts
         if parts(fails).total <= budget:  # as it mostly does: one simulation
-            return Fit(fails, parts(fails), budget)
+            return fails
         if parts(fits).total > budget:
-            return Fit(0, parts(fits), budget)
+            return 0
         step = 1
         while fails - fits > 1 + fits // 50:
             low, high = parts(fits).total, max(parts(fails).total, budget + 1)
@@ -132,4 +118,4 @@ class MemoryPlan:
                 fits, step = texts, 2 * step
             else:
                 fails, step = texts, 1
-        return Fit(fits, parts(fits), budget)
+        return fits

@@ -194,7 +194,7 @@ class TrialManager:
         config = trial_config(self._plan.base, dict(trial.settings))
         folder = self.folder_of(number)
         run = RunDirectory.open(folder, to_dict(config), fresh=False)
-        job = self._data.job(number, config, str(folder.resolve()))
+        job = self._data.job(number, config, folder.resolve())
         run.begin(dump_config(config), [config.loss])
         tracker = self._tracker.child(trial_run_name(trial, self._run_name), folder)
         tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
-from raytriever.cli.suggestions import suggest_for_flag
+from raytriever.cli.suggestions import removed, suggest_for_flag
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
 from raytriever.options import read_option
@@ -113,6 +113,8 @@ class Parser(argparse.ArgumentParser):
                 break
             flag = word.split("=")[0]
             # Checked first: argparse would report a misspelt flag as a missing one.
+            if flag not in flags and (instead := removed(flag)):
+                raise ConfigError("was removed", flag, instead)
             if flag in self.of_files and "--config" in flags:
                 raise ConfigError(
                     "has no flag", flag, f"write {self.of_files[flag]} into a file, and give --config FILE"

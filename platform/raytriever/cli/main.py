@@ -18,7 +18,7 @@ from contextlib import suppress
 from raytriever import __version__
 from raytriever.activity import activity
 from raytriever.cli.commands import COMMANDS
-from raytriever.cli.suggestions import suggest_for_command
+from raytriever.cli.suggestions import removed, suggest_for_command
 from raytriever.cluster.working_directory import enter_lasting_folder
 from raytriever.errors import ConfigError, StorageError, UserError, disk_errors, lost_gpu
 from raytriever.interruption import interruptible
@@ -74,6 +74,8 @@ def _show_overview(words: list[str]) -> None:
     if words[:1] == ["--version"]:
         show(__version__)
         return
+    if words and (instead := removed(words[0])):
+        raise ConfigError(f"{words[0]!r} was removed", remedy=instead)
     if words and words[0] not in ("-h", "--help"):
         raise ConfigError(f"unknown command {words[0]!r}", remedy=suggest_for_command(words[0], COMMANDS))
     lines = [f"raytriever {__version__}", "", "usage: raytriever COMMAND [flags]"]

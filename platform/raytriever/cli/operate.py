@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Argument
 from raytriever.cli.command import Command, Given
+from raytriever.cli.suggestions import removed
 from raytriever.errors import ConfigError
 from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, format_time
 from raytriever.operation.doctor import ERROR, WARNING, examine
@@ -36,6 +37,8 @@ RUN_ACTIONS, CACHE_ACTIONS = ("list", "clean"), ("list", "prune")
 def list_or_clean(given: Given) -> Iterator[str]:
     """List the runs or clean them."""
     if given.action not in RUN_ACTIONS:
+        if instead := removed(f"runs {given.action}"):
+            raise ConfigError(f"'runs {given.action}' was removed", remedy=instead)
         raise ConfigError(f"unknown action {given.action!r}", remedy=did_you_mean(given.action, RUN_ACTIONS))
     if given.action != "clean" and (given.finished or given.interrupted or given.yes):
         raise ConfigError(

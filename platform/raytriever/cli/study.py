@@ -8,6 +8,7 @@ from pathlib import Path
 
 from raytriever.cli.arguments import TRACKERS, Argument, number
 from raytriever.cli.command import Command, Given
+from raytriever.cli.suggestions import removed
 from raytriever.errors import ConfigError
 from raytriever.experiment.start import check_run_name
 from raytriever.terminal import warn
@@ -17,7 +18,7 @@ def study_file(text: str) -> Path:
     """Read the path of a study; raises `ConfigError` for another file."""
     remedy = "give the path of a YAML file: one of yours, or one of studies/ in a checkout"
     if not text.endswith((".yaml", ".yml")):
-        raise ConfigError(f"{text!r} is no file of a study", remedy=remedy)
+        raise ConfigError(f"{text!r} is no file of a study", remedy=removed(f"study {text}") or remedy)
     return Path(text)
 
 

@@ -1,4 +1,4 @@
-"""Suggestions for unknown flags and commands: names of other programs, and mistyped ones.
+"""Suggestions for unknown flags and commands: names of other programs, of earlier versions, and mistyped ones.
 
 One table serves all commands. A suggestion is made only if the command has every flag in it.
 """
@@ -47,6 +47,31 @@ _COMMANDS = {
     "tune": "sweep",
     "runs list": "list ls status",
 }
+
+
+# A command or a flag of an earlier version, and what to do instead.
+_REMOVED = {
+    "plan": "see docs/explanation/scale.md; `raytriever train --dry-run` computes the memory of a training",
+    "launch": "give `ray start --head` and `mlflow server`; see docs/tutorials/cluster.md",
+    "submit": "give `ray job submit --working-dir . -- python jobs/COMMAND.py ...`; see docs/how-to/submit-a-job.md",
+    "study ood": "give `python studies/gap.py` in a checkout; see docs/how-to/build-an-index.md",
+    "--scale": "a study is a file, such as studies/mw-in-domain.yaml in a checkout; see docs/how-to/run-a-study.md",
+    "runs show": "`raytriever runs list RUN` prints the step and the command that continues",
+    "--soft-labels": "use --guide, or --loss kl or margin-mse with the teacher",
+    "--ranks": "give --range-min and --range-max",
+    "--min-delta": "every improvement of --best-metric counts",
+    "--eval-behind": "training waits when two validations are not finished",
+    "--checkpoint-minutes": "a checkpoint is written every 10 minutes; --checkpoint-steps writes more",
+    "--refresh-ranks": "give --refresh-relative-margin",
+    "--refresh-max-score": "give --refresh-relative-margin",
+    "--refresh-absolute-margin": "give --refresh-relative-margin",
+    "--gather-precision": "embeddings are sent in fp32; --loss-precision chooses the products",
+}
+
+
+def removed(word: str) -> str | None:
+    """Return what to do instead of a command or a flag that was removed, or None for any other word."""
+    return _REMOVED.get(word)
 
 
 def suggest_for_flag(flag: str, known: Collection[str]) -> str:

@@ -105,6 +105,11 @@ def test_every_suggestion_exists() -> None:
     assert not set(" ".join(_COMMANDS.values()).split()) & set(COMMANDS)
 
 
+def test_a_command_that_was_removed_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(None, ["plan", "--gpus", "8"]) == 2
+    assert capsys.readouterr().err.startswith("error: 'plan' was removed; see docs/explanation/scale.md; ")
+
+
 @pytest.mark.parametrize(("word", "remedy"), [("trian", "train"), ("eval", "evaluate"), ("ls", "runs list")])
 def test_stages_of_other_programs(word: str, remedy: str) -> None:
     assert suggest_for_command(word, COMMANDS) == f"did you mean {remedy!r}?"

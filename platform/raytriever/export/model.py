@@ -122,7 +122,7 @@ def _current_calibration(
     files = [resolve_model(config.model, config.revision) / CALIBRATION]
     if evaluation and len(results.about) == 1:
         [name], [dataset] = results.models, results.about
-        files.insert(0, Path(evaluation) / FOLDER / f"{name}.{dataset}.json")
+        files.insert(0, Path(evaluation) / FOLDER / name / f"{dataset}.json")
     for file in files:
         calibration = read_calibration(file)
         if calibration is None:

@@ -157,6 +157,31 @@ def quiet_transformers(warnings: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def empty_model(
+    kind: Any,
+    config: Any,
+    directory: Path,
+    dtype: torch.dtype,
+    check: Callable[[Any, Path], None] = lambda model, directory: None,
+) -> Any:
+    """Return the model that `config.json` describes, on the meta device, after a comparison with the files' sizes.
+
+    Args:
+        kind, check: see `load_weights`.
+
+    Raises:
+        ModelError: the files are missing or damaged, or do not fit the configuration.
+    """
+    import torch
+
+    stored = stored_tensors(directory)
+    with model_errors(directory), quiet_transformers(warnings=False), torch.device("meta"):
+        empty = kind.from_config(config, trust_remote_code=False, dtype=dtype)
+    check(empty, directory)
+    check_sizes(empty, stored, directory)
+    return empty
+
+
 def load_weights(
     kind: Any,
     config: Any,
@@ -173,13 +198,7 @@ def load_weights(
     Raises:
         ModelError: the files are missing or damaged, or do not fit the configuration.
     """
-    import torch
-
-    stored = stored_tensors(directory)
-    with model_errors(directory), quiet_transformers(warnings=False), torch.device("meta"):
-        empty = kind.from_config(config, trust_remote_code=False)
-    check(empty, directory)
-    check_sizes(empty, stored, directory)
+    empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
         model, report = kind.from_pretrained(
             directory,

@@ -212,27 +212,6 @@ PANEL_HEIGHT = 1.7  # inches
 NEGATIVE, POSITIVE = COLOURS[5], COLOURS[0]
 
 
-def save_score_figures(
-    folder: Path, systems: Mapping[str, ScoredPools], dataset: str = "", styles: Styles | None = None
-) -> dict[Path, str]:
-    """Draw ROC curves, histograms and the share of relevant pairs; return captions by the paths of the PNG files.
-
-    A data set is named in the files, the title of the ROC curves and the captions. Styles are those of `styles_of`.
-    """
-    roc, scores, shares = (
-        folder / f"{name}{f'.{dataset}' if dataset else ''}.png" for name in ("roc", "scores", "calibration")
-    )
-    save_roc(roc, systems, f"ROC curves, {dataset}" if dataset else "", styles)
-    save_score_histograms(scores, systems)
-    save_calibration(shares, systems)
-    captions = {
-        roc: "ROC curves with 95 % bands",
-        scores: "Scores of positives and of the best non-positives",
-        shares: "Share of relevant pairs by score",
-    }
-    return {path: f"{caption}, {dataset}" if dataset else caption for path, caption in captions.items()}
-
-
 def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", styles: Styles | None = None) -> None:
     """Draw the share of positives against the share of negatives above every threshold, one curve per system.
 

@@ -162,6 +162,7 @@ class Outbox:
             state = self._state
             run = self.client.connect(state.name, self.run_id, parent, state.key, self._sent_points)
             with self._lock:
+                state = self._state  # what was put while the tracker answered stays
                 has_nothing, offset = run.run_id != self.run_id or not run.points, state.sent
                 if has_nothing or run.points != self._sent_points:
                     self._sent_points, offset = self._steps.locate(run.points)

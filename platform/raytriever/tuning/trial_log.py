@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from raytriever.errors import StorageError, UserError, setting
-from raytriever.evaluation.names import unique_names
+from raytriever.evaluation.datasets import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import FORMAT, write_atomically

@@ -31,8 +31,7 @@ from raytriever.training.training_data import TrainingData
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def cache(tmp_path: Path, own_cache: Path) -> Path:
     return tmp_path / "cache"
 
 

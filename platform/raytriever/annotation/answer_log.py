@@ -15,7 +15,6 @@ from typing import Any, TypedDict
 
 from raytriever.errors import StorageError, disk_errors, setting
 from raytriever.reading.structured import parse_json
-from raytriever.store.commit import lock_errors
 from raytriever.store.disk import fsync
 from raytriever.store.lock import acquire
 
@@ -42,9 +41,8 @@ class AnswerLog:
         self.path = folder / FILE
         self.damaged = 0
         self._lines: dict[str, tuple[int, int]] = {}  # offset and length by key
-        with lock_errors(folder):
-            remedy = f"wait for it with {setting('wait', True)}, or give another folder with {setting('answers')}"
-            self._lock = acquire(folder, wait=wait, report=report, remedy=remedy)
+        remedy = f"wait for it with {setting('wait', True)}, or give another folder with {setting('answers')}"
+        self._lock = acquire(folder, wait=wait, report=report, remedy=remedy)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)

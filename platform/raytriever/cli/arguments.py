@@ -25,7 +25,6 @@ from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
 from raytriever.options import read_option
 from raytriever.paths import PATH, PathKind
-from raytriever.store.commit import lock_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import show, warn
 from raytriever.tracking.mlflow_tracker import EXPERIMENT_NAME
@@ -327,8 +326,7 @@ def add_output(parser: Parser, help: str, required: bool) -> None:
 
 def lock_output(output: Path, wait: bool) -> None:
     """Lock a directory, which need not exist, until this command ends. Called before heavy imports."""
-    with lock_errors(output):
-        acquire(output, wait=wait, report=warn, remedy="wait for it with --wait, or give another --output")
+    acquire(output, wait=wait, report=warn, remedy="wait for it with --wait, or give another --output")
 
 
 def number_type(kind: type, where: str) -> Callable[[str], Any]:

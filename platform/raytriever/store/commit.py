@@ -93,25 +93,11 @@ def committed_directory(
 
 
 @contextmanager
-def lock_errors(path: Path | str) -> Iterator[None]:
-    """Raise `disk_errors` of taking a lock with the path, because a user does not know the lock file."""
-    with disk_errors(path), objects.named(path, lock_file_of(path)):
-        try:
-            yield
-        except FileNotFoundError as error:  # of a file system of the kernel, such as /proc
-            raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
-        except OSError as error:
-            error.filename = None
-            raise
-
-
-@contextmanager
 def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
     """Hold the lock of `path` in a block: no other process that takes it writes there; see `lock.acquire`."""
-    with lock_errors(path):
-        lock = acquire(path, wait=wait, report=report, remedy=remedy)
+    lock = acquire(path, wait=wait, report=report, remedy=remedy)
     try:
         yield
     finally:

@@ -71,11 +71,14 @@ def make_folder(folder: Path) -> list[Path]:
     """Make a folder with its parents, which survive a crash of the machine, and return those that were missing, the
     deepest first. Below a folder that a group may write, the group may write them as well."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+    above = missing[-1].parent if missing else folder
+    if not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     folder.mkdir(parents=True, exist_ok=True)
     for one in reversed(missing):
         fsync(one.parent)
-        above = one.parent.stat().st_mode
-        if above & stat.S_ISGID and above & stat.S_IWGRP:
+        mode = one.parent.stat().st_mode
+        if mode & stat.S_ISGID and mode & stat.S_IWGRP:
             with suppress(PermissionError):  # another user has made it meanwhile
                 one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
     return missing

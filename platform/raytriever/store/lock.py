@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raytriever.errors import ASIDE, StorageError
+from raytriever.errors import ASIDE, StorageError, disk_errors
 from raytriever.interruption import check_interrupted
 from raytriever.store import lease, objects, remote
 from raytriever.store.disk import make_folder
@@ -168,10 +168,21 @@ def acquire(
 
     Raises:
         InUseError: another process holds it, and `wait` is false.
-        OSError: the lock file cannot be made.
+        StorageError: the lock file cannot be made. A user does not know it, so the error names the path.
     """
     if len(objects.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")
+    with disk_errors(path), objects.named(path, lock_file_of(path)):
+        try:
+            return _acquire(path, wait, report, remedy)
+        except FileNotFoundError as error:  # of a file system of the kernel, such as /proc
+            raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
+        except OSError as error:
+            error.filename = None
+            raise
+
+
+def _acquire(path: Path | str, wait: bool, report: Callable[[str], None] | None, remedy: str | None) -> Lock:
     began = time.monotonic()
     grace = LEASE_GRACE_SECONDS if _needs_lease(path) else GRACE_SECONDS
     next_report = began + grace

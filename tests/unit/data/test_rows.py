@@ -319,7 +319,7 @@ def test_few_bad_rows_are_written_down_and_counted(tmp_path: Path) -> None:
     assert nothing.path is None
     assert not list((tmp_path / "run").iterdir())
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="a file is in the way"):
+    with pytest.raises(StorageError, match="a part of the path is a file"):
         result.write(tmp_path / "file")
 
 

@@ -36,7 +36,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     assert yaml.safe_load((run / "config.yaml").read_text())["training"]["num_workers"] == 2
     for name in (
         *(f"evaluation/runs/{system}/letters.trec" for system in ("bm25", "before", "after")),
-        "figures/roc.png",
+        "figures/roc.letters.png",
         "report.html",
     ):
         assert (run / name).stat().st_size > 500, name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.errors import ConfigError, DataError, ModelError, StorageError
+from raytriever.errors import ConfigError, DataError, ModelError, StorageError, disk_errors
 from raytriever.options import option
 from raytriever.paths import (
     DATASET,
@@ -115,7 +115,7 @@ def test_names_and_what_is_there_pass(kind: PathKind, given: str) -> None:
 )
 def test_a_missing_path_is_reported_with_its_flag(home: Path, kind: PathKind, given: str, line: str) -> None:
     (home / "file").touch()
-    with pytest.raises((DataError, ModelError, ConfigError, StorageError)) as caught:
+    with pytest.raises((DataError, ModelError, ConfigError, StorageError)) as caught, disk_errors("a command"):
         kind.check(kind(given), "flag")
     assert line.replace("HOME", str(home)) in str(caught.value)
 

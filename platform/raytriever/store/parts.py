@@ -102,18 +102,18 @@ def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], o
     `check` raises `StorageError` for a damaged entry; by default names and sizes of the files are compared.
     """
 
-    def damage() -> StorageError | None:
+    def damage() -> str | None:
         try:
             check(entry)
-        except StorageError as error:
-            return error
+        except StorageError as error:  # whose traceback would keep the tensors of the callers
+            return f"{error.where}: {error.what}"
         return None
 
     if damage() is not None:
         with one_writer(entry, wait=True, report=warn):
             if (reason := damage()) is not None:  # another command has not made it meanwhile
                 if entry.exists():
-                    warn(f"{reason.where}: {reason.what}; making it again")
+                    warn(f"{reason}; making it again")
                 make()
                 keep_within_bound(entry)
     return entry

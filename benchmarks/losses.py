@@ -243,7 +243,7 @@ def from_scores() -> dict[str, End]:
 
 def from_embeddings() -> dict[str, End]:
     """Measure the engine: growth, many positives, and a batch of 4096."""
-    from raytriever.losses.config import LOSS_NAMES
+    from raytriever.losses.table import LOSS_NAMES
 
     results: dict[str, End] = {}
     single, double = embeddings(1024), embeddings(2048)
@@ -282,7 +282,7 @@ def of_sums() -> dict[str, End]:
 
 def in_fresh_processes(libauc: str | None) -> dict[str, End]:
     """Measure memory and the other implementations."""
-    from raytriever.losses.config import LOSS_NAMES
+    from raytriever.losses.table import LOSS_NAMES
 
     results: dict[str, End] = {}
     for name in LOSS_NAMES:

@@ -12,10 +12,11 @@ import torch
 
 from raytriever.errors import LossInputError
 from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
 from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
 # Two losses of a user.

@@ -18,9 +18,10 @@ from torch.nn import functional
 from raytriever.errors import LossInputError
 from raytriever.losses import scores as panels
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.guide import MASKED, MOST_MASKED, GuideEmbeddings
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 
 MARGIN = 0.2
 

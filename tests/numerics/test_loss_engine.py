@@ -9,8 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 from raytriever.losses import scores as panels
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 
 QUERIES, HARD, WIDTH = 256, 5, 16
 

@@ -19,7 +19,8 @@ modules = [".".join(p.relative_to(root).with_suffix("").parts) for p in (root / 
 modules.remove("raytriever.losses.mw.compiled")
 install_import_hook(modules, "beartype.beartype")
 from examples import example
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
+from raytriever.losses.table import LOSS_NAMES
 from raytriever.losses.registry import build_loss
 for name in LOSS_NAMES:
     made = example(0)

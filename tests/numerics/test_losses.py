@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from reference_losses import reference_loss
 
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.losses.rows import joint
+from raytriever.losses.table import LOSS_NAMES
 
 ONE_POSITIVE = ("rand1", "joint", "summarg", "lsepair", "lsepair-maxp", "lsepair-minp")
 every_loss = pytest.mark.parametrize("name", LOSS_NAMES)

@@ -10,10 +10,11 @@ from examples import Example, example
 from simulated_gpu import CUDA, Counts, values
 
 from raytriever.losses import scores as panels
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.losses.relevance import gather_relevance
+from raytriever.losses.table import LOSS_NAMES
 
 
 def unit(seed: int, **sizes: int) -> Example:

@@ -11,8 +11,9 @@ from reference_losses import reference_loss
 
 from raytriever.errors import LossInputError
 from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import DISTILLATION_LOSSES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import DISTILLATION_LOSSES
 
 
 def value_and_gradients(config: LossConfig, batch: Example, of: object = None) -> list[torch.Tensor]:

@@ -11,8 +11,9 @@ import torch
 
 from raytriever.errors import LossInputError
 from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 
 IDS = BatchIds(torch.tensor([7, 8]), torch.tensor([[0], [1]]), torch.arange(4))
 EMBEDDINGS = torch.eye(4)

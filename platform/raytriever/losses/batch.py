@@ -80,6 +80,11 @@ class TeacherGroup:
     is_negative: Bool[Tensor, "rows group"]
     passages: int
 
+    @property
+    def is_scored(self) -> Bool[Tensor, "rows group"]:
+        """True in the slots that have a score."""
+        return self.columns != PAD
+
     def map(self, copy: Callable[[Tensor], Tensor]) -> TeacherGroup:
         """Return the group with a copy of each tensor."""
         return TeacherGroup(

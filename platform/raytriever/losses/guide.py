@@ -116,7 +116,7 @@ def _above_positives(
 
 def _without_masked(group: TeacherGroup, is_masked: Bool[Tensor, "rows group"]) -> TeacherGroup:
     """Return a teacher's scores without those of masked pairs."""
-    is_masked = is_masked & (group.columns != PAD)
+    is_masked = is_masked & group.is_scored
     return replace(
         group,
         columns=group.columns.masked_fill(is_masked, PAD),

@@ -117,7 +117,7 @@ def _arguments(
         # Dev batches have no teacher, and nothing has scored the passages of other queries' groups.
         taught, group = scores.new_full((rows, columns), torch.nan), relevance.group
         if group is not None:
-            of_row, slots = (group.columns != PAD).nonzero(as_tuple=True)
+            of_row, slots = group.is_scored.nonzero(as_tuple=True)
             taught[of_row, group.columns[of_row, slots]] = group.scores[of_row, slots].to(taught.dtype)
         values["teacher_scores"] = workers.all_gather(taught)
     return {name: value for name, value in values.items() if name in names}

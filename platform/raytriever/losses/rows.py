@@ -71,6 +71,9 @@ def infonce(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor
     return softplus(negatives - positives[:, 0])
 
 
+INFONCE = RowLoss("logsumexp", infonce, first_positive)
+
+
 def joint(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """JointLH: every positive must be likely (Eq. 6; its gradient pulls to 1/|P_i|, Eq. 10).
 
@@ -82,12 +85,18 @@ def joint(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     return own + softplus(negatives - mean - own)
 
 
+JOINT = RowLoss("logsumexp", joint)
+
+
 def summarg(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """SumMargLH: the positives together must be likely (Eq. 7; the best one leads, Eq. 11).
 
     LSE(P_i u N_i) - LSE(P_i) = softplus(LSE(N_i) - LSE(P_i))
     """
     return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).logsumexp(1))
+
+
+SUMMARG = RowLoss("logsumexp", summarg)
 
 
 def lsepair(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
@@ -98,14 +107,23 @@ def lsepair(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor
     return softplus(negatives + (-positives).masked_fill(~is_positive, -torch.inf).logsumexp(1))
 
 
+LSEPAIR, LSEPAIR_MAXN = RowLoss("logsumexp", lsepair), RowLoss("maximum", lsepair)
+
+
 def lsepair_maxp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """LSEPair of the highest positive alone (section 6.2)."""
     return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).max(1).values)
 
 
+LSEPAIR_MAXP = RowLoss("logsumexp", lsepair_maxp)
+
+
 def lsepair_minp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """LSEPair of the lowest positive alone (section 6.2)."""
     return softplus(negatives - positives.masked_fill(~is_positive, torch.inf).min(1).values)
+
+
+LSEPAIR_MINP, LSEPAIR_MINP_MAXN = RowLoss("logsumexp", lsepair_minp), RowLoss("maximum", lsepair_minp)
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -140,7 +158,7 @@ def _shift_right(state: Int64[Tensor, " rows"], by: int) -> Int64[Tensor, " rows
     return (state >> by) & ((1 << (64 - by)) - 1)
 
 
-INFONCE = RowLoss("logsumexp", infonce, first_positive)
+RAND1 = RowLoss("logsumexp", infonce, draw_positive)
 
 
 # ------------------------------------------------------------------------------------------- over the score matrix

@@ -23,47 +23,22 @@ from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSSES, Paper
 from raytriever.options import check_changed
 from raytriever.sentence_transformers.batch import find_ids
 
 logger = logging.get_logger(__name__)
 _SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
 _CACHING = ("mini_batch_size", "mini_batch_num_tokens", "show_progress_bar")
-_MULTI_POSITIVE = "Training Dense Retrievers with Multiple Positive Passages", "Benben Wang and others", ""
-_INFONCE = "Representation Learning with Contrastive Predictive Coding", "Aaron van den Oord and others", "1807.03748"
-# Title, authors and arXiv number of the paper of each loss, and of the parts that a loss may have.
-_PAPERS = {
-    "mw": ("Optimizing What Matters: {AUC}-Driven Learning for Robust Neural Retrieval", "Anonymous", ""),
-    "infonce": _INFONCE,
-    "infonce-symmetric": _INFONCE,
-    **dict.fromkeys(("rand1", "joint", "summarg", "lsepair"), _MULTI_POSITIVE),
-    **dict.fromkeys(("lsepair-maxp", "lsepair-maxn", "lsepair-minp", "lsepair-minp-maxn"), _MULTI_POSITIVE),
-    "triplet": (
-        "{FaceNet}: A Unified Embedding for Face Recognition and Clustering",
-        "Florian Schroff and Dmitry Kalenichenko and James Philbin",
-        "1503.03832",
-    ),
-    "kl": (
-        "{ColBERTv2}: Effective and Efficient Retrieval via Lightweight Late Interaction",
-        "Keshav Santhanam and others",
-        "2112.01488",
-    ),
-    "margin-mse": (
-        "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
-        "Sebastian Hofstätter and others",
-        "2010.02666",
-    ),
-    "distribution": (
-        "Alleviating Performance Degradation Caused by Out-of-Distribution Issues in Embedding-Based Retrieval",
-        "Haotong Bao and others",
-        "",
-    ),
-    "caching": (
-        "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
-        "Luyu Gao and Yunyi Zhang and Jiawei Han and Jamie Callan",
-        "2101.06983",
-    ),
-}
+_DISTRIBUTION = Paper(
+    "Alleviating Performance Degradation Caused by Out-of-Distribution Issues in Embedding-Based Retrieval",
+    "Haotong Bao and others",
+)
+_GRADIENT_CACHING = Paper(
+    "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+    "Luyu Gao and Yunyi Zhang and Jiawei Han and Jamie Callan",
+    "2101.06983",
+)
 
 
 class RetrievalLoss(CachedLossMixin, nn.Module):
@@ -183,9 +158,10 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     @property
     def citation(self) -> str:
         """BibTeX entries of the losses, the regulariser and gradient caching, as far as they are used."""
-        parts = [*self.settings.terms, *(["distribution"] if self.settings.distribution_weight else [])]
-        parts += ["caching"] if self.uses_gradient_cache else []
-        return "".join(dict.fromkeys(_bibtex(part, *_PAPERS[part]) for part in parts if part in _PAPERS))
+        papers = {term: LOSSES[term].paper for term in self.settings.terms if term in LOSSES}
+        papers |= {"distribution": _DISTRIBUTION} if self.settings.distribution_weight else {}
+        papers |= {"caching": _GRADIENT_CACHING} if self.uses_gradient_cache else {}
+        return "".join(paper.bibtex(key) for key, paper in papers.items())
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings for the model card: those of the loss that differ from their defaults, and the others."""
@@ -279,11 +255,6 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             workers = current_workers() if self.gather_across_devices else ALONE
             value: Tensor = self._loss[0](queries, passages, ids, workers).value
         return value
-
-
-def _bibtex(name: str, title: str, authors: str, arxiv: str) -> str:
-    source = f",\n    eprint={{{arxiv}}},\n    archivePrefix={{arXiv}}" if arxiv else ""
-    return f"\n@misc{{{name},\n    title={{{title}}},\n    author={{{authors}}}{source}\n}}\n"
 
 
 class MannWhitneyLoss(RetrievalLoss):

@@ -41,9 +41,10 @@ from tiny_models import text_of
 import raytriever as rt
 import raytriever.sentence_transformers as library
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import DISTILLATION_LOSSES, LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import DISTILLATION_LOSSES, LOSS_NAMES
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.sentence_transformers import losses

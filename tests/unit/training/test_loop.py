@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from raytriever.data.dataset import Positives
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 from raytriever.models.config import ModelConfig
 from raytriever.recipes.one_page import fit, train_on_one_page
 from raytriever.training.config import TrainingConfig

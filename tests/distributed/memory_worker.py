@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import torch
+from batch_ids import BatchIds, build_loss
 from transformers import BertConfig
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
-from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
 from raytriever.models.packing import Buckets

@@ -45,7 +45,7 @@ def _run(block: str) -> dict[str, object]:
 def _compare(config: LossConfig, loss: object, exponent: object) -> None:
     """Compare value and gradients with one query at a time, in double precision."""
     batch = example(0)
-    ours = Loss(config, loss)(batch.queries, batch.passages, batch.ids).value
+    ours = Loss(config, loss)(batch.queries, batch.passages, batch.ids.relevance()).value
     rows = query_scores(batch.queries, batch.passages, batch.ids, config)
     scores = [((row.negatives / config.temperature).logsumexp(0), row.positives / config.temperature) for row in rows]
     oracle = torch.stack([exponent(*each).exp().log1p() for each in scores]).mean()

@@ -19,9 +19,9 @@ modules = [".".join(p.relative_to(root).with_suffix("").parts) for p in (root / 
 modules.remove("raytriever.losses.mw.compiled")
 install_import_hook(modules, "beartype.beartype")
 from examples import example
+from batch_ids import build_loss
 from raytriever.losses.config import LossConfig
 from raytriever.losses.table import LOSS_NAMES
-from raytriever.losses.registry import build_loss
 for name in LOSS_NAMES:
     made = example(0)
     loss = build_loss(LossConfig(loss=name, temperature=0.5, distribution_weight=0.1))

@@ -9,7 +9,7 @@ from importlib import import_module
 import torch
 
 from raytriever.errors import ConfigError, setting
-from raytriever.losses.batch import BatchIds, Candidates
+from raytriever.losses.batch import Candidates
 from raytriever.losses.config import LossConfig, check_loss
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.files import LossFile
@@ -24,8 +24,8 @@ from raytriever.options import check_options
 def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: Sequence[str]) -> ScoreLoss:
     """Return the weighted sum of losses over the same candidates; it logs each without its weight as `loss_TITLE`."""
 
-    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
-        terms = [loss(config, batch, ids, workers) for loss in losses]
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+        terms = [loss(config, batch, workers) for loss in losses]
         statistics = {name: value for term in terms for name, value in term.statistics.items()}
         values = workers.all_reduce(torch.stack([term.share for term in terms]))
         statistics |= {f"loss_{title}": value for title, value in zip(titles, values, strict=True)}

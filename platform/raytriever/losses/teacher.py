@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from raytriever.losses.batch import BatchIds, Candidates, TeacherGroup
+from raytriever.losses.batch import Candidates, TeacherGroup
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.rows import INFONCE, by_row
@@ -30,10 +30,10 @@ def by_teacher(share: Callable[[Scores, Scores, TeacherGroup, WorkerGroup], Floa
             and 0 in empty slots.
     """
 
-    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
         group = batch.relevance.group
         if group is None:
-            return by_row(INFONCE)(config, batch, ids, workers)
+            return by_row(INFONCE)(config, batch, workers)
         passages = batch.embeddings[group.columns.clamp(min=0)]
         student = (batch.scaled_queries[:, None, :] * passages).sum(2).double().masked_fill(~group.is_scored, 0)
         teacher = (group.scores.double() / config.teacher_temperature).masked_fill(~group.is_scored, 0)

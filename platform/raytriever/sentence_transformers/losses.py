@@ -19,13 +19,13 @@ from torch.nn import functional
 from transformers.utils import logging
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.losses.batch import BatchIds
+from raytriever.losses.batch import RowRelevance
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.losses.registry import build_loss
 from raytriever.losses.table import LOSSES, Paper
 from raytriever.options import check_changed
-from raytriever.sentence_transformers.batch import find_ids
+from raytriever.sentence_transformers.batch import batch_relevance
 
 logger = logging.get_logger(__name__)
 _SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
@@ -139,16 +139,16 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             LossInputError: an embedding is not finite.
         """
         columns = list(sentence_features)
-        ids = self._ids(columns, labels)
+        relevance = self._relevance(columns, labels)
         if self.uses_gradient_cache:
-            loss: Tensor = CachedLossMixin.forward_cached(self, columns, ids)
+            loss: Tensor = CachedLossMixin.forward_cached(self, columns, relevance)
             return loss
-        return self._compute(embed_columns(self.model, columns), ids)
+        return self._compute(embed_columns(self.model, columns), relevance)
 
     def calculate_loss(
-        self, reps: list[list[Tensor]], labels: BatchIds | None = None, *, with_backward: bool = False
+        self, reps: list[list[Tensor]], labels: RowRelevance | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss of the embeddings of the mini-batches of each column; `labels` are the ids of the batch."""
+        """Return the loss of the embeddings of the mini-batches of each column; `labels` is the relevance."""
         value = self._compute([torch.cat(column) for column in reps], labels)
         if with_backward:
             value.backward()
@@ -179,8 +179,8 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     def _where(self, argument: str) -> str:
         return f"{type(self).__name__}({argument})"
 
-    def _ids(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> BatchIds | None:
-        """Return the ids of the batch. Modules may change the features while they embed, so this comes first."""
+    def _relevance(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> RowRelevance | None:
+        """Return the relevance of the batch. Modules may change the features while they embed, so this comes first."""
         name, documents = type(self).__name__, len(columns) - 1
         if documents < self.num_positives:
             raise DataError(
@@ -197,7 +197,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
                     f"give {documents} whole numbers a row, one for each column of documents",
                 )
             named = labels
-        return find_ids(
+        return batch_relevance(
             columns,
             self.num_positives,
             current_workers() if self.gather_across_devices else ALONE,
@@ -241,9 +241,9 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             logger.warning_once(f"{name}: labels have NaN. Documents without a score are left out of the loss.")
         return labels.to(torch.promote_types(labels.dtype, torch.float32))
 
-    def _compute(self, embeddings: list[Tensor], ids: BatchIds | None) -> Tensor:
+    def _compute(self, embeddings: list[Tensor], relevance: RowRelevance | None) -> Tensor:
         """Return the loss of the embeddings of each column; 0 for a batch without negatives."""
-        if ids is None:
+        if relevance is None:
             logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
             return sum(each.sum() * 0 for each in embeddings)  # type: ignore[return-value]
         queries, passages = embeddings[0], torch.cat(embeddings[1:])
@@ -253,7 +253,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             if self.similarity_fct is cos_sim:
                 queries, passages = (functional.normalize(each, dim=-1) for each in (queries, passages))
             workers = current_workers() if self.gather_across_devices else ALONE
-            value: Tensor = self._loss[0](queries, passages, ids, workers).value
+            value: Tensor = self._loss[0](queries, passages, relevance, workers).value
         return value
 
 

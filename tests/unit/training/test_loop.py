@@ -65,7 +65,7 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
     )
     train(dataclasses.replace(work, train=train_on))
     first = train_on.batch(0, work.retriever, ALONE)
-    assert (first.ids.positives >= 0).sum(1).tolist() == [2] * 16
+    assert first.relevance.is_positive.sum(1).tolist() == [2] * 16
     learned = Objective(work.retriever, build_loss(work.loss), "fp32")(first, ALONE).value.item()
     assert learned < recorder.losses[0]  # of the same batch, before the first step
 

@@ -77,7 +77,7 @@ class Objective(nn.Module):
                 return self.retriever.encode(chunk, side).float()
 
         def reduce(embeddings: Tensor) -> LossOutput:
-            output: LossOutput = self.loss(*_in_order(embeddings, passes, batch), batch.ids, workers, guide)
+            output: LossOutput = self.loss(*_in_order(embeddings, passes, batch), batch.relevance, workers, guide)
             return output
 
         if batch.chunk is None or not torch.is_grad_enabled():

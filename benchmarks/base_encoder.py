@@ -35,12 +35,11 @@ import torch
 from torch import Tensor, nn
 
 from ends import machine
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError, UserError, disk_errors
 from raytriever.models.files import quiet_transformers
 from raytriever.models.precision import autocast, choose_precision, default_device
 from raytriever.models.source import embedded_minilm
 from raytriever.store.commit import committed_directory, one_writer
-from raytriever.store.disk import disk_errors
 from raytriever.training.optimizer import build_optimizer
 from text_sources import is_held_out, pack, read_source
 

@@ -41,8 +41,9 @@ from measures import POOLED
 from questions import StudySize, StudySource, write_questions
 from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.differences.seeds import ABOVE, BELOW, SeededResults, format_outcome
+from raytriever.evaluation.results import EVALUATION
 from raytriever.store.commit import write_atomically
-from raytriever.studies.arm import arm_folder, evaluation_of
+from raytriever.studies.arm import arm_folder
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,
@@ -54,7 +55,7 @@ from raytriever.studies.claims import (
     above_on_average,
     every,
 )
-from raytriever.studies.definition import Evaluated, Study
+from raytriever.studies.definition import Study
 from raytriever.studies.file import load_study
 from raytriever.studies.outcome import seeds_of
 from raytriever.terminal import markdown_table
@@ -91,26 +92,26 @@ def candidates_of(study: Study) -> dict[str, list[str]]:
     return candidates
 
 
-def read_evaluations(study: Study, folder: Path) -> dict[tuple[str, str], list[Evaluated]]:
-    """Return the evaluations of all finished seeds of a study by row and data set."""
+def read_evaluations(study: Study, folder: Path) -> dict[str, dict[int | None, Path]]:
+    """Return the evaluation directories of all finished seeds of a study by row and seed, None if untrained."""
     seeds = len(list((folder / "arms" / study.arms[-1].name).glob("seed-*/metrics.json")))
-    evaluations: dict[tuple[str, str], list[Evaluated]] = {}
-    for arm in study.arms:
-        for seed in seeds_of(arm, seeds):
-            for dataset in arm.datasets:
-                one = evaluation_of(arm_folder(folder, arm, seed), arm, dataset, seed)
-                evaluations.setdefault((arm.row, dataset.name), []).append(one)
-    return evaluations
+    return {
+        arm.row: {
+            seed if arm.curriculum else None: arm_folder(folder, arm, seed) / EVALUATION
+            for seed in seeds_of(arm, seeds)
+        }
+        for arm in study.arms
+    }
 
 
 def analyze(file: Path, folder: Path) -> Analysis:
     """Analyse a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
     study = load_study(file)
-    by_name = {one.name: one for one in study.arms[0].datasets}
-    datasets = [(one, by_name[name + DEV_SUFFIX]) for name, one in by_name.items() if name + DEV_SUFFIX in by_name]
+    by_name = study.arms[0].datasets
+    datasets = {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}
     untrained = [arm.row for arm in study.arms if arm.curriculum is None]
     analysis = analyse(datasets, untrained, candidates_of(study), UNTRAINED, read_evaluations(study, folder))
-    claims = claims_of([test.name for test, _ in datasets])
+    claims = claims_of(list(datasets))
     verdicts = [(claim, claim.verdict(analysis.results)) for claim in claims]
     rows = [[claim.text, claim.source, one.word, one.because] for claim, one in verdicts]
     tables = {**analysis.tables, "Claims": [["claim", "source", "verdict", "values"], *rows]}

@@ -17,12 +17,12 @@ from numpy import ndarray
 
 from measures import POOLED, QuestionReader, SystemMeasures, of_all
 from raytriever.data.prepare.open import open_dataset
+from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.results import without_nan
 from raytriever.metrics.confidence import NAMES, SCORE
 from raytriever.metrics.selective import bootstrap_interval, resampling_weights
 from raytriever.report.figures import PANEL, label, lines, picture
-from raytriever.studies.definition import Evaluated, MeasuredDataset
 from selection import pseudo_values, risk_coverage
 
 SAMPLES, SEED = 1_000, 0
@@ -73,11 +73,11 @@ def value_text(metric: str, value: float) -> str:
 
 
 def analyse(
-    datasets: Sequence[tuple[MeasuredDataset, MeasuredDataset]],
+    datasets: Mapping[str, tuple[EvaluationDataset, EvaluationDataset]],
     untrained: Sequence[str],
     candidates: Mapping[str, Sequence[str]],
     baseline: str,
-    evaluations: Mapping[Cell, Sequence[Evaluated]],
+    evaluations: Mapping[str, Mapping[int | None, Path]],
 ) -> Analysis:
     """Analyse the evaluations of all arms.
 
@@ -85,16 +85,17 @@ def analyse(
         datasets: test and dev questions of each data set.
         candidates: rows of the arms of each loss; for each seed the one with the lowest AURC by its best confidence on
             the dev questions of the pool becomes the row of the loss.
+        evaluations: directories by row and seed.
     """
-    names = [test.name for test, _ in datasets]
+    names = list(datasets)
     arms: dict[str, dict[int | None, SystemMeasures]] = {}
     parts: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
-    for test, dev in datasets:
-        reader = QuestionReader(open_dataset(test.dataset, [test.split], max_bad_rows=1.0))
+    for name, (test, dev) in datasets.items():
+        reader = QuestionReader(open_dataset(test.sources[0], [test.split], max_bad_rows=1.0))
         for row in (*untrained, *(arm for some in candidates.values() for arm in some)):
-            for on_test, on_dev in zip(evaluations[row, test.name], evaluations[row, dev.name], strict=True):
-                pair = parts.setdefault((row, on_test.seed), [{}, {}])
-                pair[0][test.name], pair[1][test.name] = reader.read(on_dev), reader.read(on_test)
+            for seed, folder in evaluations[row].items():
+                pair = parts.setdefault((row, seed), [{}, {}])
+                pair[0][name], pair[1][name] = reader.read(folder, dev.name), reader.read(folder, test.name)
     for (row, seed), pair in parts.items():
         arms.setdefault(row, {})[seed] = SystemMeasures(*pair)
     chosen = {loss: choose_arms({arm: arms[arm] for arm in some}) for loss, some in candidates.items()}

@@ -30,7 +30,7 @@ from numpy import ndarray
 import raytriever as rt
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import DataError
-from raytriever.evaluation.names import distinct_names
+from raytriever.evaluation.datasets import distinct_names
 from raytriever.evaluation.results import without_nan
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
+from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
@@ -31,7 +32,7 @@ from raytriever.metrics.confidence import (
 )
 from raytriever.metrics.selective import Statistic, area_under_risk_coverage
 from raytriever.mining.bm25 import Bm25Index, compare_best
-from raytriever.studies.definition import Evaluated
+from raytriever.studies.definition import AFTER
 from selection import answer_f1
 
 POOLED = "all"  # the data set of all questions
@@ -44,18 +45,18 @@ class QuestionReader:
         self._index = Bm25Index.of(dataset.documents)
         self._position = {name: row for row, name in enumerate(dataset.documents.ids)}
 
-    def read(self, evaluated: Evaluated) -> RankedQuestions:
-        """Read the answers of one evaluation; for BM25 itself its features are those of its own ranking."""
-        folder, remedy = evaluated.folder, f"remove {evaluated.folder}; it is measured again"
-        content = read_per_query(folder / "per_query" / f"{evaluated.dataset}.json", remedy)
+    def read(self, folder: Path, dataset: str) -> RankedQuestions:
+        """Read the answers in an evaluation directory; for BM25 itself its features are those of its own ranking."""
+        remedy = f"remove {folder}; it is measured again"
+        content = read_per_query(folder / "per_query" / f"{dataset}.json", remedy)
         try:
-            results = content["models"][evaluated.model]
+            results = content["models"][AFTER]
             right, tops = results["metrics"]["success_at_1"], results["top"]
         except KeyError as error:
-            raise StorageError(f"has no results of {evaluated.model}", str(folder), remedy) from error
+            raise StorageError(f"has no results on {dataset}", str(folder), remedy) from error
         best = np.array([self._position[top[0][0]] if top else -1 for top in tops], np.int64)
         kinds = [name.partition(":")[0] for name in content["queries"]]
-        run = folder / "runs" / f"{evaluated.model}.{evaluated.dataset}.trec"
+        run = folder / "runs" / AFTER / f"{dataset}.trec"
         return RankedQuestions(
             _best_scores(str(run), content["queries"]),
             np.array(right, np.float64)[:, None] > 0,

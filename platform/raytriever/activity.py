@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from raytriever.terminal import end_of_silence, seconds_of_silence, warn
 
@@ -26,7 +26,7 @@ class _Activity:
     """One open block: what makes its line, and when it began or the last block inside it ended."""
 
     line: Callable[[float], str | None]
-    began: float = field(default_factory=time.monotonic)
+    began: float
 
 
 @contextmanager
@@ -38,7 +38,8 @@ def activity(doing: str | Callable[[float], str | None]) -> Iterator[None]:
             the block began, or since the last block inside it ended. It returns the line, or None where it has shown
             something itself.
     """
-    opened = _Activity(doing if callable(doing) else lambda seconds: f"{doing}: {seconds:.0f} s")
+    line = doing if callable(doing) else lambda seconds: f"{doing}: {seconds:.0f} s"
+    opened = _Activity(line, time.monotonic())
     try:
         _reporter.open(opened)
         yield

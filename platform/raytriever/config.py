@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,6 @@ from raytriever.options import check_changed, check_options, did_you_mean, read_
 from raytriever.paths import PathKind, fetch_paths
 from raytriever.reading.structured import read_yaml
 from raytriever.store.commit import complete
-from raytriever.store.disk import disk_errors
 from raytriever.training.config import (
     DEV_LOSS,
     MAY_CHANGE,
@@ -56,6 +54,7 @@ SECTIONS = {
     "refresh": RefreshConfig,
     "validation": ValidationConfig,
 }
+SECTION_OF = {field.name: section for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)}
 # Settings that all stages share, because one encoder is trained and measured on one split.
 _SHARED = {"model": ("model", "revision", "pooling", "similarity", "towers", "truncate_dim"), "data": ("test_split",)}
 _LENGTHS = ("epochs", "max_steps")
@@ -102,6 +101,11 @@ def hash_of(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def settings_of(training: Config) -> dict[str, Any]:
+    """Return the settings of all sections by name; no two sections have a setting of one name."""
+    return {name: getattr(getattr(training, section), name) for name, section in SECTION_OF.items()}
+
+
 @contextmanager
 def errors_of(training: Config) -> Iterator[None]:
     """Add the name of a stage to a `UserError` that is raised in the context."""
@@ -146,25 +150,12 @@ def _check_training(config: Config) -> None:
             f"give a multiple of {workers}, such as {nearest}, or another {setting('num_workers')}",
         )
     check_refresh(config.refresh, config.data, config.training.max_steps)
-    _check_splits(config.data)
     _check_teacher(config)
     check_validation(config.validation, config.training)
     if config.training.best_metric != DEV_LOSS:
         from raytriever.evaluation.protocol import read_best_metric  # imports numpy, which `--help` does not need
 
         read_best_metric(config.training.best_metric)
-
-
-def _check_splits(data: DataConfig) -> None:
-    """Raise `ConfigError` if two of the splits for training, validation and evaluation are the same."""
-    splits = ("train_split", "dev_split", "test_split")
-    for first, second in itertools.combinations(splits, 2):
-        if getattr(data, first) == getattr(data, second) and not data.allow_split_overlap:
-            raise ConfigError(
-                f"the split {getattr(data, first)!r} is also that of {setting(second)}, so the metrics would mislead",
-                setting(first),
-                f"give another split, or {setting('allow_split_overlap', True)}",
-            )
 
 
 def _check_teacher(config: Config) -> None:
@@ -233,11 +224,12 @@ def difference(stored: Mapping[str, Any], current: Mapping[str, Any], of: str = 
     for section, settings in sections.items():
         before = stored.get(section)
         before = before if isinstance(before, dict) else {}
+        fields = {field.name: field for field in dataclasses.fields(SECTIONS[section])} if section in SECTIONS else {}
         for name, value in settings.items():
             if before.get(name) == value or name in MAY_CHANGE:
                 continue
-            kind = _path_kind(section, name)
-            if kind is None or not kind.is_moved(before.get(name), value):
+            kind = fields[name].metadata.get("reads") if name in fields else None
+            if not (isinstance(kind, PathKind) and kind.is_moved(before.get(name), value)):
                 return f"{section}.{name}{of} is {before.get(name)!r} there and {value!r} here"
     old, new = stored.get(STAGES), current.get(STAGES, [])
     old = [stage for stage in old if isinstance(stage, dict)] if isinstance(old, list) else []
@@ -249,13 +241,6 @@ def difference(stored: Mapping[str, Any], current: Mapping[str, Any], of: str = 
         if found := difference(before, now, f" of stage {stages[1]['name']!r}"):
             return found
     return None
-
-
-def _path_kind(section: str, name: str) -> PathKind | None:
-    """Return the kind of path that a setting reads; None if it is no path."""
-    fields = dataclasses.fields(SECTIONS[section]) if section in SECTIONS else ()
-    kind = next((each.metadata.get("reads") for each in fields if each.name == name), None)
-    return kind if isinstance(kind, PathKind) else None
 
 
 def override(config: Config, layer: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -277,23 +262,34 @@ def from_dict(
     content: Mapping[str, Any],
     where: str,
     base: Config | None = None,
-    flags: Mapping[str, Mapping[str, Any]] | None = None,
+    explicit: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Return settings in layers: a base, the content of a file, flags, and the stages of the file.
+    """Return settings in layers: a base, the content of a file, explicit settings, and the stages of the file.
 
     Args:
         content: `{section: {setting: value}}`, and `stages`, a list of such mappings with a `name`.
         where: the file, for error messages.
         base: the lowest layer; the defaults when None.
-        flags: `{section: {setting: value}}`.
+        explicit: settings of a command line or a call, by name.
 
     Raises:
         ConfigError: an unknown section or setting, a value of the wrong type, or a stage that has no name, the name of
             another stage, or a setting that must be the same in all stages.
     """
     sections = {name: settings for name, settings in content.items() if name != STAGES}
-    config = override(override(base or Config(), _layer(sections, where, STAGES)), flags or {})
+    config = override(override(base or Config(), _layer(sections, where, STAGES)), _by_section(explicit or {}))
     return replace(config, stages=_read_stages(content[STAGES], where, config)) if STAGES in content else config
+
+
+def _by_section(explicit: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    layer: dict[str, dict[str, Any]] = {}
+    for name, value in explicit.items():
+        if name not in SECTION_OF:
+            raise ConfigError(f"unknown setting {name!r}", "train", did_you_mean(name, SECTION_OF))
+        layer.setdefault(SECTION_OF[name], {})[name] = value
+    if "epochs" in explicit:
+        layer["training"].setdefault("max_steps", None)  # explicit epochs override the steps of a recipe
+    return _layer(layer, "train")
 
 
 def _read_stages(content: Any, where: str, base: Config) -> tuple[Config, ...]:
@@ -375,9 +371,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is not YAML, has a key twice, is nested too deep, or holds no sections.
     """
     try:
-        with disk_errors(path, reading=True):
-            complete(path)
-            content = read_yaml(path, "correct the line it names", ConfigError)
+        complete(path)
+        content = read_yaml(path, "correct the line it names", ConfigError)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
     if not isinstance(content, Mapping):
@@ -385,9 +380,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name != "hash"}
 
 
-def load_config(path: Path, base: Config | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
+def load_config(path: Path, base: Config | None = None, explicit: Mapping[str, Any] | None = None) -> Config:
     """Return the settings of a file in layers; see `from_dict` and `read_settings` for arguments and errors."""
-    return from_dict(read_settings(path), str(path), base, flags)
+    return from_dict(read_settings(path), str(path), base, explicit)
 
 
 def dump_config(config: Config) -> str:

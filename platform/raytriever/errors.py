@@ -9,8 +9,11 @@ The text of an error names a setting as Python and a configuration file do, `max
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 # What CUDA says of a GPU that failed. Other errors of CUDA, such as an illegal address, are defects of a program.
@@ -180,3 +183,52 @@ class LossInputError(UserError, ValueError):
         ...     print(error.remedy)
         give a finite one above 0
     """
+
+
+ASIDE = ".aside-"  # in the names of what is not committed yet, see `store.commit`
+_FINAL = re.compile(rf"(?<=/)\.([^/]+){ASIDE}[0-9a-f]+")  # the name that a hidden sibling will have
+_SPACE, _ACCESS = "free some space or write to another disk", "give this user the right (chmod, chown) or another path"
+# Message and remedy of system errors.
+_OF_SYSTEM = {
+    errno.ENOSPC: ("no space left on the disk", _SPACE),
+    errno.EDQUOT: ("the disk quota is used up", _SPACE),
+    errno.EACCES: ("permission denied", _ACCESS),
+    errno.EPERM: ("not permitted", _ACCESS),
+    errno.EROFS: ("the file system is read-only", "give a path you may write to"),
+    errno.EEXIST: ("a file is in the way", "give a path whose parents are directories"),
+    errno.ENOTDIR: ("a part of the path is a file", "give a path whose parents are directories"),
+    errno.ENAMETOOLONG: ("the name is too long", "give a shorter name"),
+    errno.ELOOP: ("symbolic links lead in a circle", "remove the link or give another path"),
+    errno.EISDIR: ("a folder is in the way", "give the path of a file"),
+    errno.EFBIG: ("the file would be larger than allowed", "raise the limit (`ulimit -f`) or write to another disk"),
+    errno.EMFILE: ("too many open files", "raise the limit (`ulimit -n`)"),
+    errno.ENFILE: ("too many open files on this machine", "raise the limit (`sysctl fs.file-max`)"),
+    errno.EIO: ("the disk fails to read or write", "check the disk, and use another one"),
+}
+
+
+@contextmanager
+def disk_errors(where: Path | str) -> Iterator[None]:
+    """Raise a full disk or a missing permission as one `StorageError` line; other errors pass.
+
+    Checked readers, the writers of `store`, each command and each public call do so. Other code needs it where an error
+    is caught, or names no file: then the line names `where`.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = _OF_SYSTEM.get(_errno(error))
+        if reason is None:
+            raise
+        named = str(getattr(error, "filename", None) or where)
+        raise StorageError(reason[0], _FINAL.sub(r"\1", str(where) if ASIDE in named else named), reason[1]) from error
+
+
+def _errno(error: Exception) -> int:
+    """Return the number of a system error, also if a library reports it in words only; 0 for any other error."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):
+        return errno.ENOSPC  # numpy, of a write cut short
+    rust = re.search(r"\(os error (\d+)\)", str(error))  # safetensors, tokenizers
+    return int(rust[1]) if rust and not isinstance(error, UserError) else 0

@@ -20,7 +20,6 @@ from raytriever.errors import ConfigError, DataError, ModelError, UserError, set
 from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
 from raytriever.store.commit import complete
-from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of, copy_of, has_object, is_uri
 
 _LOCAL = "file://"
@@ -166,11 +165,10 @@ def runs_folder() -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    with disk_errors(path, reading=True):
-        try:
-            mode = path.stat().st_mode
-        except (FileNotFoundError, ValueError):  # the latter of a byte that no path may hold
-            return False
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, ValueError):  # the latter of a byte that no path may hold
+        return False
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         raise irregular(path)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -20,7 +21,6 @@ from raytriever.interruption import end_with_parent
 from raytriever.machine import clean_processes, safe_imports, usable_cores
 
 TRIES = 3  # processes that may die over one item
-_POOL = "loky.process_executor"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -54,7 +54,7 @@ def map_in_processes(
     rest = iter(items)
 
     def run(workers: int, items: Iterator[Item]) -> Generator[Result, None, list[Item]]:
-        return _run_pool(workers, function, items, [*preload, _POOL], (begin, arguments))
+        return _run_pool(workers, function, items, preload, (begin, *arguments))
 
     while lost := (yield from run(usable_cores(), rest)):
         for item in lost:
@@ -65,29 +65,32 @@ def map_in_processes(
                     raise ProcessDeath(item)
 
 
-def _run_pool(
-    workers: int,
-    function: Callable[[Item], Result],
-    items: Iterator[Item],
-    preload: list[str],
-    begin: tuple[Callable[..., None] | None, tuple[Any, ...]],
-) -> Generator[Result, None, list[Item]]:
-    """Yield results until all items are done; return the items that are lost because a process died."""
+def _pool(workers: int, preload: list[str], begin: Callable[..., None] | None, *arguments: Any) -> Any:
     # Its processes all start before the first call. The standard library's pool starts them one by one, and Python
     # 3.11 waits for ever if one dies while another starts.
     from loky import ProcessPoolExecutor
 
     # Forked from an empty server: this process may have threads, and spawning is slow.
     context = clean_processes()
-    context.set_forkserver_preload(preload)
-    waiting: dict[Any, Item] = {}
+    context.set_forkserver_preload([*preload, "loky.process_executor"])
     try:
         with _clean_start():
-            pool = ProcessPoolExecutor(workers, context=context, initializer=_begin, initargs=begin)
+            return ProcessPoolExecutor(workers, context=context, initializer=_begin, initargs=(begin, arguments))
     except OSError as error:  # too many open files: those of the pool are closed, so that a caller can clean up
         traceback.clear_frames(error.__traceback__)
         raise
-    with pool:
+
+
+def _run_pool(
+    workers: int,
+    function: Callable[[Item], Result],
+    items: Iterator[Item],
+    preload: list[str],
+    begin: tuple[Any, ...],
+) -> Generator[Result, None, list[Item]]:
+    """Yield results until all items are done; return the items that are lost because a process died."""
+    waiting: dict[Any, Item] = {}
+    with _pool(workers, preload, *begin) as pool:
         try:
             while True:
                 for item in items:
@@ -121,7 +124,6 @@ class ChildProcess:
     def __init__(self, preload: str, memory: int | None = None) -> None:
         self._preload, self._memory = preload, memory
         self._process: Any = None
-        self._connection: Any = None
 
     def __enter__(self) -> Self:
         return self
@@ -142,66 +144,45 @@ class ChildProcess:
             ChildProcessError: the process died.
         """
         if self._process is None:
-            self._start()
+            self._process = _pool(1, [self._preload], _limit_data, self._preload, self._memory)
         try:
-            self._connection.send((seconds, function, arguments))
-            result, error = self._connection.recv()
-        except (EOFError, OSError):
-            self._process.join()
-            code = self._process.exitcode or 0
-            self._close()
-            if code == -signal.SIGXCPU:
-                raise TimeoutError from None
-            raise ChildProcessError(f"signal {-code}" if code < 0 else f"exit code {code}") from None
-        except BaseException:  # such as Ctrl-C: the answer would be read as that of the next call
+            with _clean_start():
+                call = self._process.submit(_limited, seconds, function, arguments)
+            error = call.exception()
+        except BaseException:  # such as Ctrl-C
             self._close()
             raise
+        if isinstance(error, BrokenProcessPool):
+            self._close()
+            code = re.search(r"\{(\w+)\(", str(error))
+            if code and code[1] == signal.SIGXCPU.name:
+                raise TimeoutError
+            raise ChildProcessError(code[1] if code else str(error))
         if error is not None:
             raise error
-        return result
-
-    def _start(self) -> None:
-        context = clean_processes()
-        context.set_forkserver_preload([self._preload])
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._preload, self._memory))  # type: ignore[attr-defined]
-        with _clean_start():
-            self._process.start()
-        theirs.close()
+        return call.result()
 
     def _close(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._connection.close()
+            self._process.shutdown(kill_workers=True)
             self._process = None
 
 
-def _serve(connection: Any, preload: str, memory: int | None) -> None:
+def _limit_data(preload: str, memory: int | None) -> None:
     import resource
 
-    _begin(None, ())
     importlib.import_module(preload)  # the fork server may have been started with other modules; no call pays for it
     _limit(resource.RLIMIT_CORE, 0)  # the signal of the processor time would write a core file
     if memory is not None:
         _limit(resource.RLIMIT_DATA, memory)
-    while True:
-        try:
-            seconds, function, arguments = connection.recv()
-        except EOFError:
-            return
-        if seconds is not None:
-            _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
-        answer: tuple[Any, Exception | None]
-        try:
-            answer = function(*arguments), None
-        except Exception as error:
-            answer = None, error
-        try:
-            connection.send(answer)
-        except MemoryError as error:  # of a result that was nearly too large
-            answer = None, error
-            connection.send(answer)
+
+
+def _limited(seconds: float | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    import resource
+
+    if seconds is not None:
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
+    return function(*arguments)
 
 
 def _limit(kind: int, value: int) -> None:

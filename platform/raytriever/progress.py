@@ -62,14 +62,6 @@ class Progress:
         if done > self._done:
             self.advance(done - self._done, **notes)
 
-    def say(self, text: str) -> None:
-        """Print a line without damage to the bar."""
-        if self._bar is not None:
-            self._bar.write(presentable(text, self._stream), file=self._stream)
-            end_of_silence()
-        else:
-            write_line(text, self._stream)
-
     def __enter__(self) -> Progress:
         if self._stream is sys.stderr:
             self._reporting.enter_context(activity(self._report))
@@ -110,9 +102,3 @@ class Progress:
         if self._done == done == self._total:
             since, done = self._began, self._initial
         return (self._done - done) / max(until - since, 1e-9) if self._done > done else None
-
-
-def say(text: str) -> None:
-    """Print a line on standard error without damage to any bar, from any thread."""
-    tqdm.write(presentable(text, sys.stderr), file=sys.stderr)
-    end_of_silence()

@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TextIO
 
 from raytriever.errors import StorageError, translated
@@ -121,11 +122,13 @@ def warn(text: str) -> None:
 
 
 def write_line(text: str, stream: TextIO | None) -> None:
-    """Print a line on a stream at once; nothing where the process was started without that stream."""
+    """Print a line on a stream at once, above the bars of a terminal; nothing where the process has no such stream."""
     if stream is None:
         return
     try:
-        print(presentable(text, stream), file=stream, flush=True)
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # a process that has not imported it has no bars
+        with bars.external_write_mode(stream) if bars and stream.isatty() else nullcontext():
+            print(presentable(text, stream), file=stream, flush=True)
         if stream in (sys.stdout, sys.stderr):
             end_of_silence()
     except OSError as error:

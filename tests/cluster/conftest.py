@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +36,12 @@ class CommandLine:
         own = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db", "RAYTRIEVER_CACHE": f"{self.folder}/cache"}
         return {**os.environ, **own}
 
-    def start(self, stage: str, *words: str) -> subprocess.Popen[str]:
+    def start(self, stage: str, *words: str, **variables: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(REPOSITORY / "jobs" / f"{stage}.py"), *words]
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self.environment,
+            env=self.environment | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -54,33 +53,19 @@ class CommandLine:
         out, err = process.communicate(timeout=500)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def end(
-        self, by: signal.Signals, when: Callable[[], object], stage: str, *words: str, everything: bool = False
-    ) -> tuple[subprocess.Popen[str], str]:
-        """Start a stage and send it a signal as soon as `when` returns something true.
-
-        Args:
-            everything: whether all processes of the stage get the signal, as from systemd or a loss of power.
-
-        Returns:
-            The ended process and its standard error, which is empty after SIGKILL.
-        """
-        process = self.start(stage, *words)
+    def end(self, by: signal.Signals, when: Callable[[], object], *words: str) -> subprocess.Popen[str]:
+        """Start a training, send it a signal as soon as `when` returns something true, and return the ended process."""
+        process = self.start("train", *self.settings, *words)
         try:
             wait_for(when, 300, process)
-            for pid in of_session(process.pid) if everything else [process.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, by)
-            if by == signal.SIGKILL:  # processes of its session may hold the other end of its streams
-                process.wait(timeout=120)
-                process.stdout.close()  # type: ignore[union-attr]
-                process.stderr.close()  # type: ignore[union-attr]
-                return process, ""
-            _, err = process.communicate(timeout=120)
+            process.send_signal(by)
+            process.wait(timeout=120)
         finally:
             for pid in of_session(process.pid) if process.poll() is None else ():
                 os.kill(pid, signal.SIGKILL)
-        return process, err
+            process.stdout.close()  # type: ignore[union-attr]
+            process.stderr.close()  # type: ignore[union-attr]
+        return process
 
 
 @pytest.fixture(scope="session")

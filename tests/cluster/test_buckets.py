@@ -105,5 +105,5 @@ arms:
     there, here = contents(copy), contents(local)
     assert there.keys() == here.keys()
     assert there["results.json"] == here["results.json"]
-    measured = json.loads(there["arms/MW-Letters/seed-0/measured/Letters/results.json"])
+    measured = json.loads(there["arms/MW-Letters/seed-0/evaluation/results.json"])
     assert "remote/s3" not in json.dumps(measured)

@@ -49,7 +49,7 @@ def test_the_death_of_a_node_changes_no_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cli = command_line()
-    words = ["--dataset", str(corpus), "--model", str(tiny_encoder), "--precision", "fp32", "--batch-tokens", "512"]
+    words = ["--dataset", str(corpus), "--model", str(tiny_encoder), "--precision", "fp32", "--batch-tokens", "64"]
     for name, value in cli.environment.items():
         monkeypatch.setenv(name, value)
     with monkeypatch.context() as patch:
@@ -68,7 +68,7 @@ def test_the_death_of_a_node_changes_no_byte(
 
     def at_work() -> bool:
         """Some shards stand, and the node that is to die has an actor."""
-        return bool(done()) and bool(processes("_Actor", children_of(raylet.process.pid)))
+        return bool(done()) and bool(processes("PoolActor", children_of(raylet.process.pid)))
 
     wait_for(at_work, 120, process)
     cluster.remove_node(node, allow_graceful=False)

@@ -44,7 +44,7 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     monkeypatch.setenv("TMPDIR", str(short_folder))  # where what Ray Train keeps of the run lies
     run = cli.folder / "interrupted"
     there = (run / "checkpoints" / "step-60").exists
-    ended, _ = cli.end(signal.SIGKILL, there, "train", *cli.settings, *SETTINGS, "--output", "interrupted")
+    ended = cli.end(signal.SIGKILL, there, *SETTINGS, "--output", "interrupted")
     wait_for(lambda: not of_session(ended.pid, "RayTrainWorker"), 60)
 
     leftovers = [file for folder in short_folder.glob("raytriever-*") for file in folder.rglob("*") if file.is_file()]
@@ -122,9 +122,9 @@ def test_workers_that_die_as_they_start_end_the_run_in_one_line(command_line: Ca
 @pytest.mark.timeout(900)
 def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, started: list) -> None:
     cli = command_line()
-    words = [*cli.settings, *SETTINGS, "--max-steps", "3000", "--checkpoint-steps", "10"]
+    words = [*SETTINGS, "--max-steps", "3000", "--checkpoint-steps", "10"]
     there = (cli.folder / "peace" / "checkpoints" / "step-60").exists
-    assert cli.end(signal.SIGINT, there, "train", *words, "--output", "peace")[0].returncode == 130
+    assert cli.end(signal.SIGINT, there, *words, "--output", "peace").returncode == 130
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         node = cluster.add_node(num_cpus=1)
@@ -134,11 +134,9 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
                     sys.executable,
                     "-c",
                     train_with("RESIZE_SECONDS", 2.0),
+                    *cli.settings,
                     *words,
-                    "--num-workers",
-                    "1:2",
-                    "--output",
-                    "run",
+                    *("--num-workers", "1:2", "--output", "run"),
                 ],
                 cwd=cli.folder,
                 env=cli.environment | {"RAY_ADDRESS": cluster.address},

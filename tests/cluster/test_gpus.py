@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -15,9 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-import torch
-from gpu_witness import MEETING
-from safetensors.torch import load_file
 
 from raytriever.cluster import pool
 from raytriever.cluster.encoding import choose_actor_pool
@@ -27,6 +23,7 @@ from raytriever.cluster.pool import ActorPool, PooledCorpus
 from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.jobs import choose_pool
 from raytriever.cluster.train.trainer import train_on_cluster
+from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
@@ -40,7 +37,8 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
-from raytriever.evaluation.systems import evaluate_retriever
+from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.systems import DenseSystem
 from raytriever.index.exact import tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.bm25 import Bm25Index
@@ -48,10 +46,6 @@ from raytriever.mining.finders import open_here
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.studies.arm import ArmRunner, arm_folder
-from raytriever.studies.definition import Arm, MeasuredDataset, Study
-from raytriever.studies.run import run_study
-from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.refresh import read_ledger
 
@@ -123,13 +117,24 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
     dev_sets = open_dev_sets(config, case.dataset, in_this_process, print)
     events: list[Any] = []
     location = str(case.dataset.location)
-    train_on_cluster(config, [location], table, 4, tmp_path, events.append, dev_sets=dev_sets, in_process=True)
+    job = TrainingJob(
+        config=config,
+        datasets=(location,),
+        negatives=table,
+        total_steps=4,
+        folder=tmp_path,
+        dev_sets=dev_sets,
+        in_process=True,
+    )
+    train_on_cluster(job, events.append)
 
     assert read_ledger(tmp_path / "negatives").adopted_rounds
     assert len(list((tmp_path / "evaluations").glob("*.json"))) == 2
     for title in ("MapWorker(MapBatches(PoolActor))", "ray::PoolActor"):  # it encodes, then it searches
         [visible] = seen(title)
         assert visible in {"0", "1"}
+    assert seen("device of ray::") == {"cuda:0"}
+    assert seen("backend of ray::") == {"nccl"}
     assert seen("ray::CheckpointJob") == {""}  # mines; checkpoints are evaluated by the first worker
     texts = [event.text for event in events if hasattr(event, "text")]
     assert "Refreshes encode and search on 1 GPU, because 1 of 2 GPUs train: --refresh-pool is 3." in texts
@@ -147,7 +152,11 @@ def test_a_refresh_uses_the_gpu_of_training_where_no_other_is_left(
     )
     table = build_negatives_table(case.dataset, config.data, "", lambda: Bm25Index(case.dataset.passages()))
     events: list[Any] = []
-    train_on_cluster(config, [str(case.dataset.location)], table, 4, tmp_path, events.append, in_process=True)
+    location = str(case.dataset.location)
+    job = TrainingJob(
+        config=config, datasets=(location,), negatives=table, total_steps=4, folder=tmp_path, in_process=True
+    )
+    train_on_cluster(job, events.append)
     [adopted] = read_ledger(tmp_path / "negatives").adopted_rounds
     assert (adopted.step, adopted.used_from) == (2, 3)
     assert not seen("ray::CheckpointJob")
@@ -171,8 +180,8 @@ def test_actors_that_encode_and_search_see_what_they_reserved(
 
 
 def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case) -> None:
-    here = evaluate_retriever(case.dataset, "test", case.model, case.retriever)
-    there = evaluate_model(case.dataset, "test", case.model, "fp32")
+    here = evaluate(case.dataset, "test", DenseSystem(case.dataset, case.model, case.retriever))
+    [there] = evaluate_model(case.dataset, ["test"], case.model, "fp32")
     assert seen("ray::_run_in_task") <= {"0", "1"}
     assert seen("ray::_run_in_task")
     assert there.metrics == pytest.approx(here.metrics)
@@ -181,7 +190,7 @@ def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case) ->
 
 def test_an_error_of_the_process_with_a_gpu_is_one_of_the_user(records: Path, case: Case, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
-        evaluate_model(case.dataset, "test", replace(case.model, model=str(tmp_path / "nowhere")), "fp32")
+        evaluate_model(case.dataset, ["test"], replace(case.model, model=str(tmp_path / "nowhere")), "fp32")
 
 
 def gpus_are_free() -> bool:
@@ -252,68 +261,3 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
     monkeypatch.setattr("raytriever.cluster.encoding.count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="the cluster has no GPU"):
         choose_actor_pool(config)
-
-
-class Children(Tracker):
-    """Tracker of a study whose runs keep nothing."""
-
-    run_id = None
-
-    def child(self, run_name: str, folder: Path) -> Children:
-        return self
-
-    def backlog(self) -> Backlog:
-        return Backlog()
-
-
-def runner(folder: Path) -> ArmRunner:
-    record = DatasetRecord("letters", "letters", "", {})
-    return ArmRunner(
-        output=folder, run_name="study", tracker=Children(), record=record, log=lambda line: None, gpus=1.0
-    )
-
-
-def trained_arm(name: str, case: Case, dataset: Path) -> Arm:
-    config = Config(
-        data=DataConfig(dataset=str(dataset), negatives_per_query=1),
-        model=case.model,
-        training=TrainingConfig(batch_size=16, precision="fp32", max_steps=2, seed=len(name)),
-    )
-    return Arm(name, name, (MeasuredDataset("letters", str(dataset), "test", ("ndcg_at_10",)),), config)
-
-
-def test_an_arm_of_a_study_trains_in_a_process_with_a_gpu(
-    seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path
-) -> None:
-    """The process is real and trains; only its GPU and NCCL, which it gets from Ray, are replaced (`gpu_witness`)."""
-    wait_until(gpus_are_free)
-    arm = trained_arm("trained", case, tiny_dataset)
-    runner(tmp_path).run(arm, 0)
-    assert seen("device of ray::") == {"cuda:0"}
-    assert seen("backend of ray::") == {"nccl"}
-    assert seen("ray::RayTrainWorker") <= {"0", "1", "cuda:0", "nccl"}
-    folder = arm_folder(tmp_path, arm, 0)
-    weights = [load_file(path / "model.safetensors") for path in (Path(case.model.model), folder / "model")]
-    assert any(not torch.equal(values, weights[1][name]) for name, values in weights[0].items())
-    assert json.loads((folder / "metrics.json").read_text())["measured"]["letters"]
-
-
-def test_arms_of_a_study_share_a_gpu_at_the_same_time(
-    records: Path, seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two arms wait for each other before they train; the other GPU belongs to another job."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    wait_until(gpus_are_free)
-    other = ray.remote(num_gpus=1)(threading.Event).remote()
-    wait_until(lambda: ray.available_resources().get("GPU", 0) == 1)
-    (records / MEETING).write_text("2")
-    arms = (trained_arm("one", case, tiny_dataset), trained_arm("other", case, tiny_dataset))
-    study = Study("mw-in-domain", "Title", "Table 1", arms, 1, ())
-    assert run_study(study, tmp_path / "study", 1, "study", [].append, trial_gpus=0.5)
-    (records / MEETING).unlink()
-    ray.kill(other)
-    assert seen("meeting of ray::") == {"2"}
-    assert len({visible for visible in seen("ray::RayTrainWorker") if visible in {"0", "1"}}) == 1
-    rows = json.loads((tmp_path / "study" / "results.json").read_text())["rows"]
-    assert {(row, name) for row, sets in rows.items() for name in sets} == {("one", "letters"), ("other", "letters")}

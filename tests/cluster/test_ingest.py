@@ -34,9 +34,8 @@ def session() -> Iterator[None]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, own_cache: Path) -> Path:
     """Documents of half a kilobyte, so that there are several chunks."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "numbers"
     (folder / "qrels").mkdir(parents=True)
     rows = [{"_id": f"d{n}", "title": "", "text": f"{n} " + "word " * 100} for n in range(ROWS)]

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from processes import wait_for
+from processes import free_ports, processes, wait_for
 
 REPOSITORY = Path(__file__).parent.parent.parent
 CODE = ["platform", "jobs", ".gitignore", ".rayignore", "pyproject.toml", "constraints.txt"]
@@ -32,28 +31,6 @@ def _open_setup(job, device):
     (job.folder / "worker_code").write_text(__file__)
     return _open_setup_as_it_is(job, device)
 """
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def mentioning(text: str) -> list[int]:
-    """Return the processes whose command line or initial environment contains a text."""
-    files = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and text in (entry / "cmdline").read_bytes().decode(errors="replace"):
-                files.append(int(entry.name))
-        except OSError:
-            continue
-    return [pid for pid in files if pid != os.getpid()]
 
 
 @dataclass(frozen=True)
@@ -138,7 +115,7 @@ def head() -> Iterator[Head]:
                 time.sleep(0.2)
             yield Head(checkout, folder / "home", environment, gcs)
         finally:
-            for pid in mentioning(str(ray)):
+            for pid in processes(str(ray), lambda pid: pid != os.getpid()):
                 os.kill(pid, signal.SIGKILL)
             started.wait(30)
 
@@ -179,15 +156,7 @@ def test_every_other_stage_runs_as_a_job(
         "prepare": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "data/letters"],
         "encode": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "embeddings/letters"],
         "mine": ["--dataset", str(tiny_dataset), "--method", "random", "--output", "negatives/letters"],
-        "evaluate": [
-            "--datasets",
-            str(tiny_dataset),
-            "--model",
-            "bm25",
-            str(tiny_encoder),
-            "--output",
-            "results/letters",
-        ],
+        "evaluate": f"--datasets {tiny_dataset} --model bm25 {tiny_encoder} --output results/letters".split(),
         "search": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), query],
         "compare": ["results/letters", "--output", "pages/compared.html"],
     }

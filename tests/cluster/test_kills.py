@@ -24,7 +24,7 @@ class Blow:
     """A signal to a command.
 
     Args:
-        when: patterns below its output; it comes as soon as each of them matches a file.
+        when: patterns below its folder; it comes as soon as each of them matches a file.
         victim: the command, all of its processes (`*`), or the title of one of them.
     """
 
@@ -38,50 +38,99 @@ class Kill:
     """A command that is disturbed.
 
     Args:
-        words: its words, without those of `CommandLine.settings` and `--output`.
-        kept: files that it never writes again once they exist.
-        same: files that are those of an undisturbed command.
+        words: its words, without those of `CommandLine.settings`, which a training has too, and `--output out`.
+        kept: files below its output that it never writes again once they exist.
+        same: files below its output that are those of an undisturbed command; none where they depend on times.
+        pool: flags of the disturbed command alone; the other does the work in its own process.
     """
 
     words: str
     blows: tuple[Blow, ...]
     kept: str = ""
     same: tuple[str, ...] = ()
+    pool: str = ""
 
 
+RUN = ("metrics.json", "model/*", "checkpoints/*/weights-*")
+REFRESH = "train --dataset long --refresh-negatives 5 --refresh-pool 2 --max-steps 9 --eval-steps 9 --refresh-every 3"
+ENCODER = "--model MODEL --precision fp32"
+MINED = "out/negatives/embeddings/*/0-passage/shards/0*/manifest.json"  # seven shards, each of 1,024 documents
+CACHED = "cache/embeddings/*/shards/0*/manifest.json"
 KILLS = {
     "train": Kill(
         "train --max-steps 160 --eval-steps 20 --patience 99 --num-workers 2",
         (
-            Blow("checkpoints/step-40", "RayTrainWorker"),
-            Blow("checkpoints/step-60", "*", signal.SIGTERM),  # as `timeout`, systemd and Slurm send it
-            Blow("checkpoints/step-100", by=signal.SIGINT),
+            Blow("out/checkpoints/step-40", "RayTrainWorker"),
+            Blow("out/checkpoints/step-60", "*", signal.SIGTERM),  # as `timeout`, systemd and Slurm send it
+            Blow("out/checkpoints/step-100", by=signal.SIGINT),
         ),
-        same=("metrics.json", "model/*", "checkpoints/*/weights-*"),
+        same=RUN,
     ),
     "validation": Kill(
         "train --best-metric nDCG@10 --max-steps 12 --eval-steps 3 --num-workers 2 --patience 9 --dataset long",
-        (Blow("evaluations/step-3.json checkpoints/step-6", "*"), Blow("", "ray::CheckpointJob")),
-        same=("metrics.json", "model/*", "checkpoints/*/weights-*"),
+        (Blow("out/evaluations/step-3.json out/checkpoints/step-6", "*"), Blow("out", "ray::CheckpointJob")),
+        same=RUN,
+    ),
+    "refresh": Kill(
+        f"{REFRESH} --refresh-mode sync",
+        (
+            Blow(MINED, "ray::MapWorker"),
+            Blow(f"out/checkpoints/step-6 {MINED}", "ray::CheckpointJob"),
+            Blow(f"out/checkpoints/step-6 {MINED}", "*"),
+        ),
+        same=(*RUN, "negatives/round-*/*.parquet"),
+    ),
+    "refresh next to training": Kill(
+        f"{REFRESH} --refresh-mode async --max-steps 90", (Blow(f"out/checkpoints/step-3 {MINED}", "*"),)
+    ),
+    "curriculum": Kill(
+        "train --config stages.yaml --eval-steps 20",
+        (Blow("out/stages/2-other/checkpoints/step-40", "*"), Blow("out/stages/2-other/checkpoints/step-80")),
+        kept="stages/1-one/**/*",
+        same=("metrics.json", "model/*", "stages/*/model/*"),
     ),
     "tune": Kill(
         f"tune {LONG} --search-space space.yaml --trials-at-once 2",
-        (Blow("trials/*/metrics.json trials/002/checkpoints/step-*"),),
+        (
+            Blow("out/trials/000/checkpoints/step-*", "ray::ImplicitFunc"),
+            Blow("out/trials/*/metrics.json out/trials/002/checkpoints/step-*"),
+        ),
         kept="trials/*/metrics.json",
         same=("trials/*/config.yaml", "trials/*/metrics.json", "best.yaml", "best/metrics.json", "figures/*"),
     ),
     "study": Kill(
         "study mine.yaml",
-        (Blow("arms/*-Letters/seed-0/metrics.json", "*"),),
+        (Blow("out/arms/*-Letters/seed-0/metrics.json", "*"),),
         kept="arms/*/*/metrics.json",
         same=("table.md", "figures/*.png", "arms/*/*/model/*"),
+    ),
+    "evaluate": Kill(
+        f"evaluate {ENCODER} --datasets long",
+        (Blow(CACHED, "ray::MapWorker"), Blow("cache/embeddings/*/shards/000003/manifest.json", "*")),
+        same=("per_query/*", "runs/*", "scores/*", "table.md"),
+        pool="--actors 2",
+    ),
+    "prepare": Kill(
+        "prepare --model MODEL --dataset wide",
+        (Blow(".out.aside-*/work/*-*.npz", "*"),),
+        same=("**/*",),
+    ),
+    "encode": Kill(
+        f"encode {ENCODER} --dataset long --batch-tokens 512",
+        (Blow("out/shards/0*/manifest.json", "ray::MapWorker"), Blow("out/shards/000003/manifest.json", "*")),
+        kept="shards/0*/*",
+        same=("**/*",),
+        pool="--actors 2",
+    ),
+    "mine": Kill(
+        f"mine {ENCODER} --dataset long --method dense --num-negatives 3", (Blow(CACHED, "*"),), same=("**/*",)
     ),
 }
 
 
-def strike(process: Any, blow: Blow, output: Path) -> bool:
+def strike(process: Any, blow: Blow, folder: Path) -> bool:
     """Wait for the moment of a blow; return whether it ends the command."""
-    wait_for(lambda: all(next(output.glob(one), None) for one in blow.when.split()), 600, process)
+    wait_for(lambda: all(next(folder.glob(one), None) for one in blow.when.split()), 600, process)
     if blow.victim in ("", "*"):
         for pid in of_session(process.pid) if blow.victim else [process.pid]:
             os.kill(pid, blow.by)
@@ -93,47 +142,59 @@ def strike(process: Any, blow: Blow, output: Path) -> bool:
 
 def assert_tracked_once(uri: str, output: Path) -> None:
     """Each run below a folder is finished in MLflow, has every step once, and is a child of that of the folder."""
-    client, parent = MlflowClient(uri), json.loads((output / "run.json").read_text())["tracking_id"]
+    client = MlflowClient(uri)
     for file in output.rglob("run.json"):
-        run = client.get_run(json.loads(file.read_text())["tracking_id"])
+        run, parent = (
+            client.get_run(json.loads(one.read_text())["tracking_id"]) for one in (file, output / "run.json")
+        )
         assert run.info.status == "FINISHED"
-        assert run.data.tags.get("mlflow.parentRunId", parent) == parent
+        assert run.data.tags.get("mlflow.parentRunId", parent.info.run_id) == parent.info.run_id
         if (file.parent / "steps.jsonl").exists():
             points = client.get_metric_history(run.info.run_id, "loss")
             assert sorted(point.step for point in points) == sorted(losses(file.parent)), file
 
 
 def logged(output: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """Losses and values on dev data of every step, by run; nothing is logged twice."""
-    files = output.rglob("steps.jsonl")
+    """Losses, rounds of negatives and values on dev data of every step, by run; nothing is logged twice."""
+    names = ("dev", "negatives_round")
     return {
         str(file.relative_to(output)): {
-            step: {name: value for name, value in values.items() if name == "loss" or name.startswith("dev")}
+            step: {name: value for name, value in values.items() if name == "loss" or name.startswith(names)}
             for step, values in steps(file.parent).items()
         }
-        for file in files
+        for file in output.rglob("steps.jsonl")
     }
+
+
+def files(output: Path, *patterns: str) -> list[Path]:
+    return [file for pattern in patterns for file in output.glob(pattern) if file.is_file()]
 
 
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_command_continues(
-    name: str, command_line: Callable[[], Any], started: list[Any], tiny_dataset: Path, study_text: str
+    name: str,
+    command_line_in: Callable[[Path], Any],
+    started: list[Any],
+    tiny_dataset: Path,
+    large_encoder: Path,
+    study_text: str,
+    tmp_path: Path,
 ) -> None:
-    cli, kill = command_line(), KILLS[name]
-    (cli.folder / "space.yaml").write_text("{loss: {loss: [infonce, mw], temperature: [0.02, 0.05]}}")
-    (cli.folder / "mine.yaml").write_text(study_text)
-    write_long_corpus(tiny_dataset, cli.folder / "long")
-    stage, *words = kill.words.split()
-    words = [*(cli.settings if stage != "study" else ()), *words, "--output"]
-    output, whole = cli.folder / "disturbed", cli.folder / "whole"
+    kill = KILLS[name]
+    stage, *words = kill.words.replace("MODEL", str(large_encoder)).split()
 
-    def start(to: str) -> Any:
-        started.append(cli.start(stage, *words, to))
-        return started[-1]
+    def start(name: str, more: str = "") -> tuple[Any, Path]:
+        cli = command_line_in(tmp_path / name)  # each has a cache and a tracking database of its own
+        if not cli.folder.exists():
+            write_inputs(cli.folder, tiny_dataset, study_text)
+        settings = [*cli.settings, "--model", str(large_encoder)] if stage in ("train", "tune") else []
+        started.append(cli.start(stage, *settings, *words, *more.split(), "--output", "out"))
+        return started[-1], cli.folder / "out"
 
-    process = start("disturbed")
+    process, output = start("disturbed", kill.pool)
+    written: dict[Path, int] = {}
     for blow in kill.blows:
-        if not strike(process, blow, output):
+        if not strike(process, blow, output.parent):
             continue
         if blow.by == signal.SIGKILL:
             process.wait(120)  # processes of its session may hold the other end of its streams
@@ -143,29 +204,42 @@ def test_a_killed_command_continues(
             assert "Traceback" not in err
             assert err.strip().splitlines()[-1] == "interrupted; run the same command again to continue"
         wait_for(lambda: not of_session(process.pid), 200)  # noqa: B023
-        written = {file: file.stat().st_mtime_ns for file in output.glob(kill.kept or "metrics.json")}
+        assert not (output / "metrics.json").exists()
+        written = {file: file.stat().st_mtime_ns for file in files(output, kill.kept)} if kill.kept else {}
         assert bool(written) == bool(kill.kept)
-        process = start("disturbed")
+        process, _ = start("disturbed", kill.pool)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert written == {file: file.stat().st_mtime_ns for file in written}
-    assert "Resumed from checkpoint" in err or stage == "study"
-    _, err = start("whole").communicate(timeout=600)
-    assert started[-1].returncode == 0, err
-    files = [file.relative_to(whole) for pattern in kill.same for file in whole.glob(pattern) if file.is_file()]
-    assert files
-    assert [file for file in files if (output / file).read_bytes() != (whole / file).read_bytes()] == []
+    assert "Resumed from checkpoint" in err or stage not in ("train", "tune")
+    assert_tracked_once(f"sqlite:///{output.parent}/mlflow.db", output)
+    for run, values in logged(output).items():
+        assert sorted(step for step, one in values.items() if "loss" in one) == [*range(1, max(values) + 1)], run
+    if not kill.same:
+        return
+    process, whole = start("whole")
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    compared = [file.relative_to(whole) for file in files(whole, *kill.same)]
+    assert compared
+    assert [file for file in compared if (output / file).read_bytes() != (whole / file).read_bytes()] == []
     assert logged(output) == logged(whole)
-    for folder in (output, whole):
-        assert_tracked_once(cli.environment["MLFLOW_TRACKING_URI"], folder)
 
 
-def write_long_corpus(tiny: Path, folder: Path) -> None:
-    """The tiny data set with so many further documents that an evaluation takes longer than a step."""
+def write_inputs(folder: Path, tiny: Path, study: str) -> None:
+    """Write what the commands read, for those who wait for the middle of a long work too: data sets with so many
+    further documents that their evaluation takes longer than a step, and with several chunks of a preparation."""
     folder.mkdir()
-    for file in ("queries.jsonl", "qrels"):
-        (folder / file).symlink_to(tiny / file)
-    rng = np.random.default_rng(3)
-    rows = [{"_id": f"f{n}", "title": "", "text": "".join(rng.choice(list("abcdefghij"), 40))} for n in range(3_000)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "corpus.jsonl").write_text((tiny / "corpus.jsonl").read_text() + lines)
+    (folder / "space.yaml").write_text("{loss: {loss: [infonce, mw], temperature: [0.02, 0.05]}}")
+    (folder / "mine.yaml").write_text(study)
+    stages = ("name: one, loss: {loss: infonce}, training: {max_steps: 6}", "name: other, training: {max_steps: 120}")
+    (folder / "stages.yaml").write_text(f"stages: [{', '.join(f'{{{stage}}}' for stage in stages)}]")
+    letters = np.random.default_rng(3).choice(list("abcdefghij"), (6_144, 40))
+    texts = {"long": ["".join(row) for row in letters], "wide": [f"{n} {'abcdefghi ' * 200}" for n in range(6_000)]}
+    for name, further in texts.items():
+        (folder / name).mkdir()
+        for file in ("queries.jsonl", "qrels"):
+            (folder / name / file).symlink_to(tiny / file)
+        rows = [{"_id": f"f{n}", "title": "", "text": text} for n, text in enumerate(further)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / name / "corpus.jsonl").write_text((tiny / "corpus.jsonl").read_text() + lines)

@@ -1,142 +1,70 @@
-"""Several nodes on one machine: one that trains is taken away, the head is killed, and runs end as in peace."""
+"""Heads of clusters: one is killed and started again, and one tells of nodes that would come."""
 
 from __future__ import annotations
 
 import gc
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
-from processes import losses
+from processes import losses, wait_for
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from raytriever.cluster.placement import count_gpus
 
-REPOSITORY = Path(__file__).parent.parent.parent
-STEPS = 400
-SETTINGS = [
-    "--eval-steps",
-    "50",
-    "--patience",
-    "99",
-    "--keep",
-    "2",
-    "--max-steps",
-    str(STEPS),
-    "--checkpoint-steps",
-    "20",
-]
-
-
-def newest(run: Path) -> int:
-    """The step of the newest checkpoint."""
-    return max((int(path.name[5:]) for path in run.glob("checkpoints/step-*")), default=0)
-
-
-def wait_for(
-    what: Callable[[], Any], process: subprocess.Popen[str], said: Callable[[], str], seconds: float = 200
-) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert process.poll() is None, said()
-        assert time.monotonic() < end, f"it did not happen in time: {said()}"
-        time.sleep(0.02)
-
-
-class Nodes:
-    """Clusters and runs that end with the test."""
-
-    def __init__(self) -> None:
-        self.clusters: list[Cluster] = []
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def cluster(self, **head: Any) -> Cluster:
-        self.clusters.append(Cluster(initialize_head=True, head_node_args=head))
-        return self.clusters[-1]
-
-    def run(
-        self, cli: Any, cluster: Cluster, name: str, *words: str
-    ) -> tuple[subprocess.Popen[str], Callable[[], str]]:
-        errors = cli.folder / f"{name}-{len(self.processes)}.err"
-        with errors.open("w") as stream:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    str(REPOSITORY / "jobs" / "train.py"),
-                    *cli.settings,
-                    *SETTINGS,
-                    *words,
-                    "--output",
-                    name,
-                ],
-                cwd=cli.folder,
-                env=cli.environment | {"RAY_ADDRESS": cluster.address},
-                stdout=subprocess.DEVNULL,
-                stderr=stream,
-                text=True,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process, errors.read_text
-
-    def end(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        while self.clusters:
-            self.clusters.pop().shutdown()
-        # Ray leaves processes unwaited for and sockets open; if they were reported later, another test would be blamed.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+STEPS = ["--eval-steps", "50", "--patience", "99", "--max-steps", "400", "--checkpoint-steps", "20"]
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    cluster_nodes = Nodes()
-    yield cluster_nodes
-    cluster_nodes.end()
+def clusters() -> Iterator[list[Cluster]]:
+    """Clusters that are shut down with the test."""
+    running: list[Cluster] = []
+    yield running
+    for cluster in running:
+        cluster.shutdown()
+    # Ray leaves processes unwaited for and sockets open; if they were reported later, another test would be blamed.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_command_goes_on_after_the_head_was_killed_and_started_again(
-    command_line: Callable, nodes: Nodes
+    command_line: Callable, clusters: list[Cluster], started: list
 ) -> None:
     cli = command_line()
-    cluster = nodes.cluster(num_cpus=2)
-    process, said = nodes.run(cli, cluster, "peace")
-    assert process.wait(300) == 0, said()
 
-    process, said = nodes.run(cli, cluster, "run")
-    wait_for(lambda: newest(cli.folder / "run") >= 60, process, said)
-    cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
-    assert process.wait(200) != 0, "a run without its head has not ended well"
+    def start(name: str, cluster: Cluster) -> None:
+        started.append(cli.start("train", *cli.settings, *STEPS, "--output", name, RAY_ADDRESS=cluster.address))
+
+    killed = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    start("peace", killed)
+    _, err = started[0].communicate(timeout=300)
+    assert started[0].returncode == 0, err
+    start("run", killed)
+    wait_for((cli.folder / "run" / "checkpoints" / "step-60").exists, 200, started[1])
+    killed.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+    assert started[1].wait(200) != 0, "a run without its head has not ended well"
     assert not (cli.folder / "run" / "metrics.json").exists()
-    nodes.clusters.remove(cluster)
 
-    process, said = nodes.run(cli, nodes.cluster(num_cpus=2), "run")
-    assert process.wait(300) == 0, said()
-    assert "Resumed from checkpoint" in said()
+    clusters.append(Cluster(initialize_head=True, head_node_args={"num_cpus": 2}))
+    start("run", clusters[0])
+    _, err = started[2].communicate(timeout=300)
+    assert started[2].returncode == 0, err
+    assert "Resumed from checkpoint" in err
     assert losses(cli.folder / "run") == losses(cli.folder / "peace")
     figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("peace", "run")]
     assert figures[0] == figures[1]
 
 
 @pytest.mark.slow
-def test_gpus_that_would_come_count_before_they_are_there(nodes: Nodes) -> None:
-    cluster = nodes.cluster(num_cpus=1)
+def test_gpus_that_would_come_count_before_they_are_there(clusters: list[Cluster]) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    clusters.append(cluster)
     ray.init(address=cluster.address, log_to_driver=False)
     try:
         assert count_gpus() == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,9 +15,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from postgresql import PostgreSQL
-from processes import wait_for
+from processes import free_port, wait_for
 
-REPOSITORY = Path(__file__).parents[2]
 STEPS = 400
 
 
@@ -27,8 +25,7 @@ class Server:
 
     def __init__(self, folder: Path, database: str = "") -> None:
         self._database = database or f"sqlite:///{folder}/server.db"
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.folder, self.uri = folder, f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -75,44 +72,36 @@ def on_postgresql(tmp_path: Path) -> Iterator[tuple[Server, PostgreSQL]]:
 
 
 @pytest.mark.slow
-def test_a_run_loses_no_data_when_the_server_restarts(command_line: Callable[..., Any], server: Server) -> None:
-    check_that_nothing_is_lost(command_line(), server, server.kill, server.start)
+def test_a_run_loses_no_data_when_the_server_restarts(
+    command_line: Callable[..., Any], server: Server, started: list[Any]
+) -> None:
+    check_that_nothing_is_lost(command_line(), server, started, server.kill, server.start)
 
 
 @pytest.mark.slow
 @pytest.mark.postgresql
 def test_a_run_loses_no_data_when_the_database_restarts(
-    command_line: Callable[..., Any], on_postgresql: tuple[Server, PostgreSQL]
+    command_line: Callable[..., Any], on_postgresql: tuple[Server, PostgreSQL], started: list[Any]
 ) -> None:
     server, database = on_postgresql
-    check_that_nothing_is_lost(command_line(), server, database.stop, database.start)
+    check_that_nothing_is_lost(command_line(), server, started, database.stop, database.start)
 
 
-def check_that_nothing_is_lost(cli: Any, server: Server, stop: Callable[[], None], start: Callable[[], None]) -> None:
+def check_that_nothing_is_lost(
+    cli: Any, server: Server, started: list[Any], stop: Callable[[], None], start: Callable[[], None]
+) -> None:
     """Train while what the server needs, or it itself, is away for a while; compare what it has with what was done."""
     server.start()
     run = cli.folder / "run"
     words = [*cli.settings, "--max-steps", str(STEPS), "--eval-steps", "20", "--patience", "99", "--output", "run"]
-    process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *words],
-        cwd=cli.folder,
-        env={**cli.environment, "MLFLOW_TRACKING_URI": server.uri},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        wait_for(lambda: (run / "checkpoints" / "step-40").exists() or process.poll() is not None, 180)
-        assert process.poll() is None, process.communicate()[1]
-        stop()
-        # It continues, and its points are stored next to it.
-        wait_for(lambda: (run / "checkpoints" / "step-200").exists() or process.poll() is not None, 120)
-        start()
-        _, err = process.communicate(timeout=200)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    process = cli.start("train", *words, MLFLOW_TRACKING_URI=server.uri)
+    started.append(process)
+    wait_for((run / "checkpoints" / "step-40").exists, 180, process)
+    stop()
+    # It continues, and its points are stored next to it.
+    wait_for((run / "checkpoints" / "step-200").exists, 120, process)
+    start()
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert err.count("the run continues, and its data is stored") == 1
     assert err.count("MLflow answers again after") == 1

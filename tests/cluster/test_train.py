@@ -35,7 +35,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     assert "raytriever search" in done.stdout
     assert yaml.safe_load((run / "config.yaml").read_text())["training"]["num_workers"] == 2
     for name in (
-        *(f"evaluation/runs/{system}.letters.trec" for system in ("bm25", "before", "after")),
+        *(f"evaluation/runs/{system}/letters.trec" for system in ("bm25", "before", "after")),
         "figures/roc.png",
         "report.html",
     ):
@@ -54,11 +54,11 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     assert tracked.data.params["loss.loss"] == "mw"
     assert tracked.data.params["model.pooling"] == "mean"
     assert tracked.data.tags["raytriever.stage"] == "train"
-    assert tracked.data.metrics["after/auc"] == pytest.approx(figures["after"]["auc"])
+    assert tracked.data.metrics["after/letters/auc"] == pytest.approx(figures["after"]["auc"])
     history = client.get_metric_history(tracked.info.run_id, "loss")
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
     # MLflow draws what has step 0 alone as bars.
-    for name in ("bm25/ndcg_at_10", "before/auc", "after/auc", "significance/after-before/auc_p"):
+    for name in ("bm25/letters/ndcg_at_10", "after/letters/auc", "significance/after-before/letters/auc_p"):
         assert [point.step for point in client.get_metric_history(tracked.info.run_id, name)] == [0]
     [fed] = tracked.inputs.dataset_inputs
     assert json.loads(fed.dataset.profile)["train_queries"] == 96

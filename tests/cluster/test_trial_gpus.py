@@ -15,8 +15,10 @@ from ray import tune
 
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
+from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config, override
 from raytriever.errors import ConfigError
+from raytriever.options import check_options
 from raytriever.tuning.ray.sweep import plan_sweep
 from raytriever.tuning.ray.tuner import resources_of_trial
 from raytriever.tuning.space import SearchConfig
@@ -57,8 +59,9 @@ def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_gpu_that_pytorch_cannot_use_is_one_line(one_gpu: None, tmp_path: Path) -> None:
+    job = TrainingJob(config=Config(), datasets=(), negatives=None, total_steps=2, folder=tmp_path)
     with pytest.raises(ClusterError) as raised:
-        train_on_cluster(Config(), [], None, 2, tmp_path, [].append)
+        train_on_cluster(job, [].append)
     assert str(raised.value).startswith(
         "the Ray cluster: has a GPU that PyTorch cannot use in a worker (doesn't have N"
     )
@@ -77,4 +80,4 @@ def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
         plan_sweep(several, SearchConfig(trial_gpus=0.5))
     for wrong in (0.0, 1.5):
         with pytest.raises(ConfigError, match="is out of range"):
-            plan_sweep(Config(), SearchConfig(trial_gpus=wrong))
+            check_options(SearchConfig(trial_gpus=wrong))

@@ -39,7 +39,7 @@ from raytriever.training.parallel.grad_cache import OutOfMemory
 def current_step() -> int:
     """Return the number of the step that is running; -1 in a validation, and while the strategy is built."""
     frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_step":
+    while frame is not None and frame.f_code.co_qualname != "Trainer.step":
         frame = frame.f_back
     return -1 if frame is None else int(frame.f_locals["step"])
 

@@ -15,10 +15,9 @@ SCRIPT = Path(__file__).with_name("out_of_memory_worker.py")
 
 @pytest.fixture
 def run(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> Callable[..., list[list[dict[str, Any]]]]:
     """Return the results of two workers, each a list by pass."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
     def group(strategy: str, *passes: str) -> list[list[dict[str, Any]]]:
         return run_group(SCRIPT, 2, tmp_path, tiny_encoder, tiny_dataset, strategy, *passes)

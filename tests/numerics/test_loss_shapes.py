@@ -18,6 +18,7 @@ modules = [".".join(p.relative_to(root).with_suffix("").parts) for p in (root / 
 # What numba compiles has no annotations and may not be wrapped.
 modules.remove("raytriever.losses.mw.compiled")
 install_import_hook(modules, "beartype.beartype")
+sys.path.append(sys.argv[2])
 from examples import example
 from batch_ids import build_loss
 from raytriever.losses.config import LossConfig
@@ -38,7 +39,11 @@ def test_annotated_shapes_hold() -> None:
     here = Path(__file__).parent
     root = here.parent.parent / "platform"
     done = subprocess.run(
-        [sys.executable, "-c", CHECKED, str(root)], cwd=here, capture_output=True, text=True, check=False
+        [sys.executable, "-c", CHECKED, str(root), str(here.parent / "support")],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["LossInputError"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,30 +31,15 @@ class Deadly(Retriever):
 
 @dataclass(frozen=True)
 class LoadDeadly:
-    """Loads a tiny encoder that dies of a character, and takes some time for a batch; notes in a file in which
-    process."""
+    """Loads a tiny encoder that dies of a character."""
 
     model: str
     poison: str
     deaths: Path
-    seconds: float = 0.0
 
     def __call__(self) -> Retriever:
-        with self.deaths.with_suffix(".loaded").open("a") as stream:
-            stream.write(f"{os.getpid()}\n")
         retriever = load_retriever(ModelConfig(self.model))
-        retriever.__class__ = Slow if self.seconds else Deadly
+        retriever.__class__ = Deadly
         retriever.poison = retriever.tokenizer.convert_tokens_to_ids(self.poison)
         retriever.deaths = self.deaths
-        retriever.seconds = self.seconds
         return retriever
-
-
-class Slow(Deadly):
-    """Takes some time for a batch, too."""
-
-    seconds: float
-
-    def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
-        time.sleep(self.seconds)
-        return super().encode(tokens, side)

@@ -72,8 +72,10 @@ def write_evaluation(
                 "positives": rng.normal(0.6 + 0.05 * index, 0.1, queries),
                 "negatives": rng.normal(0.4, 0.1, 2000),
             }
+            pools = folder / "scores" / model.replace("/", "_") / f"{dataset}.npz"
+            pools.parent.mkdir(exist_ok=True)
             np.savez(
-                folder / "scores" / f"{dataset}.{model.replace('/', '_')}.npz",
+                pools,
                 **{k: v.astype(np.float32) for k, v in scores.items()},
                 positive_queries=np.arange(queries),
                 negative_queries=np.arange(2000) % queries,

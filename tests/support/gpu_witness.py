@@ -6,14 +6,10 @@ the declaration of the cluster. What Ray gave to it is recorded."""
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 FOLDER = "GPU_WITNESS"  # variable with the folder of the records
-# File in this folder with the number of training processes that wait for one another before they train.
-MEETING = "meeting"
-MEETING_SECONDS = 30.0
 
 
 def install() -> None:
@@ -34,7 +30,6 @@ def install() -> None:
 
     def replaced_backend(*, backend: str, **settings: Any) -> None:
         _write("backend of ", backend)
-        _meet()
         init_process_group(backend={"nccl": "gloo"}.get(backend, backend), **settings)
 
     torch.cuda.is_available, torch.distributed.init_process_group = recorded, replaced_backend
@@ -45,15 +40,3 @@ def _write(what: str, value: str) -> None:
     title = Path("/proc/self/cmdline").read_bytes().split(b"\0")[0].decode().strip()
     with Path(os.environ[FOLDER], str(os.getpid())).open("a") as stream:
         stream.write(f"{what}{title}\t{value}\n")
-
-
-def _meet() -> None:
-    folder = Path(os.environ[FOLDER])
-    if not (folder / MEETING).exists():
-        return
-    wanted, end = int((folder / MEETING).read_text()), time.monotonic() + MEETING_SECONDS
-    present = 1
-    while present < wanted and time.monotonic() < end:
-        time.sleep(0.05)
-        present = sum("backend of" in record.read_text() for record in folder.iterdir())
-    _write("meeting of ", str(present))

@@ -7,8 +7,8 @@ import random
 import signal
 from typing import Any
 
-from datasets import Dataset, DatasetDict
-from mteb.abstasks import AbsTaskClassification, AbsTaskClustering, AbsTaskRetrieval
+from datasets import Dataset
+from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.abstasks.sts import AbsTaskSTS
@@ -86,46 +86,9 @@ class TinySimilarity(AbsTaskSTS):
     min_score, max_score = 0, 5
 
     def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
-        pairs = [
-            {
-                "sentence1": text_of(6, number),
-                "sentence2": text_of(5, number + 1 + number % 4),
-                "score": 5.0 - number % 4,
-            }
-            for number in range(30)
-        ]
+        texts = ((text_of(6, number), text_of(5, number + 1 + number % 4), 5.0 - number % 4) for number in range(30))
+        pairs = [dict(zip(("sentence1", "sentence2", "score"), each, strict=True)) for each in texts]
         self.dataset = {"test": Dataset.from_list(pairs)}
-        self.data_loaded = True
-
-
-def topics(texts: int, seed: int) -> list[dict[str, Any]]:
-    """Texts of four topics; the first word names the topic, and every fifth text has another one."""
-    rows = []
-    for number in range(texts):
-        topic = number % 4 if number % 5 else (number + 1) % 4
-        rows.append({"text": f"{text_of(2, topic)} {text_of(3, seed + number)}", "label": number % 4})
-    return rows
-
-
-class TinyClassification(AbsTaskClassification):
-    metadata = metadata("TinyClassification", "Classification", "accuracy")
-    n_experiments = 2
-
-    def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
-        self.dataset = DatasetDict(
-            {"train": Dataset.from_list(topics(60, 0)), "test": Dataset.from_list(topics(40, 500))}
-        )
-        self.data_loaded = True
-
-
-class TinyClustering(AbsTaskClustering):
-    metadata = metadata("TinyClustering", "Clustering", "v_measure")
-    input_column_name, label_column_name = "text", "label"
-    max_fraction_of_documents_to_embed = None
-    n_clusters = 2
-
-    def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
-        self.dataset = DatasetDict({"test": Dataset.from_list(topics(80, 0))})
         self.data_loaded = True
 
 
@@ -163,7 +126,7 @@ def register() -> None:
 
     import mteb  # noqa: F401
 
-    tasks = (TinyRetrieval, TinyReranking, TinySimilarity, TinyClassification, TinyClustering, FarAway, Broken)
+    tasks = (TinyRetrieval, TinyReranking, TinySimilarity, FarAway, Broken)
     sys.modules["mteb.get_tasks"]._TASKS_REGISTRY.update({task.metadata.name: task for task in tasks})  # type: ignore[attr-defined]
 
 

@@ -122,16 +122,6 @@ class _GpuTensor(Tensor):
     def __tensor_unflatten__(inner: dict[str, Tensor], device: Any, size: object, stride: object) -> _GpuTensor:
         return _GpuTensor(inner["inner"], device)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        copied = _GpuTensor(self.inner.detach().clone(), self._device).requires_grad_(self.requires_grad)
-        if isinstance(self, torch.nn.Parameter):
-            copied._is_param = True  # type: ignore[attr-defined]
-        memo[id(self)] = copied
-        return copied
-
-    def get_device(self) -> int:
-        return 0
-
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.inner.untyped_storage()
 
@@ -145,20 +135,11 @@ class _GpuTensor(Tensor):
     def numpy(self, *_: object, **__: object) -> Any:  # type: ignore[override]
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor first.")
 
-    def __array__(self, *_: object) -> Any:
-        return self.numpy()
-
-    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-        return torch.tensor(data, dtype=dtype or self.dtype, device=device or CUDA)
-
     def record_stream(self, stream: Any) -> None:
         pass
 
     def cpu(self, *_: Any) -> Tensor:
         return self.to("cpu")
-
-    def cuda(self, *_: Any, **__: Any) -> Tensor:  # type: ignore[override]
-        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
         """Copy to the host where that is the target; the autograd graph ends there."""
@@ -278,11 +259,6 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
         return torch.zeros_like(args[0]), sums, state, state.clone(), torch.empty(0)
     if name == "_flash_attention_backward":
         return tuple(torch.zeros_like(one) for one in args[1:4])
-    if name in ("mm", "addmm") and func._overloadname in ("dtype", "dtype_out"):
-        *operands, dtype = args
-        out = kwargs.pop("out", None)
-        result = func.overloadpacket(*(one.to(dtype) for one in operands), **kwargs)
-        return result if out is None else out.copy_(result)
     return func(*args, **kwargs)
 
 
@@ -324,7 +300,7 @@ def simulated_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[Counts]:
 
 def _replacements(device: _Device, capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
     counts, cuda, memory = device.counts, torch.cuda, 80 << 30
-    autocast, tensor, as_tensor, was_pinned = torch.autocast, torch.tensor, torch.as_tensor, Tensor.is_pinned
+    autocast, tensor, was_pinned = torch.autocast, torch.tensor, Tensor.is_pinned
     group = torch._C._group_tensors_by_device_and_dtype
     bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     properties = SimpleNamespace(
@@ -347,25 +323,17 @@ def _replacements(device: _Device, capability: tuple[int, int]) -> list[tuple[An
         def synchronize(self) -> None:
             counts.syncs[f"event {_line_of_caller()}"] += 1
 
-        def query(self) -> bool:
-            return True
-
         def elapsed_time(self, later: Event) -> float:
             return 1.0
 
     class Stream:
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
-        def wait_stream(self, other: Stream) -> None: ...
-
         def wait_event(self, event: Event) -> None:
             counts.stream_waits += 1
 
         def record_event(self, event: Event | None = None) -> Event:
             return event or Event()
-
-        def is_capturing(self) -> bool:
-            return False
 
     default = Stream()
 
@@ -387,10 +355,6 @@ def _replacements(device: _Device, capability: tuple[int, int]) -> list[tuple[An
 
     def group_tensors(lists: list[list[Any]], *settings: Any) -> Any:
         return {(lists[0][0].device, key[1]): result for key, result in group(lists, *settings).items()}
-
-    def make_from(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-        copy = data if isinstance(data, _GpuTensor) else as_tensor(data)
-        return copy.to(device or copy.device, dtype or copy.dtype)
 
     def run_thread(thread: threading.Thread) -> None:
         with _Mode(device):
@@ -418,7 +382,6 @@ def _replacements(device: _Device, capability: tuple[int, int]) -> list[tuple[An
         (torch.accelerator, "current_stream", lambda *_: default),
         (torch, "autocast", Autocast),
         (torch, "tensor", make),
-        (torch, "as_tensor", make_from),
         (torch, "inference_mode", torch.no_grad),  # wrappers have no inference mode
         (Tensor, "pin_memory", lambda tensor, *_: device.pin(tensor.detach().clone())),
         (Tensor, "is_pinned", lambda tensor, *_: device.is_pinned(tensor) or was_pinned(tensor)),

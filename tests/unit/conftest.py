@@ -1,4 +1,4 @@
-"""A disk that fills up."""
+"""A disk that fills up, and a port at which nobody listens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from processes import free_port
 
 
 @pytest.fixture
@@ -39,3 +40,8 @@ def full_disk(small_disk: Path) -> Path:
             while stream.write(bytes(4096)):
                 pass
     return small_disk
+
+
+@pytest.fixture
+def closed_port() -> int:
+    return free_port()

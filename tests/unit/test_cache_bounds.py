@@ -28,8 +28,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def cache(tmp_path: Path, own_cache: Path) -> Path:
     return tmp_path / "cache"
 
 

@@ -50,8 +50,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def own_cache(tmp_path: Path, own_cache: Path) -> Path:
     return tmp_path / "cache"
 
 
@@ -126,13 +125,15 @@ def test_negatives_have_at_most_the_estimated_size(texts: Path, tmp_path: Path) 
 
 def test_a_run_counts_its_model_and_its_checkpoints(tiny_encoder: Path, tmp_path: Path) -> None:
     model = ModelConfig(str(tiny_encoder))
+    retriever = load_retriever(model)
     slices = [
         Slice(name + kind, values.detach().flatten().clone(), 0, tuple(values.shape))
-        for name, values in load_retriever(model).query.named_parameters()
+        for name, values in retriever.query.named_parameters()
         for kind in ("", ":exp_avg", ":exp_avg_sq")
     ]
     write_slices(slices, tmp_path, 0, 1)
-    needed = [bytes_of_run(Config(model=model, training=TrainingConfig(keep=keep))) for keep in (1, 2)]
+    weights = 4 * sum(parameter.numel() for parameter in retriever.parameters())
+    needed = [bytes_of_run(Config(model=model, training=TrainingConfig(keep=keep)), weights) for keep in (1, 2)]
     assert needed[1] - needed[0] == pytest.approx(size_of(tmp_path), rel=0.2)
     assert needed[0] == pytest.approx(3 * size_of(tmp_path) + size_of(tmp_path) / 3, rel=0.2)
 

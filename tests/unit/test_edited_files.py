@@ -33,11 +33,11 @@ from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
 from raytriever.report.page import choose_queries
 from raytriever.store.commit import committed_directory, read_manifest
-from raytriever.tracking.run_state import EMPTY, has_unsent_data
+from raytriever.tracking.run_state import RunState, has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
 from raytriever.training.checkpoint import Progression, State, read_state, write_state
 from raytriever.training.refresh import Ledger, Round, read_ledger
-from raytriever.training.validation import Record, Stop, read_records, read_stop, write_record, write_stop
+from raytriever.training.validation import Record, read_records, write_record
 from raytriever.tuning.trial_log import FINISHED, Trial, find_best, read_trials, sweep_rows, write_trials
 
 # What stands in place of a value; 1e999 is read as infinity.
@@ -155,7 +155,7 @@ def test_the_metrics_of_a_finished_run(tmp_path: Path) -> None:
 
 def test_an_identity(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    content = EMPTY | {"tracking_id": "2146d41d", "key": "f80361af", "name": "letters-mw-seed0", "sent": 0}
+    content = asdict(RunState("f80361af", "2146d41d", "letters-mw-seed0"))
     dataset = {"name": "a", "source": "b", "digest": "c", "counts": {"d": 1}}
     content |= {"descriptions": [{"params": {"a": "b"}, "dataset": dataset, "tags": {}}]}
     content |= {"files": [[str(tmp_path / "config.yaml"), ""]], "children": ["trials/000"]}
@@ -216,9 +216,6 @@ def test_records_of_validation_and_refreshes(tmp_path: Path) -> None:
     write_record(tmp_path, Record(4, 0.5, {"auc": 0.5}))
     refused, count = check(tmp_path / "step-4.json", lambda: read_records(tmp_path))
     assert refused > count / 2
-    write_stop(tmp_path, Stop(4, 6))
-    refused, count = check(tmp_path / "stop.json", lambda: read_stop(tmp_path))
-    assert refused > count / 2
     Ledger((Round(1, 5, 7, 8, "d", "", {"seconds": 1.0}), Round(2, 10, 12))).write(tmp_path)
 
     def read() -> None:
@@ -233,9 +230,8 @@ def test_records_of_validation_and_refreshes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_manifests_of_stores_indexes_and_prepared_data(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     prepared, index = prepare(Request(str(tiny_dataset)), output=tmp_path / "prepared"), tmp_path / "index"
     config = ModelConfig(model=str(tiny_encoder))
     passages = Case(config, load_retriever(config), open_dataset(tiny_dataset, []), tmp_path).encode("passages").path

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.errors import StorageError
 from raytriever.interruption import interruptible
 from raytriever.store import commit as storage
 from raytriever.store import lock as locking
@@ -268,7 +269,7 @@ def test_other_errors_of_a_lock_are_not_taken_for_a_missing_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_locks(monkeypatch, errno.EIO)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(StorageError, match=f"^{tmp_path}/mine: the disk fails to read or write"):
         acquire(tmp_path / "mine")
 
 

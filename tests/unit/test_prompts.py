@@ -6,15 +6,12 @@ import json
 
 import pytest
 
-from raytriever.errors import ConfigError, ModelError
 from raytriever.prompts import (
     MTEB_TASKS,
     Prompts,
     PromptTable,
-    check_length,
     merge_prompts,
     names_of_task,
-    prompt_by_name,
     read_prompts,
 )
 
@@ -102,29 +99,3 @@ def test_forms_of_prompts_by_data_set() -> None:
 def test_another_form_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="give"):
         read_prompts(value)
-
-
-def test_an_unknown_name_suggests_another() -> None:
-    with pytest.raises(ConfigError, match=r"stores no prompt 's2p_qury'; did you mean 's2p_query'\?"):
-        prompt_by_name("s2p_qury", {"s2p_query": "x"}, "query_prompt")
-    with pytest.raises(ConfigError, match="the model stores none; give query_prompt"):
-        prompt_by_name("any", {}, "query_prompt")
-
-
-def test_a_prompt_of_no_data_set_is_refused() -> None:
-    table = PromptTable(own={"scifat-query": "x", "nq-query": "y"})
-    with pytest.raises(
-        ConfigError, match="'scifat-query' is a prompt of no data set here; did you mean 'scifact-query'"
-    ):
-        table.check(["scifact", "nq"], every=True)
-    table.check(["scifact", "nq"])  # one of a file of prompts is enough to encode
-    with pytest.raises(ConfigError, match="no data set here; did you mean 'fiqa-query'"):
-        table.check(["fiqa"])
-    PromptTable(own={"FiQA2018-query": "x"}).check(["fiqa"], every=True)
-    PromptTable(stored={"anything": "x"}).check(["fiqa"], every=True)
-
-
-def test_a_prompt_leaves_tokens_for_the_text() -> None:
-    check_length("a b", 2, 3, "query")
-    with pytest.raises(ModelError, match=r"has 3 tokens, but only 3 fit.*query_length"):
-        check_length("a b c", 3, 3, "query")

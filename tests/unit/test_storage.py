@@ -284,16 +284,21 @@ def test_files_are_durable_before_the_manifest_and_the_manifest_before_the_renam
 
     note("fsync", lambda descriptor: Path(f"/proc/self/fd/{descriptor}").readlink().name)
     note("rename", lambda source, target: Path(target).name)
-    commit(tmp_path / "run")
+    with committed_directory(tmp_path / "run") as aside:
+        (aside / "inner").mkdir()
+        (aside / "inner" / "a.txt").write_text("one")
+        write_atomically(aside / "b.txt", "two")
     manifest = next(index for index, entry in enumerate(log) if MANIFEST in entry)
-    assert {"fsync a.txt", "fsync inner"} <= set(log[:manifest])
+    assert {"fsync a.txt", "fsync inner", "fsync b.txt"} <= set(log[:manifest])
+    assert [entry for entry in log if "b.txt" in entry] == ["fsync b.txt"]  # once
+    assert not [entry for entry in log if ".lock" in entry]
     assert log[-2:] == ["rename run", f"fsync {tmp_path.name}"]
     assert manifest < len(log) - 2
 
 
-def test_a_source_that_cannot_be_read_has_a_remedy_of_reading(tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "corpus").touch()
-    with pytest.raises(StorageError, match="a part of the path is a file; check the path"):
+    with pytest.raises(StorageError, match="a part of the path is a file; give a path whose parents are directories"):
         open_stream(str(tmp_path / "corpus" / "queries.jsonl"))
-    with pytest.raises(StorageError, match="a part of the path is a file; check the path"):
+    with pytest.raises(StorageError, match="a part of the path is a file; give a path whose parents are directories"):
         open_raw(str(tmp_path / "corpus" / "queries.jsonl"))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from typing import Protocol as Interface
 
 from raytriever.annotation.answer_log import AnswerLog, Entry
 from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts
@@ -36,7 +37,7 @@ from raytriever.annotation.prompts import (
     number_reader,
     read_answer,
 )
-from raytriever.annotation.service import RequestRefused, Service, ServiceError
+from raytriever.annotation.service import Reply, RequestRefused, Service, ServiceError
 from raytriever.errors import UserError, setting
 
 T = TypeVar("T")
@@ -76,12 +77,11 @@ class Counts:
     first_failed: str = ""
 
 
-class MissingAnswer(Exception):
-    """Error for a request without an answer in the log, when no service is connected."""
+class ChatService(Interface):
+    """Service that answers, such as `service.Service`."""
 
-    def __init__(self, stage: str, messages: list[Message]) -> None:
-        super().__init__(stage)
-        self.stage, self.messages = stage, messages
+    async def chat(self, messages: list[Message], schema: dict[str, Any]) -> Reply:
+        """Send one request, and return the answer."""
 
 
 @dataclass
@@ -91,7 +91,8 @@ class Annotator:
     Args:
         llm: name of the model, a part of the key of every request.
         job: name of the job in the entries of the log, from which later runs compute its costs.
-        service: with None no request is sent, and an answer that the log lacks raises `MissingAnswer`.
+        service: connected when the job begins.
+        logs: whether answers are added to the log.
     """
 
     prompts: AnnotationPrompts
@@ -99,10 +100,11 @@ class Annotator:
     llm: str
     job: str
     log: AnswerLog
-    service: Service | None
+    service: ChatService | None
     spending: Spending
     in_flight: int = 1
     counts: Counts = field(default_factory=Counts)
+    logs: bool = True
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.in_flight)
@@ -126,7 +128,7 @@ class Annotator:
                     on_result(number, await self.annotate(question))
                 except (UserError, BudgetReached) as reason:
                     stop_reasons.append(reason)
-                    if self.service is not None and not isinstance(reason, BudgetReached):
+                    if isinstance(self.service, Service) and not isinstance(reason, BudgetReached):
                         self.service.stop.set()
 
         async with asyncio.TaskGroup() as group:
@@ -200,8 +202,6 @@ class Annotator:
         if entry is not None:
             self.counts.from_log += 1
             return entry
-        if self.service is None:
-            raise MissingAnswer(stage, messages)
         future = self._in_flight[key] = asyncio.get_running_loop().create_future()
         try:
             entry = await self._pay(key, stage, messages, schema)
@@ -239,7 +239,8 @@ class Annotator:
                 self.spending.settle(reserved, paid)
         entry: Entry = {"job": self.job, "llm": self.llm, "stage": stage, "content": reply.content}
         entry |= {"finish": reply.finish, "bytes": size, "read": paid.read, "written": paid.written, "guessed": guessed}
-        self.log.put(key, entry)
+        if self.logs:
+            self.log.put(key, entry)
         self.counts.asked += 1
         return entry
 

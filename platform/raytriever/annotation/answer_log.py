@@ -13,10 +13,9 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import StorageError, setting
+from raytriever.errors import StorageError, disk_errors, setting
 from raytriever.reading.structured import parse_json
-from raytriever.store.commit import lock_errors
-from raytriever.store.disk import disk_errors, fsync
+from raytriever.store.disk import fsync
 from raytriever.store.lock import acquire
 
 FILE = "answers.jsonl"
@@ -42,16 +41,14 @@ class AnswerLog:
         self.path = folder / FILE
         self.damaged = 0
         self._lines: dict[str, tuple[int, int]] = {}  # offset and length by key
-        with lock_errors(folder):
-            remedy = f"wait for it with {setting('wait', True)}, or give another folder with {setting('answers')}"
-            self._lock = acquire(folder, wait=wait, report=report, remedy=remedy)
+        remedy = f"wait for it with {setting('wait', True)}, or give another folder with {setting('answers')}"
+        self._lock = acquire(folder, wait=wait, report=report, remedy=remedy)
         try:
-            with disk_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-                fsync(folder)
-                self._end = self._read()
-                os.ftruncate(self._file, self._end)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            fsync(folder)
+            self._end = self._read()
+            os.ftruncate(self._file, self._end)
         except BaseException:
             self._lock.release()
             raise

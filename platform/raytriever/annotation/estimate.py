@@ -1,62 +1,72 @@
 """Cost estimate of a job before its first request, in requests, tokens and money. Logged answers cost nothing.
 
-The requests of the relevance stage are known exactly. Later requests depend on their answers, so there are two
-estimates. `likely` assumes that half of the candidates are relevant and that answers have a typical length. `at most`
-assumes that all candidates are relevant and that every answer has `--max-tokens` tokens. If the log has the first
-answers of a query, only its remaining requests count.
+The job itself is run, with a service that makes its answers up, and nothing is added to the log. The requests of the
+relevance stage are known exactly. Later requests depend on their answers, so there are two estimates. `likely` assumes
+that half of the candidates are relevant and that answers have a typical length. `at most` assumes that all candidates
+are relevant and that every answer has `--max-tokens` tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from raytriever.annotation.annotator import AnnotationQuery, Annotator, MissingAnswer, count_bytes, split_evenly
-from raytriever.annotation.budget import TokenCounts, TokenEstimator
+from raytriever.annotation.annotator import AnnotationQuery, Annotator, Counts, count_bytes
+from raytriever.annotation.budget import Spending, TokenCounts, TokenEstimator
 from raytriever.annotation.config import ServiceConfig
-from raytriever.annotation.prompts import (
-    ANSWER,
-    LONGEST_ANSWER,
-    RELEVANCE,
-    UTILITY,
-    MalformedAnswer,
-    number_reader,
-    read_answer,
-)
+from raytriever.annotation.prompts import ANSWER, FIELDS, LONGEST_ANSWER, RELEVANCE, Message
+from raytriever.annotation.service import Reply
 
 # Tokens assumed by `likely`: a short paragraph; a number with its comma; the braces and the name of the field.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORM_TOKENS = 80, 2, 6
 _ANSWER_BYTES = 4 * _ANSWER_TOKENS
-T = TypeVar("T")
 
 
 @dataclass
-class Totals:
-    """Number of requests, bytes of prompts, tokens of answers."""
+class MadeUpAnswers:
+    """Service that makes its answers up, and counts the requests, the bytes of prompts and the tokens of answers.
 
+    Args:
+        most: largest number of tokens of an answer, which every answer has then, with all candidates relevant; None for
+            likely answers.
+    """
+
+    most: int | None
     requests: int = 0
     prompt_bytes: int = 0
     written: int = 0
 
-    def add(self, prompt_bytes: int, written: int) -> None:
-        """Add a request."""
+    async def chat(self, messages: list[Message], schema: dict[str, Any]) -> Reply:
+        """Return an answer of the form that a request asks for."""
+        [field] = schema["required"]
+        value: str | list[int]
+        if field == FIELDS[ANSWER]:
+            value, written = "x" * (LONGEST_ANSWER if self.most else _ANSWER_BYTES), _ANSWER_TOKENS
+        else:
+            value = schema["properties"][field]["items"]["enum"]
+            if field == FIELDS[RELEVANCE] and self.most is None:
+                value = value[: -(-len(value) // 2)]
+            written = _FORM_TOKENS + _NUMBER_TOKENS * len(value)
         self.requests += 1
-        self.prompt_bytes += prompt_bytes
-        self.written += written
+        self.prompt_bytes += count_bytes(messages)
+        self.written += self.most or written
+        return Reply(json.dumps({field: value}), "stop", 0, 0)
 
     def tokens(self, estimator: TokenEstimator) -> TokenCounts:
         """Return the total input and output tokens."""
         return TokenCounts(estimator.estimate(self.prompt_bytes) if self.requests else 0, self.written)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Estimate:
     """Requests that are not paid yet. `from_log` is the number of answers that the log has."""
 
-    likely: Totals = field(default_factory=Totals)
-    most: Totals = field(default_factory=Totals)
-    from_log: int = 0
+    likely: MadeUpAnswers
+    most: MadeUpAnswers
+    from_log: int
 
     def table(self, config: ServiceConfig, estimator: TokenEstimator) -> str:
         """Format the estimate as a text table."""
@@ -74,68 +84,15 @@ class Estimate:
         return "\n".join([*lines, f"{self.from_log:,} answers are in the log already and cost nothing"])
 
 
-async def estimate(annotator: Annotator, questions: Iterable[AnnotationQuery]) -> Estimate:
-    """Estimate the cost of the remaining questions, with an annotator without a service."""
-    result = Estimate()
-    for question in questions:
-        await _add(result, annotator, question)
-    result.from_log = annotator.counts.from_log
-    return result
+def estimate(annotator: Annotator, questions: Callable[[], Iterable[AnnotationQuery]]) -> Estimate:
+    """Estimate the cost of the questions; nothing is sent or logged."""
 
+    async def run(service: MadeUpAnswers) -> int:
+        spending = Spending(ServiceConfig())  # without a budget
+        rehearsal = replace(annotator, service=service, spending=spending, counts=Counts(), logs=False)
+        for question in questions():
+            await rehearsal.annotate(question)
+        return rehearsal.counts.from_log
 
-async def _add(result: Estimate, annotator: Annotator, question: AnnotationQuery) -> None:
-    limit = annotator.config.max_tokens
-    relevant: list[str] = []
-    tokens_are_known = True
-    for _, passages in split_evenly(question.passages, annotator.config.passages_per_prompt):
-        count = len(passages)
-        indices = await _ask_log(annotator, RELEVANCE, question.text, passages, number_reader(RELEVANCE, count))
-        if indices is None:
-            return
-        if isinstance(indices, MissingAnswer):
-            tokens_are_known = False
-            size = count_bytes(indices.messages)
-            result.likely.add(size, _list_tokens(-(-count // 2)))
-            result.most.add(size, limit)
-        else:
-            relevant += [passages[index] for index in indices]
-    if tokens_are_known and not relevant:
-        return
-    answer: str | None = None
-    if tokens_are_known:
-        reply = await _ask_log(annotator, ANSWER, question.text, relevant, read_answer)
-        if reply is None:
-            return
-        answer = reply if isinstance(reply, str) else None
-        if answer is not None:
-            useful = await _ask_log(
-                annotator, UTILITY, question.text, relevant, number_reader(UTILITY, len(relevant)), answer
-            )
-            if not isinstance(useful, MissingAnswer):
-                return
-    every = list(question.passages)
-    for total, passages, length, written in (
-        (result.likely, relevant if tokens_are_known else every[: -(-len(every) // 2)], _ANSWER_BYTES, _ANSWER_TOKENS),
-        (result.most, relevant if tokens_are_known else every, LONGEST_ANSWER, limit),
-    ):
-        if answer is None:
-            total.add(count_bytes(annotator.prompts.build_messages(ANSWER, question.text, passages)), written)
-        text = "x" * length if answer is None else answer
-        size = count_bytes(annotator.prompts.build_messages(UTILITY, question.text, passages, text))
-        total.add(size, limit if total is result.most else _list_tokens(len(passages)))
-
-
-async def _ask_log(
-    annotator: Annotator, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
-) -> T | MissingAnswer | None:
-    """Return the answer from the log, None if it is malformed after all repairs."""
-    try:
-        return await annotator.ask(stage, query, passages, read, answer)
-    except MissingAnswer as missing:
-        return missing
-    except MalformedAnswer:
-        return None
-
-
-def _list_tokens(count: int) -> int:
-    return _FORM_TOKENS + _NUMBER_TOKENS * count
+    likely, most = MadeUpAnswers(None), MadeUpAnswers(annotator.config.max_tokens)
+    return Estimate(likely, most, max(asyncio.run(run(one)) for one in (likely, most)))

@@ -217,7 +217,7 @@ def run_annotation(
                 spending=Spending(service, paid.get(name, TokenCounts()), estimator),
             ),
         )
-        expected = asyncio.run(estimate(work.annotator, (question for _, question in work.questions())))
+        expected = estimate(work.annotator, lambda: (question for _, question in work.questions()))
         table = expected.table(service, estimator)
         if dry_run:
             return table, None

@@ -18,7 +18,6 @@ from typing import Any
 from raytriever.errors import ConfigError, setting
 from raytriever.paths import PROMPTS, expanded
 from raytriever.reading.regular import open_regular
-from raytriever.store.disk import disk_errors
 
 RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"
 _SYSTEM, _REPAIR = "system", "repair"
@@ -91,7 +90,7 @@ def _read_folder(folder: Path) -> dict[str, str]:
 
 
 def _read_prompt(file: Path) -> str:
-    with disk_errors(file, reading=True), open_regular(file) as stream:
+    with open_regular(file) as stream:
         raw = stream.read()
     try:
         text = raw.decode("utf-8-sig")

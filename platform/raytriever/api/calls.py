@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from raytriever.activity import activity
+from raytriever.errors import disk_errors
 from raytriever.options import check_options
 from raytriever.paths import fetch_paths
-from raytriever.store.commit import lock_errors
-from raytriever.store.disk import disk_errors
-from raytriever.store.lock import acquire
+from raytriever.store.commit import one_writer
 from raytriever.terminal import warn
 
 P = ParamSpec("P")
@@ -49,13 +48,9 @@ def working(name: str, output: Path | None = None) -> Iterator[None]:
     Raises:
         InUseError: another process is writing the directory.
     """
-    with activity(f"raytriever.{name} is working"):
-        if output is None:
-            yield
-            return
-        with lock_errors(output):
-            lock = acquire(output, report=warn, remedy="wait until it has ended, or give another output")
-        try:
-            yield
-        finally:
-            lock.release()
+    remedy = "wait until it has ended, or give another output"
+    with (
+        activity(f"raytriever.{name} is working"),
+        one_writer(output, report=warn, remedy=remedy) if output else nullcontext(),
+    ):
+        yield

@@ -15,13 +15,12 @@ from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings, source_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_package
-from raytriever.config import SECTIONS, Config, from_dict
+from raytriever.config import from_dict
 from raytriever.errors import ConfigError
 from raytriever.experiment.start import check_run, start_run
 from raytriever.losses.files import loss_setting
 from raytriever.mining.config import MiningConfig
 from raytriever.models.config import READING
-from raytriever.options import did_you_mean
 from raytriever.paths import runs_folder
 from raytriever.recipes import base_config
 from raytriever.store.cache import cache_folder, hold
@@ -262,26 +261,13 @@ def train(
     if hard_negatives is not None:
         explicit |= _drawn(hard_negatives, settings)
     base = base_config(recipe, str(explicit["dataset"]))
-    laid = _lay(base, explicit)
+    laid = from_dict({}, "train", base, explicit)
     name = check_run(laid, set(explicit) - {"max_bad_rows"}, run_name)
     trackers = read_trackers(tracker)
     folder = runs_folder() / name if output is None else path_of(output)
     with working("train", folder):
         finished = start_run(laid, base, folder, run_name, fresh, warn, trackers)
     return Run(finished.path, finished.rows)
-
-
-def _lay(base: Config, explicit: dict[str, Any]) -> Config:
-    """Lay settings by name over a base; raises `ConfigError` for an unknown name or a value of the wrong type."""
-    section_of = {field.name: section for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)}
-    layers: dict[str, dict[str, Any]] = {}
-    for name, value in explicit.items():
-        if name not in section_of:
-            raise ConfigError(f"unknown setting {name!r}", "train", did_you_mean(name, section_of))
-        layers.setdefault(section_of[name], {})[name] = value
-    if "epochs" in explicit:
-        layers["training"].setdefault("max_steps", None)  # explicit epochs override the steps of a recipe
-    return from_dict(layers, "train", base)
 
 
 def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dict[str, Any]) -> dict[str, Any]:

@@ -14,24 +14,22 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 from raytriever.cli.suggestions import removed, suggest_for_flag
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
-from raytriever.options import check_options, read_option
+from raytriever.options import read_option
 from raytriever.paths import PATH, PathKind
-from raytriever.store.commit import lock_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import show, warn
 from raytriever.tracking.mlflow_tracker import EXPERIMENT_NAME
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, NONE, TITLES, read_trackers
 
-T = TypeVar("T")
 WIDTH = 100  # characters of a line in the help of common flags
 _CHOICES = "; one of: "
 
@@ -116,7 +114,7 @@ class Parser(argparse.ArgumentParser):
             # Checked first: argparse would report a misspelt flag as a missing one.
             if flag not in flags and (instead := removed(flag)):
                 raise ConfigError("was removed", flag, instead)
-            if flag in self.of_files:
+            if flag in self.of_files and "--config" in flags:
                 raise ConfigError(
                     "has no flag", flag, f"write {self.of_files[flag]} into a file, and give --config FILE"
                 )
@@ -186,14 +184,14 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=width or min(120, shutil.get_terminal_size().columns - 2))
 
 
-def add_settings(parser: Parser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
-    """Add flags for the fields of a settings dataclass, or some of them, under a title."""
+def add_settings(parser: Parser, kind: type, title: str, names: Collection[str]) -> None:
+    """Add flags for some fields of a settings dataclass under a title."""
     group = parser.add_argument_group(title)
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if only is None and not field.metadata["flag"]:
-            parser.of_files[flag_of(field.name)] = f"`{title}: {{{field.name}: VALUE}}`"
-        if not field.metadata["flag"] if only is None else field.name not in only:
+        if field.name not in names:
+            if not field.metadata["flag"]:
+                parser.of_files[flag_of(field.name)] = f"`{title}: {{{field.name}: VALUE}}`"
             continue
         help = field.metadata["help"]
         if field.default not in (None, ""):
@@ -221,9 +219,6 @@ def add_settings(parser: Parser, kind: type, title: str, only: Iterable[str] | N
         group.add_argument(flag_of(field.name), **common)
 
 
-Flags = argparse.ArgumentParser | argparse._ArgumentGroup
-
-
 class Argument:
     """Flag or argument of a command that is no setting.
 
@@ -240,8 +235,8 @@ class Argument:
         self._name, self._help, self._reads, self._settings = name, help, reads, settings
         self._setting = name.removeprefix("--").replace("-", "_") if name.startswith("-") else ""
 
-    def add(self, parser: Flags) -> None:
-        """Add it to a parser or a group of flags."""
+    def add(self, parser: Parser) -> None:
+        """Add it to a parser."""
         defaults: dict[str, Any] = {"default": []} if "nargs" in self._settings else {}
         if "action" not in self._settings:
             kind, metavar = self._reads, "NAME" if self._setting else None
@@ -285,30 +280,13 @@ def program_path(name: str) -> str:
     return os.path.relpath(own) if own.absolute().is_relative_to(Path.cwd()) else str(own)
 
 
-def show_views(folder: Path, trackers: Sequence[str]) -> None:
-    """Print for each tracker the address or command that shows a run."""
+def show_views(folder: Path, trackers: Sequence[str]) -> Iterator[str]:
+    """Yield for each tracker the address or command that shows a run."""
     from raytriever.tracking.run_state import view_of
 
     for view in filter(None, (view_of(folder, tracker) for tracker in trackers)):
         program, _, words = view.partition(" ")
-        show(f"  {program_path(program)} {words}" if words else f"  {view} (open it in a browser)")
-
-
-def build_config(arguments: argparse.Namespace, kind: type[T], only: Collection[str] | None = None) -> T:
-    """Return a settings dataclass of its defaults and the explicit flags, or some of these."""
-    explicit = explicit_settings(arguments, kind)
-    config = kind(**{name: value for name, value in explicit.items() if only is None or name in only})
-    check_options(config)
-    return config
-
-
-def explicit_settings(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
-    """Return the settings of a dataclass that the command line contains, by field name."""
-    return {
-        field.name: getattr(arguments, field.name)
-        for field in dataclasses.fields(kind)
-        if hasattr(arguments, field.name)
-    }
+        yield f"  {program_path(program)} {words}" if words else f"  {view} (open it in a browser)"
 
 
 def _choose_experiment(name: str) -> str:
@@ -338,23 +316,17 @@ TRACKERS = (
 )
 
 
-def add_output(parser: Flags, help: str, **settings: Any) -> None:
-    """Add `--output`, which is required without a default, and `--wait`, for a command that calls `lock_output`."""
-    Argument("--output", help, PATH, metavar="DIR", **{"required": "default" not in settings, **settings}).add(parser)
+def add_output(parser: Parser, help: str, required: bool) -> None:
+    """Add `--output` and `--wait`, for a command that locks its output."""
+    Argument("--output", help, PATH, metavar="DIR", required=required).add(parser)
     parser.add_argument(
         "--wait", action="store_true", help="wait until another command that writes to --output has ended"
     )
 
 
-def lock_output(arguments: argparse.Namespace, output: Path | None = None) -> Path:
-    """Lock the directory of a parser with `add_output` until this command ends, and return it.
-
-    Called before heavy imports. The directory need not exist; by default it is that of `--output`.
-    """
-    output = Path(arguments.output) if output is None else output
-    with lock_errors(output):
-        acquire(output, wait=arguments.wait, report=warn, remedy="wait for it with --wait, or give another --output")
-    return output
+def lock_output(output: Path, wait: bool) -> None:
+    """Lock a directory, which need not exist, until this command ends. Called before heavy imports."""
+    acquire(output, wait=wait, report=warn, remedy="wait for it with --wait, or give another --output")
 
 
 def number_type(kind: type, where: str) -> Callable[[str], Any]:

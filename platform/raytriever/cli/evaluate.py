@@ -1,14 +1,23 @@
-"""`evaluate`: measure models on data sets and compare them."""
+"""`evaluate` and `compare`: measure models on data sets, and compare finished runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from raytriever.cli.command import Given
+from raytriever.cli.arguments import TRACKERS, Argument
+from raytriever.cli.command import Command, Given, SettingsGroup
+from raytriever.cli.groups import PRECISION
+from raytriever.data.config import DataConfig
+from raytriever.encoding.config import EncodeConfig
 from raytriever.errors import ConfigError
-from raytriever.evaluation.config import MTEB
+from raytriever.evaluation.config import MTEB, EvaluationConfig
+from raytriever.models.config import READING, ModelConfig
+from raytriever.options import Need
+from raytriever.paths import DATASET, MODELS, PATH, UNANSWERABLE
+from raytriever.report.request import check_comparison
 from raytriever.terminal import warn
 
 
@@ -31,13 +40,13 @@ def evaluate(given: Given) -> Iterator[str]:
     models = read_models(given.models, replace(given.model, truncate_dim=config.model_width))
     session = given.encoding, output, given.fresh, given.trackers, warn
     if config.suite == MTEB:
-        from raytriever.mteb.job import TABLE, build_mteb_job, run_mteb
+        from raytriever.mteb.job import TABLE, build_mteb_job, raise_missing, run_mteb
 
         mteb_job = build_mteb_job(models, config, given.calibrate, given.unanswerable, precision, data.max_bad_rows)
-        scores = evaluate_in_session(partial(run_mteb, mteb_job), *session)
-        yield scores.table()
+        results = evaluate_in_session(partial(run_mteb, mteb_job), *session)
+        yield (output / TABLE).read_text()
         yield f"{output / TABLE}"
-        scores.raise_failures()
+        raise_missing(results)
         return
 
     from raytriever.evaluation.document import format_results
@@ -57,9 +66,99 @@ def evaluate(given: Given) -> Iterator[str]:
         precision,
         data.max_bad_rows,
         warn,
+        data.bm25_language,
     )
-    job = replace(job, bm25_language=data.bm25_language)
     run = partial(run_evaluation, job, report=write_evaluation_report)
     results = evaluate_in_session(run, *session)
     yield format_results(results)
     yield f"\nLaTeX: {output / LATEX}\n{output / RESULTS}"
+
+
+EVALUATE = Command(
+    evaluate,
+    check=check_evaluation,
+    output="folder to write the results to (default: results)",
+    default_output=lambda given: Path("results"),
+    arguments=[
+        Argument(
+            "--model",
+            "`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL sets the name in tables (default: minilm)",
+            MODELS,
+            metavar="MODEL",
+            nargs="+",
+            dest="models",
+            default=[ModelConfig().model],
+        ),
+        Argument(
+            "--datasets",
+            "data sets, as for --dataset of other commands; a folder of data sets is one row: the mean over them",
+            DATASET,
+            nargs="+",
+        ),
+        Argument(
+            "--baseline",
+            "one or two models that the others are compared with (default: the first model)",
+            nargs="+",
+        ),
+        Argument(
+            "--calibrate",
+            "choose thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the answers "
+            "shown), wrong-answers=0.05 or missed=0.1 (expected share of later queries, at most), answered=0.8 (of "
+            "the queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
+            metavar="AIM",
+            nargs="+",
+        ),
+        Argument(
+            "--unanswerable",
+            "make queries without an answer, which thresholds take into account: removed (half of the queries lose "
+            "their answers; removed=0.2: a fifth), or data sets of other domains; their shares are measured",
+            UNANSWERABLE,
+            metavar="KIND",
+            nargs="+",
+        ),
+        Argument("--fresh", "remove an earlier evaluation of --output", action="store_true"),
+        *TRACKERS,
+    ],
+    settings=[
+        SettingsGroup("evaluation", EvaluationConfig, "measuring"),
+        SettingsGroup(
+            "model", ModelConfig, "all models", *(name for name in READING if name not in ("model", "truncate_dim"))
+        ),
+        SettingsGroup("data", DataConfig, "data", "max_bad_rows", "bm25_language"),
+        SettingsGroup("encoding", EncodeConfig, "encoding", "actors", "actor_gpus", "actor_cpus"),
+        PRECISION,
+    ],
+    # `evaluate --suite mteb` compares models on tasks.
+    needs=dict.fromkeys(("datasets", "baseline", "bm25_language"), (Need("suite", MTEB, negated=True),)),
+)
+
+
+def compare(given: Given) -> Iterator[str]:
+    """Compare finished runs on one page."""
+    from raytriever.report.comparison import compare_runs
+
+    compare_runs(given.runs, Path(given.page))
+    yield f"{given.page} (open it in a browser)"
+
+
+COMPARE = Command(
+    compare,
+    check=lambda given: check_comparison(given.runs, Path(given.page)),
+    arguments=[
+        Argument(
+            "runs",
+            "a run directory, a run id of MLflow, or a filter of MLflow's search",
+            PATH,
+            metavar="RUN",
+            nargs="+",
+        ),
+        Argument(
+            "--output",
+            "the page to write (default: report.html)",
+            PATH,
+            metavar="FILE",
+            dest="page",
+            default="report.html",
+        ),
+    ],
+)

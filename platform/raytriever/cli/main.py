@@ -12,23 +12,19 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from raytriever import __version__
 from raytriever.activity import activity
+from raytriever.cli.commands import COMMANDS
 from raytriever.cli.suggestions import removed, suggest_for_command
 from raytriever.cluster.working_directory import enter_lasting_folder
-from raytriever.errors import ConfigError, StorageError, UserError, lost_gpu
+from raytriever.errors import ConfigError, StorageError, UserError, disk_errors, lost_gpu
 from raytriever.interruption import interruptible
 from raytriever.machine import safe_imports
-from raytriever.store.disk import disk_errors
 from raytriever.store.lock import released_at_end
 from raytriever.terminal import STREAM, one_line, open_missing_streams, show, warn
-
-if TYPE_CHECKING:
-    from raytriever.cli.command import Command
 
 LONGEST_ERROR = 1500  # characters
 
@@ -47,12 +43,10 @@ def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
     try:
         with interruptible(), disk_errors("raytriever"):
             _check_working_directory()
-            with safe_imports():
-                from raytriever.cli.commands import COMMANDS
             if name is None and arguments and arguments[0] in COMMANDS:
                 name = arguments.pop(0)
             if name is None:
-                _show_overview(arguments, COMMANDS)
+                _show_overview(arguments)
                 return 0
             flags = [word for word in enter_lasting_folder(arguments, warn) if word != "--debug"]
             with safe_imports(), activity(_Work(name).line), released_at_end(), disk_errors(f"raytriever {name}"):
@@ -75,7 +69,7 @@ class _Work:
         return f"raytriever {self._name} is {doing}: {seconds:.0f} s"
 
 
-def _show_overview(words: list[str], commands: Mapping[str, Command]) -> None:
+def _show_overview(words: list[str]) -> None:
     """Print the commands or the version; raises `ConfigError` for an unknown command."""
     if words[:1] == ["--version"]:
         show(__version__)
@@ -83,10 +77,10 @@ def _show_overview(words: list[str], commands: Mapping[str, Command]) -> None:
     if words and (instead := removed(words[0])):
         raise ConfigError(f"{words[0]!r} was removed", remedy=instead)
     if words and words[0] not in ("-h", "--help"):
-        raise ConfigError(f"unknown command {words[0]!r}", remedy=suggest_for_command(words[0], commands))
+        raise ConfigError(f"unknown command {words[0]!r}", remedy=suggest_for_command(words[0], COMMANDS))
     lines = [f"raytriever {__version__}", "", "usage: raytriever COMMAND [flags]"]
-    for task in dict.fromkeys(command.task for command in commands.values()):
-        named = {name: command.help for name, command in commands.items() if command.task == task}
+    for task in dict.fromkeys(command.task for command in COMMANDS.values()):
+        named = {name: command.help for name, command in COMMANDS.items() if command.task == task}
         lines += ["", f"{task}:", *(f"  {name:<12}{help}" for name, help in named.items())]
     show("\n".join([*lines, "", "`raytriever COMMAND --help` shows the flags of a command"]))
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from raytriever.cli.command import Given
+from raytriever.cli.arguments import TRACKERS, Argument, number
+from raytriever.cli.command import Command, Given
 from raytriever.cli.suggestions import removed
 from raytriever.errors import ConfigError
 from raytriever.experiment.start import check_run_name
-from raytriever.store.disk import disk_errors
 from raytriever.terminal import warn
-
-_REMEDY = "give the path of a YAML file: one of yours, or one of studies/ in a checkout"
 
 
 def study_file(text: str) -> Path:
     """Read the path of a study; raises `ConfigError` for another file."""
+    remedy = "give the path of a YAML file: one of yours, or one of studies/ in a checkout"
     if not text.endswith((".yaml", ".yml")):
-        raise ConfigError(f"{text!r} is no file of a study", remedy=removed(f"study {text}") or _REMEDY)
+        raise ConfigError(f"{text!r} is no file of a study", remedy=removed(f"study {text}") or remedy)
     return Path(text)
 
 
@@ -26,8 +26,7 @@ def check_study(given: Given) -> None:
     """Raise `UserError` for an invalid name, or a file that does not exist."""
     if given.run_name is not None:
         check_run_name(given.run_name)
-    with disk_errors(given.study, reading=True):
-        given.study.stat()
+    given.study.stat()
 
 
 def study(given: Given) -> Iterator[str]:
@@ -45,3 +44,27 @@ def study(given: Given) -> Iterator[str]:
         warn(f"{output} is finished; a larger --seeds continues it")
     yield (output / TABLE).read_text()
     yield f"LaTeX: {output / LATEX}\n{output / PAGE}"
+
+
+STUDY = Command(
+    study,
+    check=check_study,
+    output="folder to write runs, table and figures to",
+    arguments=[
+        Argument("study", "data sets, arms and claims; docs/how-to/run-a-study.md", study_file, metavar="FILE.yaml"),
+        Argument(
+            "--seeds",
+            "trainings of each row of the table, with seeds 0 to N-1 (default: set by the file)",
+            number("--seeds", int, 1, 100, "give 1 to 100"),
+            metavar="N",
+        ),
+        Argument(
+            "--trial-gpus",
+            "GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)",
+            number("--trial-gpus", float, math.ulp(0.0), 1, "give a number above 0 and up to 1"),
+            metavar="N",
+        ),
+        Argument("--run-name", "name of the study, for trackers (default: study-NAME, by its file)"),
+        *TRACKERS,
+    ],
+)

@@ -47,6 +47,8 @@ _COMMANDS = {
     "tune": "sweep",
     "runs list": "list ls status",
 }
+
+
 # A command or a flag of an earlier version, and what to do instead.
 _REMOVED = {
     "plan": "see docs/explanation/scale.md; `raytriever train --dry-run` computes the memory of a training",

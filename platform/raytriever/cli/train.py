@@ -1,4 +1,4 @@
-"""`train`: train an encoder, measure it before and after, and print the table.
+"""`train` and `quickstart`: train an encoder, measure it before and after, and print the table.
 
 The settings come from the defaults, a recipe, a configuration file and the flags.
 """
@@ -7,50 +7,40 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import (
-    TRACKERS,
-    Argument,
-    Parser,
-    add_output,
-    add_settings,
-    explicit_settings,
-    lock_output,
-    program_path,
-    quote_command,
-    show_views,
-)
-from raytriever.config import SECTIONS, Config, errors_of, load_config, override
+from raytriever.cli.arguments import TRACKERS, Argument, program_path, quote_command, show_views
+from raytriever.cli.command import Command, Given, SettingsGroup
+from raytriever.config import SECTION_OF, SECTIONS, Config, errors_of, from_dict, load_config, settings_of
 from raytriever.errors import ConfigError, flag_of
 from raytriever.experiment.start import check_run, start_run
-from raytriever.losses.config import LossConfig, terms_of
+from raytriever.losses.config import terms_of
 from raytriever.losses.files import LossFile
 from raytriever.paths import PATH, runs_folder
 from raytriever.recipes import RECIPES, base_config
-from raytriever.terminal import show, warn
+from raytriever.terminal import warn
 
 
-def main(words: list[str]) -> None:
-    """Parse, train, print."""
-    arguments = _parser().parse(words)
-    config = resolve_settings(arguments)
-    name = check_run(config, arguments.explicit_flags, arguments.run_name)
-    if arguments.dry_run:
-        _plan(config)
+def train(given: Given) -> Iterator[str]:
+    """Train, or print the memory plan of each training."""
+    config: Config = given.config
+    if given.dry_run:
+        from raytriever.experiment.dry_run import dry_run
+
+        for training in config.trainings:
+            with errors_of(training):
+                lines = list(dry_run(training))
+            yield from [f"Stage {training.name}:"] * bool(training.name) + lines
         return
-    overridden = _overridden_flags(config, _flags(arguments))
-    output, base = run_output(arguments, name), _base(arguments)
-    finished = start_run(
-        config, base, output, arguments.run_name, arguments.fresh, warn, arguments.trackers, overridden
-    )
+    notes = _overridden_flags(config, _flags(given))
+    finished = start_run(config, given.base, given.output, given.run_name, given.fresh, warn, given.trackers, notes)
 
     from raytriever.data.pydocs import PYDOCS
     from raytriever.evaluation.document import training_notes
-    from raytriever.evaluation.metric_tables import metrics_table
     from raytriever.evaluation.results import EVALUATION, Results
+    from raytriever.evaluation.tables import metrics_table
     from raytriever.experiment.directory import newer_datasets
 
     if not finished.is_new:
@@ -59,40 +49,41 @@ def main(words: list[str]) -> None:
         for line in newer_datasets(finished.path, (config.data.dataset, *names)):
             warn(line)
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
-    show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {config.losses}")
-    show(metrics_table(rows).as_text())
-    show(training_notes(Results.read(finished.path / EVALUATION), _ROW_TITLES))
+    yield f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {config.losses}"
+    yield metrics_table(rows).as_text()
+    yield training_notes(Results.read(finished.path / EVALUATION), _ROW_TITLES)
     if finished.quarantined:
-        show(finished.quarantined)
-    show("\nContinue with:")
-    show_views(finished.path, arguments.trackers)
+        yield finished.quarantined
+    yield "\nContinue with:"
+    yield from show_views(finished.path, given.trackers)
     dataset = config.data.dataset
     search = [program_path("raytriever"), "search", "--model", finished.path, "--dataset", dataset]
-    question = _EXAMPLE if dataset == PYDOCS else "a question"
-    show(f"  {quote_command(*search, question)}")
-    show(f"  {finished.path / 'report.html'} (open it in a browser)")
+    yield f"  {quote_command(*search, _EXAMPLE if dataset == PYDOCS else 'a question')}"
+    yield f"  {finished.path / 'report.html'} (open it in a browser)"
 
 
 _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
 _EXAMPLE = "compress a file with gzip"
 
 
-def _plan(config: Config) -> None:
-    """Print the memory plan of each training."""
-    from raytriever.experiment.dry_run import dry_run
+def read_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the checked settings of a run, those without the user's, and its name."""
+    config = resolve_settings(arguments)
+    name = check_run(config, arguments.explicit_flags, arguments.run_name)
+    return {"config": config, "base": _base(arguments), "name": name}
 
-    for training in config.trainings:
-        with errors_of(training):
-            lines = list(dry_run(training))
-        for line in [f"Stage {training.name}:"] * bool(training.name) + lines:
-            show(line)
+
+def read_quickstart(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what `train` gets for a quickstart: the MW loss, a name, and the flags of `quickstart`."""
+    of_train = TRAIN.parser("train", "train").parse(["--loss", "mw", "--run-name", "quickstart"])
+    return vars(of_train) | vars(arguments) | read_run(of_train)
 
 
 def resolve_settings(arguments: argparse.Namespace, may_have_stages: bool = True) -> Config:
     """Return the settings of a run: recipe, file and flags over the defaults, and the file's stages over all these."""
     flags, base = _flags(arguments), _base(arguments)
     if not arguments.config:
-        return override(base, flags)
+        return from_dict({}, "train", base, flags)
     config = load_config(Path(arguments.config), base, flags)
     if config.stages and not may_have_stages:
         raise ConfigError(
@@ -112,7 +103,7 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
     Raises:
         ConfigError: a loss is not named: somebody else may have written the settings, and the loss is a program.
     """
-    named = [LossFile.parse(term) for term in terms_of(explicit_settings(arguments, LossConfig).get("loss") or "")]
+    named = [LossFile.parse(term) for term in terms_of(getattr(arguments, "loss", ""))]
     known = {(os.path.realpath(own.file), own.name) for own in named if own}
     for term in (term for loss in losses for term in terms_of(loss)):
         own = LossFile.parse(term)
@@ -126,24 +117,19 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
 
 def _base(arguments: argparse.Namespace) -> Config:
     """Return the settings without those of the flags and the file."""
-    return base_config(arguments.recipe, _flags(arguments)["data"].get("dataset"), bool(arguments.config))
+    return base_config(arguments.recipe, getattr(arguments, "dataset", None), bool(arguments.config))
 
 
-def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the settings that the command line contains, by section."""
-    flags = {name: explicit_settings(arguments, kind) for name, kind in SECTIONS.items()}
-    if "epochs" in flags["training"]:
-        flags["training"].setdefault("max_steps", None)  # explicit epochs override the steps of a recipe
-    return flags
+def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the command line contains, by name."""
+    return {name: value for name, value in vars(arguments).items() if name in SECTION_OF}
 
 
-def _overridden_flags(config: Config, flags: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _overridden_flags(config: Config, flags: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each flag that the file overrides in a stage."""
-    for section, settings in flags.items():
-        for name, value in settings.items():
-            own = [stage.name for stage in config.stages if getattr(getattr(stage, section), name) != value]
-            if own and value is not None:
-                yield f"{flag_of(name)} {value}: the --config file overrides it in stage {', '.join(own)}"
+    for name, value in flags.items():
+        if own := [stage.name for stage in config.stages if settings_of(stage)[name] != value]:
+            yield f"{flag_of(name)} {value}: the --config file overrides it in stage {', '.join(own)}"
 
 
 COMMON = (
@@ -168,32 +154,44 @@ COMMON = (
     "--seed",
     "--fresh",
 )
+RUN_SETTINGS = [SettingsGroup(section, kind, section) for section, kind in SECTIONS.items()]
 
 
-def _parser() -> Parser:
-    parser = Parser("train", "Train a dense retriever and measure it before and after.", COMMON)
-    run = add_run_flags(parser, "run", "data, model, loss, seed", "; flags override them, `stages:` override flags")
-    run.add_argument(
-        "--dry-run", action="store_true", help="print the memory that training needs and the chunk that fits; no start"
-    )
-    return parser
+def run_arguments(what: str, name: str, file: str) -> list[Argument]:
+    """Return the flags of a run or a sweep that are no settings; `name` describes its default name."""
+    return [
+        Argument("--run-name", f"name of the {what}, for trackers (default: {name})"),
+        Argument("--recipe", f"settings to start from: {', '.join(RECIPES)}"),
+        Argument("--config", f"YAML settings{file}", PATH, metavar="FILE"),
+        Argument("--fresh", f"remove an earlier {what} in --output", action="store_true"),
+        *TRACKERS,
+    ]
 
 
-def add_run_flags(parser: Parser, what: str, name: str, file: str) -> argparse._ArgumentGroup:
-    """Add the settings of training and the flags of a run or a sweep, with its default name; return their group."""
-    for section, kind in SECTIONS.items():
-        add_settings(parser, kind, section)
-    run = parser.add_argument_group("run")
-    add_output(run, f"directory of the {what} (default: runs/RUN-NAME)", required=False)
-    run.add_argument("--run-name", metavar="NAME", help=f"name of the {what}, for trackers (default: {name})")
-    run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    Argument("--config", f"YAML settings{file}", PATH, metavar="FILE").add(run)
-    run.add_argument("--fresh", action="store_true", help=f"remove an earlier {what} in --output")
-    for argument in TRACKERS:
-        argument.add(run)
-    return run
+def default_output(given: Given) -> Path:
+    """Return the directory of a run or a sweep of this name."""
+    return runs_folder() / given.name
 
 
-def run_output(arguments: argparse.Namespace, name: str) -> Path:
-    """Lock the directory of a run or a sweep, by default that of its name, and return it."""
-    return lock_output(arguments, Path(arguments.output) if arguments.output else runs_folder() / name)
+TRAIN = Command(
+    train,
+    common=COMMON,
+    read=read_run,
+    output="directory of the run (default: runs/RUN-NAME)",
+    default_output=default_output,
+    writes=lambda given: not given.dry_run,
+    arguments=[
+        *run_arguments("run", "data, model, loss, seed", "; flags override them, `stages:` override flags"),
+        Argument(
+            "--dry-run", "print the memory that training needs and the chunk that fits; no start", action="store_true"
+        ),
+    ],
+    settings=RUN_SETTINGS,
+)
+QUICKSTART = Command(
+    train,
+    read=read_quickstart,
+    output="run directory (default: runs/quickstart)",
+    default_output=default_output,
+    arguments=[Argument("--fresh", "remove an earlier run in --output", action="store_true")],
+)

@@ -16,11 +16,10 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.systems import RetrievalBackend, evaluate_retriever
+from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.retriever import Retriever
 from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.tracker import Tracker
 from raytriever.tracking.trackers import check_trackers
@@ -64,29 +63,31 @@ def pool_backend(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
 
 
 def evaluate_model(
-    dataset: RetrievalDataset, split: str, model: ModelConfig, precision: str | None, retriever: Retriever | None = None
-) -> Evaluation:
-    """Evaluate a model on one split, in a Ray task with a GPU if the cluster has GPUs, otherwise in this process.
+    dataset: RetrievalDataset,
+    splits: Sequence[str],
+    model: ModelConfig,
+    precision: str | None,
+) -> list[Evaluation]:
+    """Load a model once and evaluate it on each of some splits, in a Ray task with a GPU if there is one.
 
-    The cluster must see the data set and the model under the same paths. `retriever` was loaded for encoding with
-    `model` on the CPU; an evaluation on the CPU of this process uses it.
+    Without GPUs this process does it. The cluster must see the data set and the model under the same paths.
     """
     location = str(dataset.location)
     return run_with_gpu(
-        remote=partial(_evaluate, location, split, model, precision),
-        here=partial(_evaluate, dataset, split, model, precision, retriever),
+        remote=partial(evaluate_splits, location, splits, model, precision),
+        here=partial(evaluate_splits, dataset, splits, model, precision),
     )
 
 
-def _evaluate(
+def evaluate_splits(
     source: RetrievalDataset | str,
-    split: str,
+    splits: Sequence[str],
     model: ModelConfig,
     precision: str | None,
-    retriever: Retriever | None = None,
-) -> Evaluation:
-    dataset = open_dataset(source, [split]) if isinstance(source, str) else source
+) -> list[Evaluation]:
+    """Load a model in this process and evaluate it on each of some splits of a data set, or of one at a path or URI."""
+    dataset = open_dataset(source, splits) if isinstance(source, str) else source
     device = default_device()
-    if retriever is None or device.type == "cuda":
-        retriever = load_for_encoding(model, choose_precision(precision, device), device)
-    return evaluate_retriever(dataset, split, model, retriever)
+    retriever = load_for_encoding(model, choose_precision(precision, device), device)
+    system = DenseSystem(dataset, model, retriever)
+    return [evaluate(dataset, split, system) for split in splits]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 
 from raytriever.data.languages import AUTO, LANGUAGES
-from raytriever.errors import flag_of
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.options import option
 from raytriever.paths import DATASET, DATASETS, NEGATIVES, QUESTIONS, SCORES
 
@@ -113,6 +114,17 @@ class DataConfig:
     def teachers(self) -> tuple[str, ...]:
         """Path of the teacher's scores of each data set, "" for one without scores; empty without a teacher."""
         return tuple(part.strip() for part in self.teacher.split(",")) if self.teacher.strip() else ()
+
+    def check(self) -> None:
+        """Raise `ConfigError` if two of the splits for training, validation and evaluation are the same."""
+        for first, second in combinations(("train_split", "dev_split", "test_split"), 2):
+            split = getattr(self, first)
+            if split == getattr(self, second) and not self.allow_split_overlap:
+                raise ConfigError(
+                    f"the split {split!r} is also that of {setting(second)}, so the metrics would mislead",
+                    setting(first),
+                    f"give another split, or {setting('allow_split_overlap', True)}",
+                )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
 from raytriever.store.cache import cache_folder
 from raytriever.store.commit import MANIFEST, Manifest, check_digests, check_files, read_manifest, write_atomically
-from raytriever.store.disk import disk_errors
 
 _BLOCK = 1 << 22
 MOST_MEMOS = 100_000  # files of 4 KB on most disks
@@ -32,7 +31,7 @@ def content_digest(file: SourceFile) -> str:
     stored = _remembered(file.where, state) if file.modified_ns else None
     if stored is None:
         digest = hashlib.sha256()
-        with disk_errors(file.where, reading=True), open_raw(file.where) as stream:
+        with open_raw(file.where) as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)
         stored = digest.hexdigest()
@@ -48,8 +47,9 @@ def check_directory(
     *,
     manifest: Manifest | None = None,
     is_new: bool = False,
-) -> None:
-    """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since.
+) -> Manifest:
+    """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since;
+    return the manifest.
 
     Args:
         examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
@@ -61,7 +61,8 @@ def check_directory(
     Raises:
         StorageError: a file is missing, damaged or changed, or `examine` raised it.
     """
-    files = (manifest or read_manifest(folder, verify=None))["files"]
+    manifest = manifest or read_manifest(folder, verify=None)
+    files = manifest["files"]
     check_files(folder, files)
     statuses = [(name, (folder / name).stat()) for name in (MANIFEST, *files)]
     state = [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]
@@ -74,6 +75,7 @@ def check_directory(
         examine()
     if is_new or stored is None or not examined:
         _remember(str(folder), state, expected)
+    return manifest
 
 
 def _remembered(where: str, state: list[Any]) -> str | None:

@@ -32,7 +32,6 @@ from raytriever.options import did_you_mean
 from raytriever.paths import NEGATIVES, PathKind
 from raytriever.reading.arrays import INTEGER, NUMBER, TEXT, positions_of, read_columns
 from raytriever.store.commit import committed_directory, read_manifest
-from raytriever.store.disk import disk_errors
 
 TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 
@@ -285,11 +284,7 @@ def read_pairs(
         files = [path / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
         if not files:
             raise DataError("the directory holds no Parquet file", str(path), kind.remedy)
-    tables = []
-    for file in files:
-        with disk_errors(file, reading=True):
-            tables.append(read_columns(file, columns, remedy, may_lack))
-    return pa.concat_tables(tables)
+    return pa.concat_tables([read_columns(file, columns, remedy, may_lack) for file in files])
 
 
 def id_array(ids: Sequence[str]) -> Any:

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, unquote
 
-from raytriever.errors import DataError, UserError, setting
+from raytriever.errors import DataError, UserError, disk_errors, setting
 from raytriever.masking import refuse_secrets
 from raytriever.paths import DATASET, expanded
 from raytriever.reading.regular import check_regular, open_regular
 from raytriever.store.cache import cache_folder, hold
 from raytriever.store.commit import committed_directory
-from raytriever.store.disk import disk_errors
 from raytriever.store.objects import LOCAL, SCHEMES, PatientFile, is_uri, open_file_system
 from raytriever.store.parts import make_once
 
@@ -39,12 +38,7 @@ def pinned(uri: str) -> str:
     """Return the URI with its revision as a commit, so that every worker, and a later run, reads the same bytes. Raise
     `DataError` if the URI has another form, the hub has no such data set or revision, or it cannot be reached."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError
 
     where = setting("dataset", uri)
     match = _FORM.fullmatch(uri.rstrip("/"))
@@ -53,27 +47,19 @@ def pinned(uri: str) -> str:
     try:
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         commit = api.dataset_info(match["name"], revision=match["revision"], timeout=30).sha
-    except RepositoryNotFoundError as error:
-        what = "the hub has no such data set, or you may not read it"
-        raise DataError(what, where, "check its name; for a private one set HF_TOKEN") from error
-    except RevisionNotFoundError as error:
-        what = f"the data set has no revision {match['revision']!r}"
-        raise DataError(what, where, "leave it out, or name another") from error
-    except OfflineModeIsEnabled as error:
-        what = "the hub is switched off by HF_HUB_OFFLINE"
-        raise DataError(what, where, "unset it or give a local copy") from error
     except HfHubHTTPError as error:
         message = " ".join(str(error).split())[:300]
-        raise DataError(f"the hub refused ({message})", where, "check its name and revision") from error
+        raise DataError(
+            f"the hub refused it ({message})", where, "check the name, the revision and HF_TOKEN"
+        ) from error
     except Exception as error:  # the client's transport is one of several libraries, each with errors of its own
-        what = f"the hub cannot be reached ({type(error).__name__})"
+        what = f"the hub cannot be reached ({_one_line(error)})"
         raise DataError(what, where, "check the network, or give the path of a local copy") from error
     return f"hf://datasets/{match['name']}@{commit}{match['folder'] or ''}"
 
 
 HUB = "hf://"
 IR_DATASETS = "ir_datasets:"
-_REACH = "check the address, the network and your credentials"
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,7 @@ def open_raw(where: str) -> Any:
     from pyarrow import PythonFile
     from pyarrow.fs import LocalFileSystem
 
-    with _reaching(where), disk_errors(where, reading=True):
+    with reading(where):
         if is_uri(where):
             file_system, path = _file_system(where)
             if where.partition("://")[0] not in SCHEMES:
@@ -117,26 +103,31 @@ def open_stream(where: str) -> BinaryIO:
         # pyarrow's file as an object of `io`, which `gzip` and readers by line expect.
         raw = io.BufferedReader(open_raw(where), 1 << 20)
         return cast(BinaryIO, gzip.open(raw) if packed else raw)
-    with disk_errors(where, reading=True), _reaching(where):
+    with reading(where):
         path = where.removeprefix(LOCAL)
         check_regular(path)
         return cast(BinaryIO, gzip.open(path) if packed else open_regular(path))
 
 
 @contextmanager
-def reading(where: str, row: list[int]) -> Iterator[None]:
-    """Raise a `DataError` with the last row read, `row[0]`, if the gzip is truncated or the store is lost."""
+def reading(where: str, row: list[int] | None = None) -> Iterator[None]:
+    """Raise what can go wrong with a file of a source in one line: errors of a store, a truncated gzip, and errors of
+    the disk. The libraries of stores have different errors. `row[0]` is the last row that was read."""
     try:
-        yield
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        what = f"the gzip is broken after row {row[0]} ({error})"
-        raise DataError(what, where, "copy or compress it again") from error
+        with disk_errors(where):
+            yield
     except UserError:
         raise
+    except FileNotFoundError as error:
+        raise DataError("no such file", where, "check its spelling, and that it was not removed") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        what = f"the gzip is broken after row {row[0] if row else 0} ({error})"
+        raise DataError(what, where, "copy or compress it again") from error
     except Exception as error:
         if not is_uri(where):
             raise
-        raise DataError(f"cannot be read after row {row[0]} ({_one_line(error)})", where, _REACH) from error
+        what = f"cannot be {f'read after row {row[0]}' if row else 'reached'} ({_one_line(error)})"
+        raise DataError(what, where, "check the address, the network and your credentials") from error
 
 
 def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
@@ -148,7 +139,7 @@ def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
         uri = pinned(uri)
     root, _, query = uri.partition("?")
     root, query = root.rstrip("/"), f"?{query}" if query else ""
-    with _reaching(uri):
+    with reading(uri):
         file_system, path = _file_system(uri)
         target = file_system.get_file_info(path)
         infos = [target] if target.type == FileType.File else []
@@ -176,21 +167,6 @@ def _file_system(uri: str) -> tuple[Any, str]:
 
     hub = PyFileSystem(FSSpecHandler(HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"))))
     return hub, uri.removeprefix(HUB).rstrip("/")
-
-
-@contextmanager
-def _reaching(where: str) -> Iterator[None]:
-    """Raise the error of a store as a `DataError` of one line. The libraries of stores have different errors."""
-    try:
-        yield
-    except UserError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError("no such file", where, "check its spelling, and that it was not removed") from error
-    except Exception as error:
-        if not is_uri(where):
-            raise
-        raise DataError(f"cannot be reached ({_one_line(error)})", where, _REACH) from error
 
 
 def _one_line(error: Exception) -> str:
@@ -231,13 +207,12 @@ class Source:
 
 
 def _list_local(name: str, path: Path) -> list[SourceFile]:
-    with disk_errors(path, reading=True):
-        if path.exists() and not path.is_dir():
-            check_regular(path)
-            return [local_file(path.name, path)]
-        if not path.is_dir():
-            raise DATASET.error_of_missing(name, "dataset")
-        return [local_file(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
+    if path.exists() and not path.is_dir():
+        check_regular(path)
+        return [local_file(path.name, path)]
+    if not path.is_dir():
+        raise DATASET.error_of_missing(name, "dataset")
+    return [local_file(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
 
 
 def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:

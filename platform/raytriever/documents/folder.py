@@ -16,7 +16,6 @@ from raytriever.data.sources import SourceFile, list_remote, local_file
 from raytriever.errors import DataError
 from raytriever.paths import DOCUMENTS, expanded
 from raytriever.reading.documents.read import OTHER_KINDS, ending_of
-from raytriever.store.disk import disk_errors
 from raytriever.store.objects import LOCAL, is_uri
 
 # Output, templates and data of Jekyll, Sphinx and Hugo. Other names with `_` are documents, such as `_posts`.
@@ -54,13 +53,12 @@ class DocumentFolder:
         else:
             folder = Path(expanded(unquote(name[len(LOCAL) :]) if name.startswith(LOCAL) else name))
             found = cls(os.path.abspath(folder))
-            with disk_errors(folder, reading=True):
-                if folder.is_dir():
-                    found._walk(folder, "", (os.path.realpath(folder),))
-                elif folder.exists():
-                    found._add(local_file(folder.name, folder))
-                else:
-                    raise DOCUMENTS.error_of_missing(name)
+            if folder.is_dir():
+                found._walk(folder, "", (os.path.realpath(folder),))
+            elif folder.exists():
+                found._add(local_file(folder.name, folder))
+            else:
+                raise DOCUMENTS.error_of_missing(name)
         if not found.files and not found.left_out:
             raise DataError("no file in it", name, "give a folder with documents")
         found.files.sort(key=lambda file: file.path)

@@ -26,7 +26,9 @@ INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra
 LARGEST_STATE, LARGEST_WEIGHT = 127, 64
 
 
-def load_for_encoding(config: ModelConfig, precision: str, device: torch.device | None = None) -> Retriever:
+def load_for_encoding(
+    config: ModelConfig, precision: str, device: torch.device | None = None, weights: bool = True
+) -> Retriever:
     """Load a retriever whose weights are stored in `precision`, which is faster than a cast at every call.
 
     The retriever is for encoding only: on a CPU its layers can no longer be trained or written.
@@ -35,13 +37,17 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
         config: names the model, or a checkpoint of a run, and how it reads texts.
         precision: `fp32`, `bf16` or `int8`.
         device: device of the retriever; by default the GPU if there is one, else the CPU.
+        weights: whether weights are read; otherwise the retriever only describes the model and reads texts.
 
     Raises:
         ModelError, ConfigError: see `load_retriever`; or the model does not compute in `precision`.
     """
     device = device or default_device()
     # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
-    retriever = move_to(load_retriever(config, type_of(precision)), device)
+    retriever = load_retriever(config, type_of(precision), weights)
+    if not weights:
+        return retriever
+    retriever = move_to(retriever, device)
     retriever.choose_packing(precision)
     if precision == "int8":
         _quantize(retriever)

@@ -27,7 +27,6 @@ from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.cache import cache_folder, recorded_locations
-from raytriever.store.commit import read_manifest
 
 EMBEDDINGS = "embeddings"
 _FILE = "earlier.npy"
@@ -127,8 +126,7 @@ def _shards(store: Path) -> Iterator[tuple[Path, Keys]]:
         return
     for folder in folders:
         with suppress(OSError, StorageError):
-            check_directory(folder)
-            meta = conform(read_manifest(folder, verify=False)["meta"], str(folder), Keyed, _REMEDY)
+            meta = conform(check_directory(folder)["meta"], str(folder), Keyed, _REMEDY)
             keys = read_array(folder / KEYS, ["uint64"], (None, 2), _REMEDY)
             if meta["key"] == planned["key"]:
                 yield folder, keys

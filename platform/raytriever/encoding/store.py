@@ -29,8 +29,7 @@ from raytriever.errors import ModelError, StorageError, setting
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST, read_manifest
-from raytriever.store.disk import disk_errors
+from raytriever.store.commit import MANIFEST
 
 PLAN, SHARDS = "plan.json", "shards"
 KIND = "embeddings"
@@ -149,8 +148,7 @@ class EmbeddingStore:
             StorageError: the store was never finished, is damaged, or has other content.
         """
         path = Path(path)
-        check_directory(path)
-        meta = read_manifest(path, verify=False)["meta"]
+        meta = check_directory(path)["meta"]
         if meta.get("kind") != KIND:
             raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
         fields = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
@@ -188,8 +186,7 @@ class EmbeddingStore:
         """Yield shards, by default all, as the first row and the embeddings, memory-mapped or decoded on demand."""
         size = self.meta["shard_rows"]
         for number in range(-(-len(self) // size)) if shards is None else shards:
-            with disk_errors(self.path, reading=True):
-                values = self.shard(number)
+            values = self.shard(number)
             yield number * size, values
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
@@ -206,8 +203,7 @@ class EmbeddingStore:
         for number in np.unique(shards):
             is_here = shards == number
             within = rows[is_here] - number * self.meta["shard_rows"]
-            with disk_errors(self.path, reading=True):
-                embeddings[is_here] = self.shard(int(number), within)
+            embeddings[is_here] = self.shard(int(number), within)
         return embeddings
 
     def array(self) -> Float32[ndarray, "rows width"]:

@@ -26,14 +26,16 @@ from raytriever.errors import StorageError, setting
 from raytriever.prompts import Side
 from raytriever.reading.structured import read_json
 from raytriever.store import commit
+from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import read_manifest
-from raytriever.store.disk import disk_errors, files_below, fsync, has_content
+from raytriever.store.disk import files_below, fsync, has_content
 from raytriever.store.lock import check_owner
 from raytriever.store.parts import Parts
 
 WORK, NEXT = "work", ".next"
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
+_DURABLE_FROM = 64 << 20  # bytes of a store of the cache that are waited for until the disk has them
 _SHARD_BYTES = 1_024  # manifest and headers of a shard
 _SMALLEST_ON_GPU = 16_384  # tens of batches, of which only the last one is not full
 
@@ -150,13 +152,12 @@ class StoreWriter:
         continues = self.check()
         written = sum(file.stat().st_size for file in files_below(self.path)) if continues else 0
         check_disk(self.path, self.plan.bytes - written, "the embeddings")
-        with disk_errors(self.path):
-            # Other processes must not read a manifest while shards are written again.
-            commit.remove(self.path / commit.MANIFEST)
-            (self.path / store.SHARDS).mkdir(parents=True, exist_ok=True)
-            (self.path / WORK).mkdir(exist_ok=True)
+        # Other processes must not read a manifest while shards are written again.
+        commit.remove(self.path / commit.MANIFEST)
+        (self.path / store.SHARDS).mkdir(parents=True, exist_ok=True)
+        (self.path / WORK).mkdir(exist_ok=True)
         if not continues:
-            commit.write_atomically(self.path / store.PLAN, json.dumps(self._described(), indent=1))
+            commit.write_atomically(self.path / store.PLAN, json.dumps(self._described(), indent=1), self._is_durable)
 
     def missing(self) -> list[int]:
         """Return the numbers of the shards that are missing or damaged."""
@@ -197,7 +198,7 @@ class StoreWriter:
         # Leftovers are from processes that died during a commit.
         for path in (self.path / WORK, self.path / NEXT, *(self.path / store.SHARDS).glob(".*")):
             commit.remove(path)
-        commit.write_atomically(self.path / commit.MANIFEST, commit.manifest_text(files, meta))
+        commit.write_atomically(self.path / commit.MANIFEST, commit.manifest_text(files, meta), self._is_durable)
         return store.EmbeddingStore(self.path, meta)
 
     def is_whole(self, number: int) -> bool:
@@ -206,7 +207,12 @@ class StoreWriter:
 
     @property
     def _parts(self) -> Parts:
-        return Parts(self.path / store.SHARDS, self.plan.key, check=check_directory)
+        return Parts(self.path / store.SHARDS, self.plan.key, check=check_directory, durable=self._is_durable)
+
+    @property
+    def _is_durable(self) -> bool:
+        """Few embeddings in the cache are computed again in minutes, should the machine crash."""
+        return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
 
     def _described(self) -> dict[str, Any]:
         return {"key": self.plan.key, "encoder": self.plan.encoder, **asdict(self.plan)}
@@ -238,17 +244,16 @@ def put_next_in_place(path: Path) -> None:
         return
     check_owner(path)
     names = (store.SHARDS, store.PLAN, commit.MANIFEST)  # the manifest moves last
-    with disk_errors(path):
-        if (following / store.SHARDS).exists():
-            for name in (commit.MANIFEST, store.PLAN):
-                commit.remove(path / name)
-            if (path / store.SHARDS).exists():
-                commit.remove(path / store.SHARDS)
-        for name in names:
-            if (following / name).exists():
-                (following / name).rename(path / name)
-        commit.remove(following)
-        fsync(path)
+    if (following / store.SHARDS).exists():
+        for name in (commit.MANIFEST, store.PLAN):
+            commit.remove(path / name)
+        if (path / store.SHARDS).exists():
+            commit.remove(path / store.SHARDS)
+    for name in names:
+        if (following / name).exists():
+            (following / name).rename(path / name)
+    commit.remove(following)
+    fsync(path)
 
 
 def _is_earlier_version(path: Path, plan: EmbeddingPlan) -> bool:

@@ -110,23 +110,18 @@ def make_calibration(
         confidence=answers.confidence,
         thresholds=[
             AnswerThreshold(
-                cast("AnswerAim", threshold.aim),
-                threshold.wanted,
-                threshold.score,
-                achieved.answered,
-                achieved.top_precision,
-                achieved.wrong,
-                achieved.unanswerable,
+                **vars(achieved),
+                aim=cast("AnswerAim", threshold.aim),
+                wanted=threshold.wanted,
+                score=threshold.score,
             )
             for threshold, achieved in answers.thresholds
             if achieved is not None
         ],
         first=first,
         later=later,
-        first_error=errors[0].value,
-        later_error=errors[1].value,
-        first_error_interval=(errors[0].low, errors[0].high),
-        later_error_interval=(errors[1].low, errors[1].high),
+        first_error=errors[0],
+        later_error=errors[1],
         int8=int8,
     )
 
@@ -185,7 +180,7 @@ def write_calibrations(
             break
         splits = job.calibration_split, source.split
         made = make_calibration(measured.parts[0].dataset, model.config, splits, decided, int8=int8)
-        write_atomically(folder / FOLDER / f"{model.name}.{source.name}.json", made.to_json())
+        write_atomically(folder / FOLDER / model.name / f"{source.name}.json", made.to_json())
         written.append((model.config, made))
     return written
 
@@ -245,8 +240,8 @@ def describe_calibration(calibration: Calibration) -> str:
     kinds = "".join(
         f", and {one.part:,} of {one.whole:,} without ({kind})" for kind, one in threshold.unanswerable.items()
     )
-    aim, aimed = aim_text(threshold.aim, threshold.wanted), threshold.aimed
-    missed = aimed is not None and is_missed(threshold.aim, threshold.wanted, aimed.low, aimed.high)
+    aim, aimed = aim_text(threshold.aim, threshold.wanted), threshold.of(threshold.aim)
+    missed = is_missed(threshold.aim, threshold.wanted, aimed.low, aimed.high)
     return (
         f"threshold {threshold.score:.4f} of {calibration.confidence.name}, chosen for {aim}"
         f"{', which it misses' * missed}; {checked} "

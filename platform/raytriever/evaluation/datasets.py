@@ -1,5 +1,7 @@
 """Data sets of an evaluation: single ones, those divided into parts, the whole suite of BEIR, and samples of a corpus.
 
+Names of data sets and of models are short, distinct and safe in files. They follow from paths and hub names.
+
 A folder that is no data set itself, but holds folders in BEIR layout, is one data set of several parts. Its metrics are
 means over the parts, as BEIR counts CQADupStack.
 
@@ -11,10 +13,11 @@ Figures on a sample are higher than on the whole corpus, and comparable only wit
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,7 +26,7 @@ from numpy import ndarray
 from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
 from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.evaluation.names import distinct_names, safe_name, unique_names
+from raytriever.evaluation.protocol import Protocol
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.paths import expanded
 
@@ -34,12 +37,22 @@ REASON_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class EvaluationDataset:
-    """Data set of an evaluation: paths or hub names of its parts, by name; an undivided one has one of its own name."""
+    """Data set of an evaluation, and how it is read and measured.
+
+    Args:
+        parts: paths or hub names of its parts, by name; an undivided one has one of its own name.
+        task: its name in MTEB, if it is one of BEIR's.
+        bm25_language: language of BM25's analyser; None to detect it.
+        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
+    """
 
     name: str
     parts: dict[str, str]
     split: str
     task: str | None = None
+    protocol: Protocol = field(default_factory=Protocol)
+    bm25_language: str | None = None
+    max_bad_rows: float = 0.01
 
     @property
     def is_divided(self) -> bool:
@@ -47,8 +60,8 @@ class EvaluationDataset:
         return list(self.parts) != [self.name]
 
     def label(self, part: str) -> str:
-        """Return the name of a part in file names; that of an undivided data set is its own."""
-        return f"{self.name}-{part}" if self.is_divided else self.name
+        """Return the name of a part in paths; that of an undivided data set is its own."""
+        return f"{self.name}/{part}" if self.is_divided else self.name
 
     def prompt_names(self, part: str) -> tuple[str, ...]:
         """Return the names under which a model may store prompts of a part, the most specific one first."""
@@ -57,7 +70,7 @@ class EvaluationDataset:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the parts in file names."""
+        """Names of the parts in paths."""
         return [self.label(part) for part in self.parts]
 
     @property
@@ -108,19 +121,39 @@ BEIR = {
 }
 
 
-def describe_datasets(sources: Sequence[str], split: str) -> list[EvaluationDataset]:
+def describe_datasets(
+    sources: Sequence[str],
+    split: str,
+    protocol: Protocol | None = None,
+    max_bad_rows: float = 0.01,
+    bm25_language: str | None = None,
+) -> list[EvaluationDataset]:
     """Describe each data set that a user named; nothing is opened."""
-    return [_describe_dataset(source, split) for source in sources]
+    described = []
+    for source in sources:
+        path, parts = expanded(source), find_parts(source)
+        named = Path(os.path.abspath(path)).name if path.exists() else _registered_name(source)
+        name = safe_name(named)
+        files = dict(zip(unique_names(distinct_names(parts)), parts, strict=True)) or {name: source}
+        task = BEIR[name].task if name in BEIR else None
+        described.append(
+            EvaluationDataset(name, files, split, task, protocol or Protocol(), bm25_language, max_bad_rows)
+        )
+    return described
+
+
+def _registered_name(source: str) -> str:
+    return source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0]
 
 
 def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
     """Return the data sets with names that differ in tables and file names.
 
     Data sets of one name get the folders before it into their names, as far as these differ, and a number otherwise.
-    The name of a data set also differs from the names of all parts of others.
     """
     for index, one in enumerate(datasets):
-        if any((one.sources, one.split) == (other.sources, other.split) for other in datasets[:index]):
+        measured = one.sources, one.split, one.protocol
+        if any(measured == (other.sources, other.split, other.protocol) for other in datasets[:index]):
             raise ConfigError(
                 f"two data sets are called {one.name!r}",
                 setting("datasets"),
@@ -129,52 +162,29 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
     names = [one.name for one in datasets]
     longer = distinct_names([one.folder for one in datasets])
     new_names = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
-    parts = [
-        f"{name}-{part}" for name, one in zip(new_names, datasets, strict=True) if one.is_divided for part in one.parts
-    ]
-    unique = unique_names([*parts, *new_names])[len(parts) :]
-    return [one if one.name == name else one.rename(name) for one, name in zip(datasets, unique, strict=True)]
-
-
-def check_file_names(models: Sequence[str], datasets: Sequence[EvaluationDataset]) -> None:
-    """Refuse names for which two pairs of model and data set share a file: `a` on `b.c`, and `a.b` on `c`."""
-    writers: dict[str, str] = {}
-    for one in datasets:
-        for model in models:
-            files = [(f"runs/{model}.{label}.trec", label) for label in one.labels]
-            for file, label in [*files, (f"scores/{one.name}.{model}.npz", one.name)]:
-                writer = f"{model!r} on {label!r}"
-                if file in writers:
-                    raise ConfigError(
-                        f"{writers[file]} and {writer} would both be written to {file}",
-                        f"{setting('model')}, {setting('datasets')}",
-                        "give one of them another name, a model by NAME=MODEL, or evaluate them one by one",
-                    )
-                writers[file] = writer
-
-
-def with_mteb_task(dataset: EvaluationDataset) -> EvaluationDataset:
-    """Return the data set with its name in MTEB, if its name is that of a data set of BEIR."""
-    return replace(dataset, task=BEIR[dataset.name].task) if dataset.name in BEIR else dataset
+    new_names = unique_names(new_names)
+    return [one if one.name == name else one.rename(name) for one, name in zip(datasets, new_names, strict=True)]
 
 
 def find_beir(
-    root: Path | None, check: Callable[[EvaluationDataset], None]
+    root: Path | None,
+    describe: Callable[[Sequence[str], str], list[EvaluationDataset]],
+    check: Callable[[EvaluationDataset], object],
 ) -> tuple[list[EvaluationDataset], list[str]]:
     """Find the public data sets of BEIR (Thakur et al., 2021, arXiv:2104.08663), in the order of its tables.
 
     Each is searched as a folder of `root` under the name of BEIR's archives, then in `ir_datasets`, then on the hub,
     where MTEB keeps them in BEIR's layout. The last two may download it. A folder of `root` is the only candidate if it
     exists, so that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04, do not
-    belong to the suite. Return the data sets, and a line with the name of each missing one and the reasons. `check`
-    opens a data set, and raises a `UserError` if that is impossible.
+    belong to the suite. Return the data sets, and a line with the name of each missing one and the reasons. `describe`
+    is `describe_datasets`. `check` opens a data set, and raises a `UserError` if that is impossible.
     """
     datasets, missing = [], []
     for name, member in BEIR.items():
         reasons = [f"no folder {root / name}"] if root is not None and not (root / name).is_dir() else []
         for source in _sources(root, name, member):
             try:
-                [one] = describe_datasets([source], member.split)
+                [one] = describe([source], member.split)
                 one = replace(one.rename(name), task=member.task)
                 check(one)
             except UserError as error:
@@ -199,18 +209,6 @@ def find_parts(source: str) -> list[str]:
     if any(one.is_file() and one.suffix not in ("", ".md", ".txt") for one in visible):
         return []
     return sorted(str(one) for one in visible if _is_beir(one))
-
-
-def _describe_dataset(source: str, split: str) -> EvaluationDataset:
-    path = expanded(source)
-    if path.exists():
-        name = safe_name(Path(os.path.abspath(path)).name)
-    else:
-        name = safe_name(source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0])
-    parts = find_parts(source)
-    if not parts:
-        return EvaluationDataset(name, {name: source}, split)
-    return EvaluationDataset(name, dict(zip(unique_names(distinct_names(parts)), parts, strict=True)), split)
 
 
 def _registered_parts(name: str) -> list[str]:
@@ -290,3 +288,42 @@ def _select_documents(
         negatives=None,
         location=None,
     )
+
+
+def distinct_names(sources: Sequence[str]) -> list[str]:
+    """Return the last part of each path or hub name, with as many parts before it as make it distinct.
+
+    Parts are joined by `_`. A last part `model` belongs to a run's directory, and the directory's name is used. Every
+    character that file systems and metric names of MLflow do not share becomes `_`. Equal sources get equal names.
+    """
+    all_parts = [_parts(source) for source in sources]
+    names = []
+    for parts in all_parts:
+        others = [other for other in all_parts if other != parts]
+        length = next(
+            (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), max(1, len(parts))
+        )
+        names.append(safe_name("_".join(parts[-length:])))
+    return names
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return the names, all different: a repeated name gets a number, `a`, `a-2`, `a-3`."""
+    unique: list[str] = []
+    for name in names:
+        number, candidate = 1, name
+        while candidate in unique or (number > 1 and candidate in names):
+            number += 1
+            candidate = f"{name}-{number}"
+        unique.append(candidate)
+    return unique
+
+
+def safe_name(name: str) -> str:
+    """Replace everything but letters, digits, `-`, `.` and `_`."""
+    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
+
+
+def _parts(source: str) -> list[str]:
+    parts = [part for part in PurePath(source).parts if part not in ("/", "..")]
+    return parts[:-1] if len(parts) > 1 and parts[-1] == "model" else parts or [source]

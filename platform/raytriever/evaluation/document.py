@@ -1,4 +1,4 @@
-"""Document of an evaluation: the one place that knows what a report has, and in which order.
+"""Document of an evaluation: the one place that knows what a report has, and in which order; and its numbers by name.
 
 Each section has its text for a terminal, its Markdown for `table.md`, and its tables for `table.tex` and for the page.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines
-from raytriever.evaluation.metric_tables import MetricTables, Rows, number_cell
+from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines, pairs_with
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
-from raytriever.evaluation.table import Cell, ReportTable, printed
+from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
 from raytriever.metrics.intervals import Proportion
 from raytriever.mining.analyser import analyser_line
 from raytriever.terminal import markdown_cell, one_line
+from raytriever.tracking.tracker import Point, points_now
 
 SHARE_TITLES = {
     "coverage": "queries answered",
@@ -330,3 +330,67 @@ def training_notes(results: Results, names: Mapping[str, str]) -> str:
     """Describe the effect of training, and what the metrics leave out, for below the table of a finished run."""
     notes = [note for about in results.about.values() for note in notes_on(about)]
     return "\n".join([*notes, *pair_lines(results.pairs, names), *_analysers(results)])
+
+
+_Values = dict[str, float | None]  # by the name in the tracker; a value that does not exist has no point
+
+
+def points_of(results: Results) -> list[Point]:
+    """Return all numbers of an evaluation by their names in the tracker.
+
+    Metrics are `MODEL/DATASET/METRIC`. Others begin with their kind: `auc/MODEL/DATASET/low`,
+    `calibration/MODEL/DATASET/top-precision-0.9/threshold`, `confidence/MODEL/DATASET/entropy/area`,
+    `significance/MODEL-BASELINE/DATASET/METRIC_p` and `absent_relevant/DATASET`.
+    """
+    values: _Values = {}
+    for model, sets in results.models.items():
+        for dataset, metrics in sets.items():
+            values |= _named(f"{model}/{dataset}", metrics)
+    values |= _significance(results)
+    for auc in results.auc:
+        values |= _named(f"auc/{auc.model}/{auc.dataset}", {"low": auc.low, "high": auc.high})
+    for row in results.thresholds:
+        aim = aim_text(row.aim, row.wanted).replace(" ", "-")
+        values |= _named(f"calibration/{row.model}/{row.dataset}/{aim}", _threshold(row))
+    for area in results.confidences:
+        name = f"confidence/{area.model}/{area.dataset}/{area.confidence}"
+        values |= _named(name, {"area": area.area, "low": area.low, "high": area.high})
+    values |= {f"absent_relevant/{dataset}": float(about.absent_relevant) for dataset, about in results.about.items()}
+    return points_now(values)  # of step 0, which MLflow draws as bars
+
+
+def _significance(results: Results) -> _Values:
+    values: _Values = {}
+    for row in [row for baseline in results.baselines for row in pairs_with(results.pairs, baseline)]:
+        if row.dataset is None:
+            continue
+        name = f"{row.model}-{row.against}/{row.dataset}/{row.metric}"
+        numbers = {"difference": row.difference, "low": row.low, "high": row.high, "p": row.p_holm}
+        values |= {f"significance/{name}_{part}": value for part, value in numbers.items()}
+    return values
+
+
+def _threshold(row: ThresholdRow) -> _Values:
+    error = row.calibration_error
+    values: _Values = {"threshold": row.threshold, "chosen": row.chosen}
+    shares = {**row.shares, **{f"unanswerable_{kind}": share for kind, share in row.unanswerable.items()}}
+    if row.checked is not None:
+        shares["checked"] = row.checked
+    for name, share in shares.items():
+        values |= _share(name, share)
+    return values | {
+        "calibration_error": error.value,
+        "calibration_error_low": error.low,
+        "calibration_error_high": error.high,
+    }
+
+
+def _share(name: str, share: Proportion) -> _Values:
+    counts: _Values = {f"{name}_part": share.part, f"{name}_whole": share.whole}
+    return (
+        {**counts, name: share.value, f"{name}_low": share.low, f"{name}_high": share.high} if share.whole else counts
+    )
+
+
+def _named(prefix: str, values: _Values) -> _Values:
+    return {f"{prefix}/{name}": value for name, value in values.items()}

@@ -18,7 +18,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, disk_errors
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.protocol import AUC, Protocol
@@ -27,10 +27,8 @@ from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.arrays import read_arrays
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import write_atomically
-from raytriever.store.disk import disk_errors
 
 PER_QUERY, LATEX = "per_query", "table.tex"
-MEASURED = "measured"  # folder of the evaluations of a run that a study trained
 # Cutoffs and metrics of MTEB's results.
 CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
 FAMILIES = ("ndcg", "map", "recall", "precision", "mrr")
@@ -74,11 +72,11 @@ class QueryValues(TypedDict):
 
 @activity("writing the rankings")
 def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
-    """Write what was measured on one data set: TREC runs, pooled scores and results per query."""
+    """Write what was measured on one data set: TREC runs, pooled scores, results per query and as MTEB has them."""
     name = measured.source.name
     for model in measured.models:
         for part in measured.parts:
-            run = folder / "runs" / f"{model}.{measured.label(part)}.trec"
+            run = folder / "runs" / model / f"{measured.label(part)}.trec"
             write_run(run, part.evaluations[model], part.dataset, model)
         pools = measured.pools(model)
         scores = scores_file(folder, model, name)
@@ -86,6 +84,8 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
     write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
+    for model, seconds in measured.seconds.items():
+        write_atomically(folder / "mteb" / model / f"{name}.json", mteb_content(measured, model, seconds))
 
 
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
@@ -112,7 +112,7 @@ def _run_pieces(evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> 
         )
 
 
-def mteb_content(measured: DatasetMeasurement, model: str, protocol: Protocol, seconds: float | None = None) -> str:
+def mteb_content(measured: DatasetMeasurement, model: str, seconds: float) -> str:
     """Return the text of `mteb/MODEL/DATASET.json`: a `TaskResult` of MTEB (Muennighoff et al., 2023).
 
     It has every cutoff of MTEB that the ranking reaches. Unknown values are what the format allows: no version of MTEB,
@@ -120,7 +120,7 @@ def mteb_content(measured: DatasetMeasurement, model: str, protocol: Protocol, s
     list of languages is never empty: `TaskResult.get_score` of MTEB 2.26 averages over the languages of each entry, and
     returns NaN for none. Of a divided data set the means over its parts are written.
     """
-    rows = [_mteb_scores(part, model, protocol) for part in measured.parts]
+    rows = [_mteb_scores(part, model, measured.source.protocol) for part in measured.parts]
     scores: dict[str, Any] = {name: round(float(np.mean([row[name] for row in rows])), 5) for name in rows[0]}
     scores |= {"main_score": scores[MAIN], "hf_subset": "default"}
     scores["languages"] = [ENGLISH if measured.source.task else UNDETERMINED]
@@ -174,8 +174,7 @@ def per_query_content(measured: DatasetMeasurement) -> str:
 
 def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
     """Read a file that `per_query_content` wrote."""
-    with disk_errors(file, reading=True):
-        content = read_json(file, QueryValues, remedy, most=_MOST_BYTES)
+    content = read_json(file, QueryValues, remedy, most=_MOST_BYTES)
     models = content["models"].items()
     lists: dict[str, list[Any]] = {"texts": content["texts"], "relevant": content["relevant"]}
     lists |= {f"models.{name}.top": model["top"] for name, model in models}
@@ -192,15 +191,14 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
 
 def scores_file(folder: Path, model: str, dataset: str) -> Path:
     """Return the file of the pooled scores of a model in the directory of an evaluation."""
-    return folder / "scores" / f"{dataset}.{model}.npz"
+    return folder / "scores" / model / f"{dataset}.npz"
 
 
 def read_pools(folder: Path, model: str, dataset: str, remedy: str = "evaluate again") -> ScoredPools:
     """Read pooled scores; raises `StorageError` if the file was damaged or changed."""
     path, sides = scores_file(folder, model, dataset), ("positives", "negatives")
     kinds = dict.fromkeys(sides, _SCORES) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
-    with disk_errors(path, reading=True):
-        arrays = read_arrays(path, kinds, remedy)
+    arrays = read_arrays(path, kinds, remedy)
     for side in sides:
         if len(arrays[side]) != len(arrays[f"{side[:-1]}_queries"]):
             raise StorageError(f"is damaged or changed: some of its {side} have no query", str(path), remedy)

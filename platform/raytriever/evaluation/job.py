@@ -7,36 +7,48 @@ stores its ranking so far, so an interrupted evaluation continues there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy import ndarray
 
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import plan_embeddings
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
-from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
-from raytriever.evaluation.decision import decide_dataset
-from raytriever.evaluation.directory import EvaluationDirectory, points_of
-from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.measurements import UNFINISHED, DatasetMeasurement, MeasurementStore, PartMeasurement
-from raytriever.evaluation.protocol import AUC, removed_share
-from raytriever.evaluation.quantised import FormSystem, check_samples
+from raytriever.evaluation.datasets import EvaluationDataset, rename_duplicates, safe_name
+from raytriever.evaluation.decision import ModelDecision, confidence_rows, decide_dataset, threshold_rows
+from raytriever.evaluation.differences.significance import pair_rows
+from raytriever.evaluation.document import document, points_of
+from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.files import LATEX, write_measured_files
+from raytriever.evaluation.measurements import (
+    UNFINISHED,
+    DatasetMeasurement,
+    MeasurementStore,
+    PartMeasurement,
+    auc_rows,
+)
+from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
+from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
 from raytriever.evaluation.request import (
     EvaluatedModel,
     EvaluationJob,
     OpenPart,
-    add_unanswerable,
+    StoredForm,
+    add_foreign_questions,
     check_enough_questions,
     open_parts,
 )
 from raytriever.evaluation.results import Results, as_read, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
+from raytriever.evaluation.tables import latex
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.store.commit import committed_directory, remove
+from raytriever.store.commit import committed_directory, remove, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
@@ -63,20 +75,10 @@ def run_evaluation(
     device = default_device()
     precision = choose_precision(job.precision, device)
     job = replace(job, datasets=rename_duplicates(job.datasets))
-    check_file_names([model.name for model in job.models], job.datasets)
     request = as_read(job.content(precision))
     check_output(output, request, fresh)
     check_writable(output)
-    opened = [
-        open_parts(one, job.splits(one), job.protocol, job.max_bad_rows, job.bm25_language) for one in job.datasets
-    ]
-    for source, parts in zip(job.datasets, opened, strict=True):
-        for part in parts if len(job.splits(source)) > 1 else ():
-            check_apart(part.dataset, job.calibration_split, source.split)
-    opened = [[add_unanswerable(part, job.unanswerable, job.max_bad_rows, log) for part in parts] for parts in opened]
-    for source, parts in zip(job.datasets, opened, strict=True):
-        check_enough_questions(parts, source, job)
-    check_samples(job.forms, [part.dataset for parts in opened for part in parts])
+    opened = _open(job, log)
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
     results = Results(
@@ -84,56 +86,129 @@ def run_evaluation(
     )
     calibrations: list[Calibrated] = []
     store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
-    backend = backend or RetrievalBackend()
-    measure = partial(_measure, job=job, encoders=encoders, backend=backend, store=store)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
-            directory = EvaluationDirectory(folder, job.protocol, results, job.calibration_split, job.forms)
-            for one, parts in zip(job.datasets, opened, strict=True):
-                bm25_parts = parts if any(model.config is None for model in job.models) else []
-                analyses: dict[str, Any] = {
-                    one.label(part.name): Analysis.of(part.dataset.documents).content() for part in bm25_parts
-                }
-                _log_dataset(one, parts, analyses, f"{precision} on {device}", log)
-                for model, chosen in prompts[one.name].items():
-                    log(f"{one.name}: {model}: {chosen}")
-                seconds: dict[str, float] = {}
-                measured = DatasetMeasurement(one, [measure(one, part, seconds=seconds) for part in parts])
-                decisions = decide_dataset(measured, job.aims, job.confidence, removed_share(job.unanswerable))
-                directory.add(measured, decisions, analyses, prompts[one.name], seconds)
+            directory = EvaluationDirectory(folder, results, job.calibration_split, job.forms)
+            for source, parts in opened:
+                measured = DatasetMeasurement(source, [], _analyses(job, source, parts), prompts[source.name])
+                _log_dataset(measured, parts, f"{precision} on {device}", log)
+                for part in parts:
+                    measured.parts.append(_measure(part, measured, job, encoders, backend or RetrievalBackend(), store))
+                decisions = []
+                if job.aims:
+                    decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
+                    calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")
+                directory.add(measured, decisions)
                 if on_result is not None:
-                    for model in measured.models:
-                        metrics = measured.metrics(model).items()
-                        on_result(model, one.name, {name: value for name, value in metrics if value is not None})
-                calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")
+                    for model, sets in results.models.items():
+                        metrics = sets[source.name].items()
+                        on_result(model, source.name, {name: value for name, value in metrics if value is not None})
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
             directory.finish()
             if report is not None:
                 report(folder)
         remove(store.folder)
-        save_calibrations(calibrations, output, log)
+        if calibrations:
+            save_calibrations(calibrations, output, log)
         run.log(points_of(results))
         for child in sorted(output.iterdir()):
             run.log_file(child)
     return results
 
 
+@dataclass
+class EvaluationDirectory:
+    """Directory of an evaluation that is being written: the one way in which measurements become results and files.
+
+    `evaluate`, the end of a training, the best trial of a sweep, an arm of a study and a task of MTEB write it.
+
+    Args:
+        results: gets the rows of each data set, and the tests of all at the end.
+        chosen_on: split on which thresholds were to be chosen.
+    """
+
+    folder: Path
+    results: Results
+    chosen_on: str = "dev"
+    forms: Sequence[StoredForm] = ()
+    _values: dict[str, dict[str, dict[str, ndarray]]] = field(default_factory=dict)
+
+    def add(self, measured: DatasetMeasurement, decisions: Sequence[ModelDecision] = ()) -> None:
+        """Add the rows of a data set with the thresholds of each model to the results, and write its files."""
+        results, name = self.results, measured.source.name
+        for model in measured.models:
+            results.models.setdefault(model, {})[name] = measured.metrics(model)
+            self._values.setdefault(model, {})[name] = measured.testable_values(model)
+            for part in measured.parts if measured.source.is_divided else ():
+                results.parts.setdefault(model, {})[measured.label(part)] = part.metrics(model)
+        results.about[name] = measured.about()
+        results.auc += auc_rows(measured)
+        if decisions:
+            results.thresholds += threshold_rows(measured, decisions, self.chosen_on)
+            results.confidences += confidence_rows(measured, decisions, self.chosen_on)
+        if self.forms:
+            results.forms += form_rows(measured, self.forms, results.systems, results.thresholds)
+        write_measured_files(self.folder, measured)
+
+    def finish(self) -> None:
+        """Test the differences between the models, and write `results.json`, `table.md` and `table.tex`."""
+        self.results.pairs = pair_rows(self._values)
+        sections = document(self.results)
+        write_atomically(self.folder / "table.md", "".join(section.markdown for section in sections))
+        tables = [table for section in sections for table in section.latex]
+        write_atomically(self.folder / LATEX, latex(tables))
+        self.results.write(self.folder)
+
+
+def write_evaluation(
+    folder: Path, dataset: RetrievalDataset, split: str, evaluations: Mapping[str, Evaluation], baseline: str
+) -> Results:
+    """Write the directory of an evaluation of systems that were measured one by one, BM25 among them.
+
+    Args:
+        evaluations: by the name of the system, with the default protocol.
+        baseline: the system that the marks compare with.
+    """
+    name, judged = safe_name(dataset.name), select_judged_queries(dataset, split, Protocol())
+    source = EvaluationDataset(name, {name: str(dataset.location)}, split)
+    analyses: dict[str, Any] = {name: Analysis.of(dataset.documents).content()}
+    measured = DatasetMeasurement(source, [PartMeasurement(name, dataset, judged, dict(evaluations))], analyses)
+    with committed_directory(folder, {"kind": "evaluation"}, replace=True) as target:
+        directory = EvaluationDirectory(target, Results(baselines=[baseline]))
+        directory.add(measured)
+        directory.finish()
+    return directory.results
+
+
+def _open(job: EvaluationJob, log: Callable[[str], None]) -> list[tuple[EvaluationDataset, list[OpenPart]]]:
+    """Open and check all data sets, with the questions without an answer that are asked for."""
+    opened = [(source, open_parts(source, job.splits(source))) for source in job.datasets]
+    for source, parts in opened:
+        for part in parts if len(job.splits(source)) > 1 else ():
+            check_apart(part.dataset, job.calibration_split, source.split)
+    for source, parts in opened:
+        parts[:] = [add_foreign_questions(part, job.foreign, source.max_bad_rows, log) for part in parts]
+        check_enough_questions(parts, source, job)
+    if job.forms:
+        check_samples(job.forms, [part.dataset for _, parts in opened for part in parts])
+    return opened
+
+
 def _measure(
-    source: EvaluationDataset,
     opened: OpenPart,
-    *,
+    measured: DatasetMeasurement,
     job: EvaluationJob,
     encoders: Encoders,
     backend: RetrievalBackend,
     store: MeasurementStore,
-    seconds: dict[str, float],
 ) -> PartMeasurement:
     """Measure all models on a part of a data set, or read what an earlier command measured.
 
-    The time of each model is added to `seconds`.
+    The time of each model is added to `measured.seconds`.
     """
+    source, seconds = measured.source, measured.seconds
     chosen_on = opened.judged.get(job.calibration_split)
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
     dense: dict[str, DenseSystem] = {}
@@ -149,9 +224,9 @@ def _measure(
             prompts = encoder.prompts_of(*source.prompt_names(opened.name))
             system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, backend, prompts)
         key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
-        targets = [(source.split, job.protocol, part.evaluations)]
+        targets = [(source.split, source.protocol, part.evaluations)]
         if job.aims and job.calibration_split != source.split:
-            targets.append((job.calibration_split, replace(job.protocol, metrics=(AUC,)), part.calibration))
+            targets.append((job.calibration_split, replace(source.protocol, metrics=(AUC,)), part.calibration))
         for split, protocol, evaluations in targets:
             whole_key = {**key, "split": split, "protocol": asdict(protocol)}
             judged = opened.judged[split]
@@ -197,21 +272,25 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
     return lines
 
 
+def _analyses(job: EvaluationJob, source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
+    """Return what BM25's analyser does with each part of a data set, if BM25 is measured."""
+    measured = parts if any(model.config is None for model in job.models) else []
+    return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in measured}
+
+
 def _log_dataset(
-    source: EvaluationDataset,
-    parts: Sequence[OpenPart],
-    analyses: Mapping[str, Any],
-    arithmetic: str,
-    log: Callable[[str], None],
+    measured: DatasetMeasurement, parts: Sequence[OpenPart], arithmetic: str, log: Callable[[str], None]
 ) -> None:
-    documents = sum(len(part.dataset.documents) for part in parts)
+    source, documents = measured.source, sum(len(part.dataset.documents) for part in parts)
     log(f"{source.name}: {documents:,} documents, split {source.split} ({arithmetic})")
     if own := sum(part.judged[source.split].count_own() for part in parts):
         line = f"{own} queries are judged relevant to the document with their own id, which is left out"
         log(f"{source.name}: {line}; {flag_of('drop_own_id', False)} keeps it, where ids look alike by chance")
-    for label, analysis in analyses.items():
+    for label, analysis in measured.bm25.items():
         if analysis["warning"]:
             log(f"{label}: {analysis['warning']}")
+    for model, chosen in measured.prompts.items():
+        log(f"{source.name}: {model}: {chosen}")
 
 
 def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) -> list[str]:

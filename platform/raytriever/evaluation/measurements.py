@@ -19,16 +19,13 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
-from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import AUC, KINDS, JudgedQueries
+from raytriever.evaluation.protocol import AUC, JudgedQueries
 from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
-from raytriever.reading.arrays import read_arrays
-from raytriever.store.commit import write_atomically
 from raytriever.store.parts import Parts
 
 
@@ -54,34 +51,8 @@ def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluat
     return count
 
 
-UNFINISHED, FORMAT = ".unfinished", 2
-ARRAYS, MEASURED = "evaluation.npz", "measured.json"
-_REMEDY = "remove it; it is measured again"
-_INTEGERS, _SCORES, _TABLE = (["int64"], (None,)), (["float32"], (None,)), (None, None)
-# Type and shape of each array in `evaluation.npz`.
-_EXPECTED: dict[str, Any] = {
-    "queries": _INTEGERS,
-    "ranking": (["int64"], _TABLE),
-    "scores": (["float32"], _TABLE),
-    "positive_scores": _SCORES,
-    "negative_scores": _SCORES,
-    "positive_queries": _INTEGERS,
-    "negative_queries": _INTEGERS,
-    "per_query_names": (["str"], (None,)),
-    "per_query": (["float64"], _TABLE),
-    "metric_names": (["str"], (None,)),
-    "metrics": (["float64"], (None,)),
-    "seconds": (["float64"], ()),
-    **{
-        f"{kind}.{name}": kind_of
-        for kind in KINDS
-        for name, kind_of in (
-            ("queries", _INTEGERS),
-            ("ranking", (["int64"], _TABLE)),
-            ("scores", (["float32"], _TABLE)),
-        )
-    },
-}
+UNFINISHED, FORMAT = ".unfinished", 3
+ARRAYS = "evaluation.npz"
 
 
 @dataclass(frozen=True)
@@ -105,10 +76,18 @@ class PartMeasurement:
 
 @dataclass(frozen=True)
 class DatasetMeasurement:
-    """Results of all models on one data set of an evaluation, part by part."""
+    """Results of all models on one data set of an evaluation, part by part.
+
+    Args:
+        bm25, prompts: see `results.About`.
+        seconds: time of each model; `mteb/` is written for those that have one.
+    """
 
     source: EvaluationDataset
     parts: list[PartMeasurement]
+    bm25: Mapping[str, AnalysisAbout] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -116,7 +95,7 @@ class DatasetMeasurement:
         return list(self.parts[0].evaluations)
 
     def label(self, part: PartMeasurement) -> str:
-        """Return the part's name in file names."""
+        """Return the part's name in paths."""
         return self.source.label(part.name)
 
     def metrics(self, model: str) -> dict[str, float | None]:
@@ -134,7 +113,7 @@ class DatasetMeasurement:
         rows = [testable_values(part.evaluations[model]) for part in self.parts]
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
-    def about(self, bm25: Mapping[str, AnalysisAbout], prompts: Mapping[str, str]) -> About:
+    def about(self) -> About:
         """Return the counts of all parts and the split: queries, documents, absent documents, copies above relevant."""
         absent = [part.judged.count_absent() for part in self.parts]
         return About(
@@ -148,8 +127,8 @@ class DatasetMeasurement:
                 for model in self.models
             },
             parts=self.source.labels if self.source.is_divided else [],
-            bm25=dict(bm25),
-            prompts=dict(prompts),
+            bm25=dict(self.bm25),
+            prompts=dict(self.prompts),
             **{count: sum(one[count] for one in absent) for count in absent[0]},
         )
 
@@ -177,10 +156,9 @@ def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:
 class MeasurementStore:
     """Store of the finished measurements of an unfinished evaluation: `OUTPUT.unfinished/MODEL.DATASET.SPLIT/`.
 
-    Each model on each data set is written as soon as it is measured: `measured.json` for readers, and `evaluation.npz`
-    with all that the files of the evaluation need. The same command continues after the last measurement. Its files
-    then have the same bytes as those of an uninterrupted evaluation. The folder is removed when the evaluation's
-    directory is complete.
+    Each model on each data set is written as soon as it is measured, with all that the files of the evaluation need.
+    The same command continues after the last measurement. Its files then have the same bytes as those of an
+    uninterrupted evaluation. The folder is removed when the evaluation's directory is complete.
 
     A measurement is used again only for the same key: the digests of the weights and of the data, how texts are read,
     the protocol and the arithmetic. A damaged one is measured again.
@@ -200,51 +178,38 @@ class MeasurementStore:
             return stored
         began, evaluation = time.monotonic(), measure()
         seconds = time.monotonic() - began
-        about = {"model": model, "data set": dataset, "split": split, "seconds": seconds}
-        values = {name: value if np.isfinite(value) else None for name, value in evaluation.metrics.items()}
-
-        def save(folder: Path) -> None:
-            _write(folder / ARRAYS, evaluation, seconds)
-            write_atomically(folder / MEASURED, json.dumps({**about, "metrics": values}, indent=1) + "\n")
-
-        parts.write(name, save, {"kind": "measurement"})
+        parts.write(name, lambda folder: _write(folder / ARRAYS, evaluation, seconds), {"kind": "measurement"})
         return evaluation, seconds
 
 
-def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
-    arrays = read_arrays(folder / ARRAYS, _EXPECTED, _REMEDY)
-    pools = [name for name in _EXPECTED if name.startswith(("positive", "negative"))]
-    evaluation = Evaluation(
-        **{name: arrays[name] for name in ("queries", "ranking", "scores", *pools)},
-        per_query=dict(zip(arrays["per_query_names"].tolist(), arrays["per_query"], strict=True)),
-        metrics=dict(zip(arrays["metric_names"].tolist(), arrays["metrics"].tolist(), strict=True)),
-        unanswered={
-            kind: UnansweredRanking(*(arrays[f"{kind}.{name}"] for name in ("queries", "ranking", "scores")))
-            for kind in KINDS
-            if len(arrays[f"{kind}.queries"])
-        },
-    )
-    return evaluation, float(arrays["seconds"])
-
-
 def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
-    arrays = {
-        name: value for name, value in vars(evaluation).items() if name not in ("per_query", "metrics", "unanswered")
-    }
-    none = UnansweredRanking(np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
-    for kind in KINDS:
-        ranked = evaluation.unanswered.get(kind, none)
-        arrays |= {f"{kind}.{name}": value for name, value in vars(ranked).items()}
-    count = len(evaluation.queries)
-    np.savez(
-        file,
-        **arrays,
-        per_query_names=np.array(list(evaluation.per_query), np.str_),
-        per_query=np.array(list(evaluation.per_query.values()), np.float64).reshape(-1, count),
-        metric_names=np.array(list(evaluation.metrics), np.str_),
-        metrics=np.array(list(evaluation.metrics.values()), np.float64),
-        seconds=np.float64(seconds),
-    )
+    """Write an evaluation as arrays: `FIELD`, or `FIELD.NAME` for each entry of a field that is a dictionary."""
+    arrays: dict[str, Any] = {"seconds": seconds}
+    for name, value in vars(evaluation).items():
+        arrays |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+    for name, ranked in list(arrays.items()):
+        if isinstance(ranked, UnansweredRanking):
+            arrays |= {f"{name}.{key}": one for key, one in vars(arrays.pop(name)).items()}
+    np.savez(file, **arrays)
+
+
+def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
+    # The digest of the file was compared, so it is what `_write` wrote.
+    with np.load(folder / ARRAYS, allow_pickle=False) as stored:
+        arrays = dict(stored.items())
+    seconds = float(arrays.pop("seconds"))
+    fields: dict[str, Any] = {"per_query": {}, "metrics": {}, "unanswered": {}}
+    for key, value in arrays.items():
+        name, _, entry = key.partition(".")
+        if not entry:
+            fields[name] = value
+        elif name == "unanswered":
+            kind, _, column = entry.partition(".")
+            fields[name].setdefault(kind, {})[column] = value
+        else:
+            fields[name][entry] = float(value) if name == "metrics" else value
+    fields["unanswered"] = {kind: UnansweredRanking(**columns) for kind, columns in fields["unanswered"].items()}
+    return Evaluation(**fields), seconds
 
 
 def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:

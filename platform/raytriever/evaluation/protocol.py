@@ -26,7 +26,7 @@ from raytriever.options import did_you_mean
 
 RUN_DEPTH = 100
 # Kinds of queries without an answer: named by the data set, or made; see `evaluation.request`.
-KINDS = GIVEN, REMOVED, FOREIGN = ("given", "removed", "foreign")
+GIVEN, REMOVED, FOREIGN = "given", "removed", "foreign"
 AUC, QUERY_AUC, R_PRECISION, ACCURACY = "auc", "query_auc", "r_precision", "accuracy_at_"
 METRICS_FLAG = setting("metrics")
 # Metrics by the names that users write: lower case, without blanks, dashes and underscores.

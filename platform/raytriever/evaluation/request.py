@@ -11,9 +11,9 @@ A data set may name questions without an answer in the corpus (kind `given`). `-
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,14 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.unanswerable import with_questions
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
-from raytriever.evaluation.names import distinct_names, safe_name, unique_names
+from raytriever.evaluation.datasets import (
+    EvaluationDataset,
+    describe_datasets,
+    distinct_names,
+    find_beir,
+    safe_name,
+    unique_names,
+)
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
     FOREIGN,
@@ -105,23 +111,21 @@ class EvaluationJob:
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
         confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
-        unanswerable: kinds of queries without an answer that are made, and data sets of other domains.
+        removed: share of the questions that also take part without their answers.
+        foreign: data sets whose questions this corpus does not answer.
         precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
-        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
         missing: a line for each missing data set of a suite.
     """
 
     models: Sequence[EvaluatedModel]
     datasets: Sequence[EvaluationDataset]
     baselines: Sequence[str]
-    protocol: Protocol = field(default_factory=Protocol)
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
     confidence: str = ENTROPY
-    unanswerable: Sequence[str] = ()
+    removed: float = 0.0
+    foreign: Sequence[str] = ()
     precision: str | None = None
-    max_bad_rows: float = 0.01
-    bm25_language: str | None = None
     missing: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -137,16 +141,22 @@ class EvaluationJob:
                 for model in self.models
                 if not model.form
             },
-            "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.datasets},
+            "data sets": {
+                one.name: {
+                    "split": one.split,
+                    "parts": one.parts,
+                    **asdict(one.protocol),
+                    **({"bm25_language": one.bm25_language} if one.bm25_language else {}),
+                }
+                for one in self.datasets
+            },
             "baselines": list(self.baselines),
-            **asdict(self.protocol),
-            "metrics": list(self.protocol.metrics),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
             "confidence": self.confidence if self.aims else None,
-            **({"unanswerable": list(self.unanswerable)} if self.unanswerable else {}),
+            **({"removed": self.removed} if self.removed else {}),
+            **({"foreign": list(self.foreign)} if self.foreign else {}),
             "precision": precision,
-            **({"bm25_language": self.bm25_language} if self.bm25_language else {}),
             **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
         }
 
@@ -180,7 +190,7 @@ def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedMo
         label, equals, source = word.partition("=")
         is_labelled = bool(equals and label and source) and not Path(word).exists()
         named = source if is_labelled else word
-        config = None if named == BM25 else dataclasses.replace(settings, model=named)
+        config = None if named == BM25 else replace(settings, model=named)
         labelled.append((label if is_labelled else None, named, config))
     return name_models(labelled)
 
@@ -236,7 +246,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
         model
         if model.config is None
         else EvaluatedModel(
-            model.name, dataclasses.replace(model.config, revision=commit_of(model.config.model, model.config.revision))
+            model.name, replace(model.config, revision=commit_of(model.config.model, model.config.revision))
         )
         for model in models
     ]
@@ -257,41 +267,18 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
     return baselines
 
 
-def open_parts(
-    one: EvaluationDataset,
-    splits: Sequence[str],
-    protocol: Protocol,
-    max_bad_rows: float,
-    bm25_language: str | None = None,
-) -> list[OpenPart]:
+def open_parts(one: EvaluationDataset, splits: Sequence[str]) -> list[OpenPart]:
     """Open the parts of a data set, and select the judged queries of each split."""
     parts = []
     for name, source in one.parts.items():
-        dataset = open_dataset(source, splits, max_bad_rows=max_bad_rows, bm25_language=bm25_language, run=in_processes)
-        judged = {split: select_judged_queries(dataset, split, protocol) for split in splits}
-        if protocol.wants_answers:
+        dataset = open_dataset(
+            source, splits, max_bad_rows=one.max_bad_rows, bm25_language=one.bm25_language, run=in_processes
+        )
+        judged = {split: select_judged_queries(dataset, split, one.protocol) for split in splits}
+        if one.protocol.wants_answers:
             check_answers(dataset, one.split, judged[one.split].queries)
         parts.append(OpenPart(name, dataset, judged))
     return parts
-
-
-def add_suite(job: EvaluationJob, root: Path | None, log: Callable[[str], None]) -> EvaluationJob:
-    """Return the job with all data sets of BEIR that exist. Missing ones are logged and kept for the results."""
-
-    def check(one: EvaluationDataset) -> None:
-        open_parts(one, job.splits(one), job.protocol, job.max_bad_rows)
-
-    datasets, missing = find_beir(root, check)
-    for line in missing:
-        log(f"MISSING: {line}")
-    if not datasets:
-        where = setting("data_root", root) if root else setting("suite", "beir")
-        raise DataError(
-            "no data set of the suite exists",
-            where,
-            f"give {setting('data_root')}, the folder that holds the data sets",
-        )
-    return replace(job, datasets=[*job.datasets, *datasets], missing=missing)
 
 
 def build_evaluation_job(
@@ -304,6 +291,7 @@ def build_evaluation_job(
     precision: str | None,
     max_bad_rows: float,
     report: Callable[[str], None],
+    bm25_language: str | None = None,
 ) -> EvaluationJob:
     """Build the request that settings describe, with hub models pinned to commits.
 
@@ -313,34 +301,44 @@ def build_evaluation_job(
         raise ConfigError(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
         )
-    removed_share(unanswerable)  # only for its checks, before a model is pinned
+    removed = removed_share(unanswerable)
     models = add_forms(pin_models(models), config)
+    protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
+    describe = partial(describe_datasets, protocol=protocol, max_bad_rows=max_bad_rows, bm25_language=bm25_language)
     job = EvaluationJob(
         models=models,
-        datasets=[with_mteb_task(one) for one in describe_datasets(datasets, config.split)],
+        datasets=describe(datasets, config.split),
         baselines=choose_baselines(baselines, models),
-        protocol=Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id),
         aims=parse_aims(aims),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        unanswerable=unanswerable,
+        removed=removed,
+        foreign=[word for word in unanswerable if not asks_removed(word)],
         precision=precision,
-        max_bad_rows=max_bad_rows,
     )
-    return add_suite(job, Path(config.data_root) if config.data_root else None, report) if config.suite else job
+    if not config.suite:
+        return job
+    root = Path(config.data_root) if config.data_root else None
+    suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
+    for line in missing:
+        report(f"MISSING: {line}")
+    if not suite:
+        where = setting("data_root", root) if root else setting("suite", "beir")
+        remedy = f"give {setting('data_root')}, the folder that holds the data sets"
+        raise DataError("no data set of the suite exists", where, remedy)
+    return replace(job, datasets=[*job.datasets, *suite], missing=missing)
 
 
-def add_unanswerable(
+def add_foreign_questions(
     part: OpenPart,
-    kinds: Sequence[str],
+    foreign: Sequence[str],
     max_bad_rows: float,
     log: Callable[[str], None],
     split_elsewhere: str | None = None,
 ) -> OpenPart:
-    """Return a part of a data set with the questions that the evaluation asks for, in each of its splits.
+    """Return a part of a data set with the questions of other data sets, in each of its splits.
 
     Args:
-        kinds: `removed` and data sets, as in `EvaluationJob.unanswerable`.
         max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
         log: called with a line on questions that are left out.
         split_elsewhere: split of the other data sets; None for the one of the same name.
@@ -348,10 +346,8 @@ def add_unanswerable(
     dataset, judged = part.dataset, dict(part.judged)
     for split in judged:
         made = dict(judged[split].unanswerable)
-        for number, word in enumerate(kinds):
-            if asks_removed(word):
-                continue
-            texts = foreign_questions(word, split_elsewhere or split, max_bad_rows, part.dataset, log)
+        for number, path in enumerate(foreign):
+            texts = foreign_questions(path, split_elsewhere or split, max_bad_rows, part.dataset, log)
             first = len(dataset.queries)
             dataset = with_questions(dataset, split, texts, f"{FOREIGN}-{split}-{number}")
             added = np.arange(first, first + len(texts))

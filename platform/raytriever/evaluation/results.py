@@ -19,7 +19,6 @@ from raytriever.metrics.calibration import PairAim
 from raytriever.metrics.intervals import Proportion
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import write_atomically
-from raytriever.store.disk import disk_errors
 
 RESULTS, FORMAT = "results.json", 3
 EVALUATION = "evaluation"  # folder of the evaluation of a training run
@@ -239,8 +238,7 @@ class Results:
         """Read the `results.json` of a directory; raises `StorageError` if it has none, or a damaged one."""
         path = folder / RESULTS
         try:
-            with disk_errors(path, reading=True):
-                content = read_json(path, dict[str, Any], remedy, format=FORMAT)
+            content = read_json(path, dict[str, Any], remedy, format=FORMAT)
         except FileNotFoundError as error:
             where = f"name the {setting('output')} of `raytriever evaluate`"
             raise StorageError("holds no results.json", str(folder), where) from error

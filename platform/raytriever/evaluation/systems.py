@@ -161,11 +161,6 @@ def score_pairs(
     return pair_scores(encode(asked), read(distinct), rows, index)
 
 
-def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:
-    """Evaluate a retriever on one split with the default protocol; `retriever` was loaded with `config`."""
-    return evaluate(dataset, split, DenseSystem(dataset, config, retriever))
-
-
 @dataclass(frozen=True)
 class EmbeddedSystem:
     """Embeddings of the queries of a split and of all documents: a `System`."""

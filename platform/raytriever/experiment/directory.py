@@ -19,7 +19,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.paths import expanded
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.commit import FORMAT, remove, write_atomically
-from raytriever.store.disk import check_writable, disk_errors, files_below
+from raytriever.store.disk import check_writable, files_below
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
 LOSSES = "losses"  # folder of the files of the user's own losses
@@ -62,8 +62,7 @@ class RunDirectory:
         run = cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
         if not config:
             return run
-        with disk_errors(path / CONFIG, reading=True):
-            content = read_yaml(path / CONFIG, _REMEDY, ConfigError)
+        content = read_yaml(path / CONFIG, _REMEDY, ConfigError)
         stored = conform(content, str(path / CONFIG), dict[str, Any], _REMEDY, error=ConfigError)
         if found := difference(stored, config):
             is_longer = found.startswith(("training.max_steps", "training.epochs")) and run.state == "finished"
@@ -94,9 +93,8 @@ class RunDirectory:
 
     def metrics(self) -> RunMetrics:
         """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is damaged or was changed."""
-        with disk_errors(self.path, reading=True):
-            remedy = "remove it and give the same command again, which evaluates the model"
-            return read_json(self.path / METRICS, RunMetrics, remedy, format=FORMAT)
+        remedy = "remove it and give the same command again, which evaluates the model"
+        return read_json(self.path / METRICS, RunMetrics, remedy, format=FORMAT)
 
 
 def recorded_settings(path: Path) -> dict[str, Any]:

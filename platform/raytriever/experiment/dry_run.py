@@ -25,7 +25,7 @@ from raytriever.models.resolution import read_files, resolve_model
 from raytriever.terminal import counted, text_table
 from raytriever.training.guide import guide_errors
 from raytriever.training.memory.arithmetic import WorkerTexts, guide_bytes
-from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, StepMemory
+from raytriever.training.memory.plan import MARGIN, MemoryPlan, StepMemory
 from raytriever.training.memory.simulation import simulate
 
 GB = 1e9
@@ -122,29 +122,32 @@ class _Planned:
     """Plan for one place.
 
     Args:
+        largest: texts of the largest chunk; 0 if not even one text fits.
         texts: texts of a chunk that are planned: those that the user asks for, else the largest chunk.
-        parts: bytes with this chunk.
-        checkpointed: largest chunk with activation checkpointing, if that is not set and may help.
+        checkpointed: texts of the largest chunk with activation checkpointing; 0 if that is set or does not help.
     """
 
     place: Place
     plan: MemoryPlan
-    fit: Fit
+    largest: int
     texts: int
-    parts: StepMemory
-    checkpointed: Fit | None
+    checkpointed: int
+
+    @property
+    def parts(self) -> StepMemory:
+        """Bytes with this chunk, or with one text if none fits."""
+        return self.plan.parts(self.texts or 1)
 
     def advice(self, config: Config) -> str:
         """Return one line: whether it fits, and the flags to use."""
-        name, share, largest = self.place.name, self.plan.share, self.fit.texts
+        name, share, largest = self.place.name, self.plan.share, self.largest
         more = ""
-        if self.checkpointed and self.checkpointed.texts > largest:
-            more = (
-                f"; {flag_of('activation_checkpointing', True)} makes room for {_flags(self.checkpointed.texts, share)}"
-            )
+        if self.checkpointed > largest:
+            more = f"; {flag_of('activation_checkpointing', True)} makes room for {_flags(self.checkpointed, share)}"
         if not largest:
-            needs = f"{name}: does not fit, because one text needs {self.fit.parts.total / GB:,.1f} GB"
-            return needs + (more or f"; {_remedy(config, self.fit)}")
+            one_text = self.plan.parts(1)
+            needs = f"{name}: does not fit, because one text needs {one_text.total / GB:,.1f} GB"
+            return needs + (more or f"; {_remedy(config, one_text, self.place.budget)}")
         if self.texts and self.texts > largest:
             return f"{name}: does not fit with this chunk; use {_flags(largest, share)}{more}"
         if largest >= share.texts:
@@ -165,12 +168,11 @@ def _plans(config: Config, files: ModelFiles, description: Description) -> list[
     plans = []
     for place in places(config.training.precision):
         plan = plan_of(place.device, place.precision, config.model.activation_checkpointing)
-        fit, asked, checkpointed = plan.largest(place.budget), _asked_texts(config, plan.share), None
-        if not config.model.activation_checkpointing and fit.texts < plan.share.texts:
+        largest, asked, checkpointed = plan.largest(place.budget), _asked_texts(config, plan.share), 0
+        if not config.model.activation_checkpointing and largest < plan.share.texts:
             with suppress(ConfigError):  # the architecture does not support it
                 checkpointed = plan_of(place.device, place.precision, True).largest(place.budget)
-        parts = fit.parts if asked is None else plan.parts(asked)
-        plans.append(_Planned(place, plan, fit, fit.texts if asked is None else asked, parts, checkpointed))
+        plans.append(_Planned(place, plan, largest, largest if asked is None else asked, checkpointed))
     return plans
 
 
@@ -220,9 +222,8 @@ def _flags(texts: int, share: WorkerTexts) -> str:
     return f"{flag_of('grad_cache_chunk')} {texts}"
 
 
-def _remedy(config: Config, fit: Fit) -> str:
-    parts = fit.parts
-    if parts.total - parts.activations - parts.temporary < fit.budget:
+def _remedy(config: Config, parts: StepMemory, budget: int) -> str:
+    if parts.total - parts.activations - parts.temporary < budget:
         return f"use a shorter {flag_of('passage_length')}"
     if not config.model.lora_rank:
         return f"train adapters with {flag_of('lora_rank')} {RANK}"

@@ -27,7 +27,6 @@ from raytriever.progress import Progress
 from raytriever.store.lock import push_changes
 from raytriever.terminal import warn
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point
 
 FLUSH_SECONDS = 5.0
@@ -46,10 +45,6 @@ class Recorder:
         self.gauges = RunGauges(folder)
         self.step = 0  # the newest
         self._missing = 0
-
-    def curve(self, name: str) -> list[tuple[int, float]]:
-        """Return the stored values of one metric by step, of this call and of earlier ones."""
-        return read_curve(self._folder, name)
 
     def record(self, event: Event) -> None:
         """Record one event. Before a checkpoint is committed, all earlier points are stored."""
@@ -112,10 +107,7 @@ class Recorder:
         self.gauges.set("tracking_failures", backlog.failures, "requests to the tracking server that failed")
 
     def _log(self, text: str) -> None:
-        if self._progress is None:
-            warn(text)
-        else:
-            self._progress.say(text)
+        warn(text)
 
     def _start_status(self, text: str) -> None:
         """Show a status until the next one, the next step or the end."""

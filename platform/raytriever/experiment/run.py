@@ -56,11 +56,19 @@ from raytriever.training.guide import Guide
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run whose settings, data and model have been checked; `dataset` is measured, with its test split."""
+    """A run whose settings, data and model have been checked.
+
+    Args:
+        dataset: is measured, with its test split.
+        encoder: the reading of the encoder in one line.
+        weights: bytes of its weights in float32.
+    """
 
     config: Config
     dataset: RetrievalDataset
     trainings: tuple[OpenTraining, ...]
+    encoder: str
+    weights: int
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings for the tracker, including values from the model and the machine."""
@@ -75,8 +83,8 @@ class OpenRun:
         return used
 
 
-def open_run(config: Config, log: Log) -> tuple[OpenRun, Retriever]:
-    """Open and check the data and the encoder of a run; the encoder is on the CPU, to evaluate it before training."""
+def open_run(config: Config, log: Log) -> OpenRun:
+    """Open and check the data and the encoder of a run; no weights are read, but for those of a guide."""
     for training in config.trainings:
         with errors_of(training):
             build_loss(training.loss)  # only for its checks
@@ -84,7 +92,7 @@ def open_run(config: Config, log: Log) -> tuple[OpenRun, Retriever]:
         log(f"{PYDOCS}: the docstrings of Python's standard library, read once for each version")
     cpu = torch.device("cpu")  # the memory of a GPU belongs to the processes that evaluate and train
     precision = choose_precision(config.training.precision, cpu)
-    retriever = load_for_encoding(config.model, precision, cpu)
+    retriever = load_for_encoding(config.model, precision, cpu, weights=False)
     for training in config.trainings:
         with errors_of(training):
             check_widths(training.loss.widths, retriever.width)
@@ -106,7 +114,8 @@ def open_run(config: Config, log: Log) -> tuple[OpenRun, Retriever]:
     lines += [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in opened]
     for line in dict.fromkeys(lines):
         log(line)
-    return OpenRun(config, measured, tuple(trainings)), retriever
+    weights = 4 * sum(parameter.numel() for parameter in retriever.parameters())
+    return OpenRun(config, measured, tuple(trainings), retriever.summary(), weights)
 
 
 def _with_prompts(trainings: list[OpenTraining], measured: str, retriever: Retriever, log: Log) -> list[OpenTraining]:
@@ -220,7 +229,7 @@ def train_run(
     Args:
         tables: hard negatives of the trainings, from `find_negatives`.
         run_name: end of the names of child runs.
-        here: whether this process is the worker of a training with one worker; see `train_on_cluster`, also for `gpus`.
+        here: whether this process is the worker of a training with one worker; see `TrainingJob`, also for `gpus`.
     """
     folders = folders_of(opened.config, path)
     start: Path | None = None
@@ -241,17 +250,7 @@ def train_run(
             ray_session(workers),
             recorder.gauges.training(total_steps, config.refresh.refresh_every),
         ):
-            train_on_cluster(
-                config,
-                [dataset.location for dataset in training.data.datasets if dataset.location],
-                table,
-                total_steps,
-                folder,
-                recorder.record,
-                training.dev_sets,
-                here and workers == 1,
-                gpus=gpus,
-            )
+            train_on_cluster(training.job(table, folder, in_process=here and workers == 1, gpus=gpus), recorder.record)
         start = folder / MODEL
     if folders != [path]:
         # Copied, so that the run keeps the model when a stage's directory is removed.

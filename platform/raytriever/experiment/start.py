@@ -16,6 +16,7 @@ from raytriever.config import (
     check_config_paths,
     differences,
     in_all,
+    settings_of,
     to_dict,
 )
 from raytriever.errors import ConfigError, setting
@@ -31,15 +32,18 @@ _NAMED = ("dataset", "model", "loss", "seed", "revision")
 _MOST_SHOWN, _LONGEST_NAME = 6, 200  # settings, and characters, of a run's name at a tracker
 
 
-def check_run(config: Config, explicit: Iterable[str], run_name: str | None) -> str:
-    """Check the settings of a run, and return its name; raises `ConfigError`.
+def check_run(
+    config: Config, explicit: Iterable[str], run_name: str | None, search: Any = None, varied: Collection[str] = ()
+) -> str:
+    """Check the settings of a run or a sweep, and return its name; raises `ConfigError`.
 
     Args:
         explicit: names of the settings that the user gave.
-        run_name: None for the default name.
+        run_name: None for the default name of a run.
+        search, varied: see `check_explicit_settings`.
     """
     check_config(config)
-    check_explicit_settings(config, explicit)
+    check_explicit_settings(config, explicit, search, varied)
     name = default_run_name(config) if run_name is None else run_name
     check_run_name(name)
     check_config_paths(config)
@@ -115,7 +119,7 @@ def check_explicit_settings(
     extra = vars(search) if search else {}
     errors = [
         without_effect(
-            {key: value for name in SECTIONS for key, value in vars(getattr(training, name)).items()} | extra,
+            settings_of(training) | extra,
             sorted(explicit),
             needs,
         )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from statistics import fmean
 
@@ -24,9 +23,10 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
 from raytriever.evaluation.decision import decide_questions, questions_of
-from raytriever.evaluation.directory import points_of_training, write_evaluation
+from raytriever.evaluation.document import points_of
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import PER_QUERY
+from raytriever.evaluation.job import write_evaluation
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.results import EVALUATION, RESULTS
 from raytriever.evaluation.systems import Bm25System
@@ -38,10 +38,6 @@ from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
-from raytriever.models.description import describe
-from raytriever.models.files import stored_tensors
-from raytriever.models.resolution import read_files
-from raytriever.prompts import SIDES, Side
 from raytriever.report.evaluation import write_training_report
 from raytriever.search.calibration import FILE
 from raytriever.store.capacity import check_disk
@@ -83,9 +79,9 @@ def run_experiment(
         return RunResult(path, {name: metrics[name] for name in ("bm25", "before", "after")}, None, is_new=False)
     check_trackers(trackers)
     check_cluster()
-    opened, retriever = open_run(config, log)
+    opened = open_run(config, log)
     written = sum(file.stat().st_size for file in files_below(path)) if run.state == "interrupted" else 0
-    check_disk(path, bytes_of_run(config) - written, "the checkpoints and the model")
+    check_disk(path, bytes_of_run(config, opened.weights) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
     run.begin(dump_config(config), [training.loss for training in config.trainings])
     dataset, split = opened.dataset, config.data.test_split
@@ -105,30 +101,23 @@ def run_experiment(
         evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset, cache.index(dataset)))}
         negatives = find_negatives(opened, path, cache)
         del cache  # of a large corpus, the terms take much of the memory of this process
-        log(f"{config.model.model}: {retriever.summary()}")
+        log(f"{config.model.model}: {opened.encoder}")
         log(f"evaluating {config.model.model} before training")
-        precision = config.training.precision
-        evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
-        del retriever
+        [evaluations["before"]] = evaluate_model(dataset, [split], config.model, config.training.precision)
 
         log("training under Ray Train")
         train_run(opened, negatives, path, tracker, run_name, log)
-        log("evaluating the model after training")
-        trained = ModelConfig(model=str(path / MODEL))
-        evaluations["after"] = evaluate_model(dataset, split, trained, precision)
-        calibrate_trained(dataset, config, trained, evaluations["after"], log)
+        evaluations["after"] = evaluate_trained(dataset, config, ModelConfig(model=str(path / MODEL)), log)
         conclude(run, opened, folders_of(config, path), evaluations, tracker, started)
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)
 
 
-def bytes_of_run(config: Config) -> int:
-    """Estimate the bytes of the models and of the checkpoints of a run, at most; adapters are not counted."""
-    model = config.model
-    files = read_files(model)
-    sides: Sequence[Side] = ["passage"] if describe(files, model).towers == "shared" else SIDES
-    tensors = [tensor for side in sides for tensor in stored_tensors(files.sides[side].transformer.folder).values()]
-    weights = 4 * sum(prod(tensor.shape) for tensor in tensors)
+def bytes_of_run(config: Config, weights: int) -> int:
+    """Estimate the bytes of the models and of the checkpoints of a run, at most; adapters are not counted.
+
+    `weights` are the bytes of the encoder's in float32.
+    """
     total = weights
     for training in config.trainings:
         # The newest checkpoints, the best one and the one that is being written: weights and two moments each.
@@ -141,30 +130,33 @@ def bytes_of_run(config: Config) -> int:
 AIMS: tuple[tuple[AnswerAim, float | None], ...] = (("f1", None),)
 
 
-def calibrate_trained(
-    dataset: RetrievalDataset, config: Config, trained: ModelConfig, tested: Evaluation, log: Callable[[str], None]
-) -> None:
-    """Calibrate a trained model on the dev split, check it on the test split, and write `model/calibration.json`.
+def evaluate_trained(
+    dataset: RetrievalDataset, config: Config, trained: ModelConfig, log: Callable[[str], None]
+) -> Evaluation:
+    """Evaluate a trained model on the test split. Calibrate it on the dev split, and write `model/calibration.json`.
 
     A run with too few queries, or with the same queries in both splits, gets no calibration, and a line says why.
     """
-    splits = config.data.dev_split, config.data.test_split
-    if splits[0] not in dataset.judgements:  # a line has said so when it was opened
-        return
+    log("evaluating the model after training")
+    dev, test = splits = config.data.dev_split, config.data.test_split
+    judged = []
     try:
-        check_apart(dataset, *splits)
-        log(f"calibrating the scores on {splits[0]}")
-        measured = evaluate_model(dataset, splits[0], trained, config.training.precision)
-        choosing, checking = (
-            questions_of(select_judged_queries(dataset, split, Protocol()), one)
-            for split, one in zip(splits, (measured, tested), strict=True)
-        )
-        answers = decide_questions(dataset.name, choosing, checking, AIMS)
-        made = make_calibration(dataset, trained, splits, answers, int8=False)
+        if dev in dataset.judgements:  # otherwise a line has said so when it was opened
+            check_apart(dataset, *splits)
+            judged = [select_judged_queries(dataset, split, Protocol()) for split in splits]
+            log(f"calibrating the scores on {dev}")
     except DataError as error:
         log(f"the model gets no {FILE}: {error}")
-        return
-    log(save_calibration(made, trained))
+    precision = config.training.precision
+    evaluations = evaluate_model(dataset, splits if judged else [test], trained, precision)
+    if judged:
+        try:
+            choosing, checking = map(questions_of, judged, evaluations)
+            answers = decide_questions(dataset.name, choosing, checking, AIMS)
+            log(save_calibration(make_calibration(dataset, trained, splits, answers, int8=False), trained))
+        except DataError as error:
+            log(f"the model gets no {FILE}: {error}")
+    return evaluations[-1]
 
 
 def conclude(
@@ -187,7 +179,6 @@ def conclude(
     write_training_report(
         run.path,
         f"{config.model.model} trained with {config.losses} on {dataset.name}",
-        results,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
@@ -196,7 +187,7 @@ def conclude(
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     seconds = Point("total_seconds", time.monotonic() - started, 0, time.time_ns() // 1_000_000)
-    tracker.log([*points_of_training(results), seconds])
+    tracker.log([*points_of(results), seconds])
     own = [LOSSES] * (run.path / LOSSES).exists()
     evaluated = [f"{EVALUATION}/{name}" for name in (RESULTS, PER_QUERY)]
     for name in ("config.yaml", *own, "report.html", "figures", "model", *evaluated):

@@ -15,11 +15,13 @@ import torch
 
 from raytriever.cluster.ingest import choose_runner
 from raytriever.cluster.train.dev_sets import DevSet, open_dev_sets
+from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import SECTIONS, Config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.sampling.examples import check_positives
+from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.spread import shared
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import flag_of
@@ -57,6 +59,18 @@ class OpenTraining:
     total_steps: int
     dev_sets: tuple[DevSet, ...] = ()
     prompts: PromptTable = field(default_factory=PromptTable)
+
+    def job(self, negatives: NegativesTable | None, folder: Path, **resources: Any) -> TrainingJob:
+        """Return the training for the cluster; `resources` are further fields of `TrainingJob`."""
+        return TrainingJob(
+            config=self.config,
+            datasets=tuple(dataset.location for dataset in self.data.datasets if dataset.location),
+            negatives=negatives,
+            total_steps=self.total_steps,
+            folder=folder,
+            dev_sets=self.dev_sets,
+            **resources,
+        )
 
     def starting_from(self, model: Path) -> OpenTraining:
         """Return the training with the weights of another model; prompts and lengths stay its own."""
@@ -99,16 +113,22 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
             f"{flag_of('duplicates', False)}: {left:,} of {len(source.examples):,} queries share a positive in their "
             "batch"
         )
-    total_steps = training.max_steps or order.steps(training.epochs or 1.0)
+    total_steps = count_steps(config, order)
     if training.warmup_steps >= total_steps:
         reached = training.learning_rate * total_steps / (training.warmup_steps + 1)
         log(
             f"{flag_of('warmup_steps')} {training.warmup_steps} is not below the {total_steps:,} steps of this "
             f"training: the learning rate reaches {reached:.2g} of {training.learning_rate:.2g}"
         )
-    check_refresh(config.refresh, data, total_steps)
     dev_sets = open_dev_sets(config, dev, choose_runner(training.workers[1]), log)
     return OpenTraining(config, description, training_data, total_steps, dev_sets, prompts)
+
+
+def count_steps(config: Config, order: Order) -> int:
+    """Return the steps of a training with this order of examples; raises `ConfigError` if no refresh fits into them."""
+    total_steps = config.training.max_steps or order.steps(config.training.epochs or 1.0)
+    check_refresh(config.refresh, config.data, total_steps)
+    return total_steps
 
 
 def resolved_config(config: Config, description: Description) -> dict[str, dict[str, Any]]:
@@ -191,4 +211,4 @@ def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float |
     summary = summarize(values, training.patience)
     if training.best_metric == DEV_LOSS or not summary.best_step:
         return {}
-    return {"best": {"metric": training.best_metric, "step": summary.best_step, "value": summary.value}}
+    return {"best": {"metric": training.best_metric, "step": summary.best_step, "value": summary.best_value}}

@@ -199,13 +199,13 @@ def _calibration(calibration: Calibration | None) -> list[str]:
     checked = f"{calibration.checked_queries:,} queries of {splits[-1]}"
     if not calibration.is_checked_apart:
         checked = "the same queries, so they are a little too good"
-    low, high = calibration.first_error_interval
+    error = calibration.first_error
     about = (
         f"`calibration.json` says what {calibration.confidence.name} and scores mean for the passages of"
         f" `{one_line(calibration.dataset)}` (made {one_line(calibration.date)}). {decides} Thresholds were chosen on"
         f" {chosen}. The figures, with 95 % intervals, are of {checked}."
         f"{'' if kinds else ' All of these queries have a relevant passage.'} The calibration error of the best"
-        f" passage's probability is {calibration.first_error:.3f} (95 %: {low:.3f} to {high:.3f}). The"
+        f" passage's probability is {error.value:.3f} (95 %: {error.low:.3f} to {error.high:.3f}). The"
         " file is valid until a tenth of the passages has changed."
     )
     return [f"## Answers\n{about}\n" + (f"\n{markdown_table([head, *rows])}" if rows else "")]

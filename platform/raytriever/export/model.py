@@ -38,7 +38,7 @@ from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, encoder_digest, read_calibration
 from raytriever.store.commit import FORMAT, committed_directory, write_atomically
-from raytriever.store.disk import check_writable, disk_errors
+from raytriever.store.disk import check_writable
 from raytriever.store.objects import copy_of
 
 # Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
@@ -122,7 +122,7 @@ def _current_calibration(
     files = [resolve_model(config.model, config.revision) / CALIBRATION]
     if evaluation and len(results.about) == 1:
         [name], [dataset] = results.models, results.about
-        files.insert(0, Path(evaluation) / FOLDER / f"{name}.{dataset}.json")
+        files.insert(0, Path(evaluation) / FOLDER / name / f"{dataset}.json")
     for file in files:
         calibration = read_calibration(file)
         if calibration is None:
@@ -210,9 +210,8 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
     for folder in (path, path.parent):
         config, metrics = folder / "config.yaml", folder / "metrics.json"
         if config.is_file() and metrics.is_file() and (folder / "model") in (path, path / "model"):
-            with disk_errors(folder, reading=True):
-                settings = conform(read_yaml(config, _REMEDY), str(config), _Settings, _REMEDY)
-                return {"config": dict(settings), "trained": dict(read_json(metrics, _Trained, _REMEDY, format=FORMAT))}
+            settings = conform(read_yaml(config, _REMEDY), str(config), _Settings, _REMEDY)
+            return {"config": dict(settings), "trained": dict(read_json(metrics, _Trained, _REMEDY, format=FORMAT))}
     return {}
 
 

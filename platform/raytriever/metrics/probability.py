@@ -218,10 +218,9 @@ class ScoreMap(ABC):
         Raises:
             MetricInputError: a parameter is missing, unknown, not finite, or the map is not monotone.
         """
-        remedy, wrong = "fit it again", "is no map of scores"
         method = content.get("method") if isinstance(content, dict) else None
         kind = IsotonicMap if method == "isotonic" else PlattMap
-        return conform(content, where, kind, remedy, MetricInputError, wrong)
+        return conform(content, where, kind, "fit it again", MetricInputError)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import FORMAT, MANIFEST, committed_directory, read_manifest, write_atomically
-from raytriever.store.disk import check_writable, disk_errors, has_content
+from raytriever.store.disk import check_writable, has_content
 from raytriever.store.parts import Parts
 
 PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
@@ -102,8 +102,7 @@ def _begin(path: Path, plan: ScorePlan) -> bool:
     """
     own = asdict(plan)
     if not has_content(path):
-        with disk_errors(path):
-            (path / PARTS).mkdir(parents=True, exist_ok=True)
+        (path / PARTS).mkdir(parents=True, exist_ok=True)
         write_atomically(path / PLAN, json.dumps({"key": plan.key, **own}, indent=1))
         return False
     is_finished = (path / MANIFEST).exists()
@@ -118,8 +117,7 @@ def _begin(path: Path, plan: ScorePlan) -> bool:
 
 def _read_plan(path: Path) -> Mapping[str, Any]:
     try:
-        with disk_errors(path / PLAN, reading=True):
-            return read_json(path / PLAN, _Plan, _OTHER_OUTPUT)
+        return read_json(path / PLAN, _Plan, _OTHER_OUTPUT)
     except (FileNotFoundError, NotADirectoryError):
         return {}
 

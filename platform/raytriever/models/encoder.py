@@ -23,7 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.decoder import disable_cache
-from raytriever.models.files import check_loaded, first_line, load_weights
+from raytriever.models.files import check_loaded, empty_model, first_line, load_weights
 from raytriever.models.lora import DROPOUT
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pipeline.head import output_width
@@ -258,13 +258,14 @@ def hidden_size(backbone: nn.Module) -> int:
     return int(backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
 
-def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32) -> nn.Module:
+def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, weights: bool = True) -> nn.Module:
     """Load a transformers model from its safetensors, without running code of its directory.
 
     A pooler without weights in the files is removed, as in a model without a pooler.
 
     Args:
         dtype: type of the weights; stored weights of another type are converted one at a time.
+        weights: whether weights are read; otherwise the model is on the meta device.
 
     Raises:
         ModelError: the files are missing or damaged, are not of a text encoder, or do not hold all of its weights.
@@ -273,6 +274,9 @@ def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32) 
     disable_cache(config)
     _check_not_quantised(config, directory)
     kind = _model_class(config, directory)
+    if not weights:
+        empty: nn.Module = empty_model(kind, config, directory, dtype, _check_text_encoder)
+        return empty
     backbone, report = load_weights(kind, config, directory, dtype, _check_text_encoder)
     pooler = {name for name, _ in backbone.named_parameters() if name.startswith("pooler.")}
     if pooler and pooler <= report["missing_keys"] and "add_pooling_layer" in signature(type(backbone)).parameters:

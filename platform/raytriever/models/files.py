@@ -23,7 +23,6 @@ from raytriever.errors import ModelError, UserError
 from raytriever.models.source import ADAPTER
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import read_json
-from raytriever.store.disk import disk_errors
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +97,7 @@ def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, Stored
     for file in _weight_files(directory, remedy):
         if not file.is_file():
             raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), REMEDY)
-        with disk_errors(file, reading=True), open_tensors(file, REMEDY, ModelError) as tensors:
+        with open_tensors(file, REMEDY, ModelError) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 one = tensors.get_slice(name)
                 stored[name] = StoredTensor(str(one.get_dtype()), tuple(one.get_shape()))
@@ -158,6 +157,31 @@ def quiet_transformers(warnings: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def empty_model(
+    kind: Any,
+    config: Any,
+    directory: Path,
+    dtype: torch.dtype,
+    check: Callable[[Any, Path], None] = lambda model, directory: None,
+) -> Any:
+    """Return the model that `config.json` describes, on the meta device, after a comparison with the files' sizes.
+
+    Args:
+        kind, check: see `load_weights`.
+
+    Raises:
+        ModelError: the files are missing or damaged, or do not fit the configuration.
+    """
+    import torch
+
+    stored = stored_tensors(directory)
+    with model_errors(directory), quiet_transformers(warnings=False), torch.device("meta"):
+        empty = kind.from_config(config, trust_remote_code=False, dtype=dtype)
+    check(empty, directory)
+    check_sizes(empty, stored, directory)
+    return empty
+
+
 def load_weights(
     kind: Any,
     config: Any,
@@ -174,13 +198,7 @@ def load_weights(
     Raises:
         ModelError: the files are missing or damaged, or do not fit the configuration.
     """
-    import torch
-
-    stored = stored_tensors(directory)
-    with model_errors(directory), quiet_transformers(warnings=False), torch.device("meta"):
-        empty = kind.from_config(config, trust_remote_code=False)
-    check(empty, directory)
-    check_sizes(empty, stored, directory)
+    empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
         model, report = kind.from_pretrained(
             directory,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -260,11 +261,12 @@ class Retriever(nn.Module):
 
 
 @activity("loading the encoder")
-def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Retriever:
+def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weights: bool = True) -> Retriever:
     """Load the model a configuration names, in evaluation mode.
 
     Args:
         dtype: type of the weights of its transformers.
+        weights: whether weights are read; otherwise their sizes are checked, and the towers are on the meta device.
 
     Raises:
         ModelError: the model cannot be found, trusted or read.
@@ -281,14 +283,16 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
         _check_same_tokenizer(tokenizer, load_tokenizer(transformers["passage"]), directory)
     append_end_token(tokenizer, description.append_eos, description.pooling, directory)
     heads = head_modules(files, description, config)
-    query = _load_tower(transformers["query"], description, heads["query"], {}, dtype)
+    query = _load_tower(transformers["query"], description, heads["query"], {}, dtype, weights)
     if description.towers == "separate":
         modules = {} if has_one else _loaded(heads["query"], query)
-        passage = _load_tower(transformers["passage"], description, heads["passage"], modules, dtype)
+        passage = _load_tower(transformers["passage"], description, heads["passage"], modules, dtype, weights)
     elif heads["query"] == heads["passage"]:
         passage = query
     else:
-        passage = _load_tower(query.backbone, description, heads["passage"], _loaded(heads["query"], query), dtype)
+        passage = _load_tower(
+            query.backbone, description, heads["passage"], _loaded(heads["query"], query), dtype, weights
+        )
     if query.width != passage.width:
         reason = f"embeds queries with {query.width} components, but passages with {passage.width}"
         raise ModelError(reason, str(directory), "use a model with one width")
@@ -314,6 +318,7 @@ def _load_tower(
     head: Sequence[Module],
     loaded: dict[Path, nn.Module],
     dtype: torch.dtype,
+    weights: bool,
 ) -> Encoder:
     """Load one tower.
 
@@ -321,12 +326,14 @@ def _load_tower(
         source: files of the transformer, or the loaded transformer of the other tower.
         loaded: modules of the other tower by their folders, which this tower shares.
         dtype: type of the weights of the transformer; modules after the pooling are float32.
+        weights: whether weights are read.
     """
-    backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype)
-    if isinstance(source, Transformer):
-        set_bidirectional(backbone, description.bidirectional, source.folder)
-    tower = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
-    tower.head = load_head(head, tower.pooled_width, loaded)
+    with nullcontext() if weights else torch.device("meta"):
+        backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype, weights)
+        if isinstance(source, Transformer):
+            set_bidirectional(backbone, description.bidirectional, source.folder)
+        tower = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
+        tower.head = load_head(head, tower.pooled_width, loaded, weights)
     return tower
 
 

@@ -154,7 +154,7 @@ class MtebEncoder:
         return parameters, sum(file.stat().st_size for file in files)
 
     def _published_name(self) -> str:
-        from raytriever.evaluation.names import distinct_names
+        from raytriever.evaluation.datasets import distinct_names
         from raytriever.models.resolution import commit_of
         from raytriever.models.source import PUBLISHED
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,19 @@ import numpy as np
 
 from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.protocol import Protocol, metric_title, parse_aims, read_metrics, removed_share
+from raytriever.evaluation.document import points_of
+from raytriever.evaluation.protocol import Protocol, asks_removed, parse_aims, read_metrics, removed_share
 from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
+from raytriever.evaluation.tables import MetricTables, printed
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.mteb.encoder import require_mteb
 from raytriever.mteb.search import MtebJob, TaskSearch
 from raytriever.options import nearest
 from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import check_writable
-from raytriever.terminal import markdown_table
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing, points_now
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
 SUITE = setting("suite", "mteb")
 
@@ -55,7 +56,6 @@ def build_mteb_job(
     for model in models:
         if model.config is None:
             raise ConfigError(f"{BM25} is no encoder", setting("model"), f"leave it out with {SUITE}")
-    removed_share(unanswerable)  # only for its checks
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
         raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")
@@ -66,7 +66,8 @@ def build_mteb_job(
         aims=parse_aims(aims),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        unanswerable=unanswerable,
+        removed=removed_share(unanswerable),
+        foreign=[word for word in unanswerable if not asks_removed(word)],
         precision=precision or MtebJob.precision,
         max_bad_rows=max_bad_rows,
     )
@@ -115,56 +116,11 @@ def _look_up(find: Callable[[str], Any], name: str, kind: str) -> Any:
 TABLE, TRACEBACK = "table.md", ".error.txt"
 
 
-@dataclass(frozen=True)
-class TaskScore:
-    """Result of a model on a task: MTEB's main score, and the means of our figures over the splits of the task."""
-
-    model: str
-    task: str
-    kind: str
-    main: float
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def points(self) -> list[Point]:
-        """Return all figures for a tracker."""
-        values = {"main_score": self.main, **self.metrics}
-        return points_now({f"{self.model}/{self.task}/{name}": value for name, value in values.items()})
-
-
-@dataclass
-class MtebResults:
-    """Results of all models, and a line for each task that could not be evaluated, by the task's name."""
-
-    scores: list[TaskScore] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-
-    def table(self) -> str:
-        """Return a Markdown table: a row for each model and task, with the mean of the main scores of each model."""
-        names = list(dict.fromkeys(name for row in self.scores for name in row.metrics))
-        rows = [("model", "task", "type", "main score", *map(metric_title, names))]
-        for model in dict.fromkeys(row.model for row in self.scores):
-            own = [row for row in self.scores if row.model == model]
-            rows += [
-                (
-                    model,
-                    row.task,
-                    row.kind,
-                    f"{row.main:.4f}",
-                    *(f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names),
-                )
-                for row in own
-            ]
-            if len(own) > 1:
-                mean = f"{np.mean([row.main for row in own]):.4f}"
-                rows.append((model, f"mean over {len(own)} tasks", "", mean, *("" for _ in names)))
-        return markdown_table(rows, right=3) if self.scores else ""
-
-    def raise_failures(self) -> None:
-        """Raise `DataError` that names the tasks without a result, if there are any."""
-        if self.failures:
-            raise DataError(
-                f"no result of {', '.join(self.failures)}", None, "run the same command again to try them once more"
-            )
+def raise_missing(results: Results) -> None:
+    """Raise `DataError` that names the tasks without a result, if there are any."""
+    if results.missing:
+        remedy = "run the same command again to try them once more"
+        raise DataError(f"no result of {', '.join(results.missing)}", None, remedy)
 
 
 def run_mteb(
@@ -175,11 +131,15 @@ def run_mteb(
     log: Callable[[str], None],
     backend: RetrievalBackend | None = None,
     on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
-) -> MtebResults:
+) -> Results:
     """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded or MTEB's code of a task
     fails, the others go on.
 
-    `fresh` removes earlier results of the models in the output. `on_result` gets our figures on each task.
+    `fresh` removes earlier results of the models in the output. `on_result` gets the metrics of each task.
+
+    Returns:
+        By model and task `main_score` of MTEB, and the means of our metrics over the splits of the task. `missing` are
+        the names of the tasks that could not be evaluated.
     """
     from mteb import ResultCache
 
@@ -192,22 +152,23 @@ def run_mteb(
     runs = [_ModelRun(job, model, encoders, cache, backend or RetrievalBackend(), log) for model in job.models]
     for run in runs:
         run.check_revision(fresh)
-    results, tracked = MtebResults(), tracker()
+    results, tracked = Results(models={model.name: {} for model in job.models}), tracker()
     with closing(tracked):
         tracked.describe(*_description(job, encoders), {STAGE: "mteb"})
         for run in runs:
             for task in job.tasks:
+                name = task.metadata.name
                 try:
-                    score = run.evaluate(task)
+                    metrics = run.evaluate(task)
                 except DataError as error:
-                    results.failures[task.metadata.name] = str(error)
+                    results.missing += [name] * (name not in results.missing)
                     log(f"MISSING: {error}")
                 else:
-                    results.scores.append(score)
-                    tracked.log(score.points())
+                    results.models[run.model.name][name] = dict(metrics)
                     if on_result is not None:
-                        on_result(score.model, score.task, score.metrics)
-        write_atomically(output / TABLE, results.table())
+                        on_result(run.model.name, name, metrics)
+        tracked.log(points_of(results))
+        write_atomically(output / TABLE, printed(MetricTables(results.models, [], []).in_print({})))
         tracked.log_file(output / TABLE)
     return results
 
@@ -243,7 +204,7 @@ class _ModelRun:
                 f"give another {setting('output')}, or {setting('fresh', True)} to remove them",
             )
 
-    def evaluate(self, task: Any) -> TaskScore:
+    def evaluate(self, task: Any) -> dict[str, float]:
         """Return the result of a task: the stored one, or a new one, which is stored.
 
         If its data cannot be loaded or read, or MTEB's code fails, it raises `DataError` and keeps the traceback.
@@ -258,7 +219,7 @@ class _ModelRun:
         figures = searcher.figures() if is_retrieval else {}
         if stored is not None and figures is not None:
             self.log(f"{name}: {self.model.name} was evaluated before, see {searcher.folder}")
-            return self._score(task, stored, figures)
+            return _metrics(stored, figures)
         if isinstance(task, AbsTaskAggregate):
             for part in task.tasks:
                 self.evaluate(part)
@@ -280,7 +241,7 @@ class _ModelRun:
         finally:
             if not isinstance(task, AbsTaskAggregate):
                 task.unload_data()
-        return self._score(task, result, (searcher.figures() if is_retrieval else {}) or {})
+        return _metrics(result, (searcher.figures() if is_retrieval else {}) or {})
 
     def _run(self, searcher: TaskSearch, task: Any, again: bool) -> Any:
         import mteb
@@ -342,14 +303,16 @@ class _ModelRun:
                 "go online, or leave the task out",
             ) from error
 
-    def _score(self, task: Any, result: Any, figures: Mapping[str, Results]) -> TaskScore:
-        rows = [
-            metrics for content in figures.values() for sets in content.models.values() for metrics in sets.values()
-        ]
-        means = {}
-        for name in dict.fromkeys(name for row in rows for name in row):
-            means[name] = float(np.mean([value for row in rows if (value := row.get(name)) is not None]))
-        return TaskScore(self.model.name, task.metadata.name, task.metadata.type, float(result.get_score()), means)
+
+def _metrics(result: Any, figures: Mapping[str, Results]) -> dict[str, float]:
+    """Return MTEB's main score, and the means of our metrics over the splits and subsets of a task."""
+    rows = [metrics for content in figures.values() for sets in content.models.values() for metrics in sets.values()]
+    values = {
+        name: [value for row in rows if (value := row.get(name)) is not None]
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
+    means = {name: float(np.mean(own)) for name, own in values.items() if own}
+    return {"main_score": float(result.get_score()), **means}
 
 
 def _first_line(error: Exception) -> str:

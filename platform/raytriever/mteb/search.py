@@ -24,22 +24,19 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sources import Files, Row, Rows
 from raytriever.errors import DataError, StorageError
-from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.decision import decide_dataset
-from raytriever.evaluation.directory import EvaluationDirectory
 from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.job import EvaluationDirectory
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
-from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import (
     AUC,
     PAIR_AIMS,
     JudgedQueries,
     Protocol,
-    asks_removed,
-    removed_share,
     select_judged_queries,
 )
-from raytriever.evaluation.request import EvaluationJob, OpenPart, add_unanswerable
+from raytriever.evaluation.request import EvaluationJob, OpenPart, add_foreign_questions
 from raytriever.evaluation.results import Results, as_read
 from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
 from raytriever.models.config import ModelConfig
@@ -99,20 +96,22 @@ RETRIEVAL = "retrieval"
 class MtebJob(EvaluationJob):
     """Models and tasks of an evaluation on MTEB, and our figures on each retrieval task.
 
-    Tasks without the calibration split get no thresholds. Of `unanswerable`, only `removed` counts for a reranking
-    task, whose queries have candidates. The precision is fp32 by default on every device, so that results of different
+    Tasks without the calibration split get no thresholds. `foreign` does not count for a reranking task, whose queries
+    have candidates. The precision is fp32 by default on every device, so that results of different
     machines compare.
     """
 
     datasets: Sequence[EvaluationDataset] = ()
     baselines: Sequence[str] = ()
     precision: str | None = "fp32"
+    protocol: Protocol = field(default_factory=Protocol)
+    max_bad_rows: float = 0.01
     tasks: Sequence[Any]
 
     @property
     def measures(self) -> dict[str, Any]:
         """All that decides our figures of a model on a task."""
-        names = ("aims", "calibration_split", "confidence", "unanswerable", "max_bad_rows")
+        names = ("aims", "calibration_split", "confidence", "removed", "foreign", "max_bad_rows")
         return {"metrics": self.protocol.metrics, **{name: getattr(self, name) for name in names}}
 
     @property
@@ -166,14 +165,14 @@ class TaskSearch(MtebEncoder):
         `top_ranked` has the candidates of each query, of which its results are chosen. Settings of MTEB's own encoders
         are not used. Return scores by query and document.
         """
-        kinds = self.job.unanswerable
-        if top_ranked is not None and not all(map(asks_removed, kinds)):
+        foreign = self.job.foreign
+        if top_ranked is not None and foreign:
             self.log(f"{self.task.metadata.name}: queries that are made have no candidates, so they are left out")
-            kinds = list(filter(asks_removed, kinds))
+            foreign = ()
         data = {**self._splits(hf_subset)[hf_split], "corpus": self._corpus, "queries": queries}
-        opened = self._open(data, kinds, hf_split)
+        opened = self._open(data, foreign, hf_split)
         ranked = RankedQueries.of(self._system(opened.dataset), top_k, top_ranked)
-        self._measure(opened, ranked, hf_subset, hf_split, kinds)
+        self._measure(opened, ranked, hf_subset, hf_split, foreign)
         return ranked.results(list(queries["id"]))
 
     def label_of(self, subset: str, split: str) -> str:
@@ -206,13 +205,13 @@ class TaskSearch(MtebEncoder):
     def _protocol(self) -> Protocol:
         return replace(self.job.protocol, drop_own=self.task.ignore_identical_ids)
 
-    def _open(self, data: Mapping[str, Any], kinds: Sequence[str], split: str) -> OpenPart:
+    def _open(self, data: Mapping[str, Any], foreign: Sequence[str], split: str) -> OpenPart:
         metadata, max_bad_rows = self.task.metadata, self.job.max_bad_rows
         dataset = open_split(data, metadata, safe_name(metadata.name)[:100], max_bad_rows)
         if dataset.quarantine.total:
             self.log(f"{metadata.name}: {dataset.quarantine.total:,} bad rows are left out, such as repeated ids")
         judged = {SPLIT: select_judged_queries(dataset, SPLIT, self._protocol)}
-        return add_unanswerable(OpenPart(metadata.name, dataset, judged), kinds, max_bad_rows, self.log, split)
+        return add_foreign_questions(OpenPart(metadata.name, dataset, judged), foreign, max_bad_rows, self.log, split)
 
     def _system(self, dataset: RetrievalDataset) -> DenseSystem:
         metadata = self.task.metadata
@@ -221,13 +220,15 @@ class TaskSearch(MtebEncoder):
             self.log(f"{metadata.name}: {self.label}: {prompts}")
         return DenseSystem(dataset, self.config, self.retriever, self.backend, prompts)
 
-    def _measure(self, opened: OpenPart, ranked: RankedQueries, subset: str, split: str, kinds: Sequence[str]) -> None:
+    def _measure(
+        self, opened: OpenPart, ranked: RankedQueries, subset: str, split: str, foreign: Sequence[str]
+    ) -> None:
         label, model, protocol = self.label_of(subset, split), self.label or "model", self._protocol
         dataset, judged = opened.dataset, opened.judged[SPLIT]
         evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
-        chosen_on = self._calibrate(subset, split, kinds, (judged, evaluation))
+        chosen_on = self._calibrate(subset, split, foreign, (judged, evaluation))
         measured = DatasetMeasurement(
-            EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name),
+            EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name, protocol),
             [
                 PartMeasurement(label, dataset, judged, {model: evaluation}, {model: chosen_on[1]}, chosen_on[0])
                 if chosen_on
@@ -236,7 +237,7 @@ class TaskSearch(MtebEncoder):
         )
         aims = self.job.aims if chosen_on else ()
         try:
-            decisions = decide_dataset(measured, aims, self.job.confidence, removed_share(kinds))
+            decisions = decide_dataset(measured, aims, self.job.confidence, self.job.removed)
         except DataError as error:
             self.log(f"{error}, so there are no thresholds")
             decisions = []
@@ -245,12 +246,12 @@ class TaskSearch(MtebEncoder):
         meta = {"kind": "evaluation", "key": self.job.key}
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
             results = Results(request=as_read(request))
-            directory = EvaluationDirectory(folder, protocol, results, self.job.calibration_split)
+            directory = EvaluationDirectory(folder, results, self.job.calibration_split)
             directory.add(measured, decisions)
             directory.finish()
 
     def _calibrate(
-        self, subset: str, split: str, kinds: Sequence[str], evaluated: tuple[JudgedQueries, Evaluation]
+        self, subset: str, split: str, foreign: Sequence[str], evaluated: tuple[JudgedQueries, Evaluation]
     ) -> tuple[JudgedQueries, Evaluation] | None:
         """Measure the split on which thresholds are chosen; it may be the `evaluated` one.
 
@@ -267,7 +268,7 @@ class TaskSearch(MtebEncoder):
             return None
         if is_same:
             return evaluated
-        protocol, opened = replace(self._protocol, metrics=(AUC,)), self._open(data, kinds, chosen_on)
+        protocol, opened = replace(self._protocol, metrics=(AUC,)), self._open(data, foreign, chosen_on)
         judged = opened.judged[SPLIT]
         return judged, evaluate(opened.dataset, SPLIT, self._system(opened.dataset), protocol, judged)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from raytriever.store.cache import BOUNDS, cache_folder, is_held
 from raytriever.store.commit import MANIFEST
-from raytriever.store.disk import disk_errors, walk
+from raytriever.store.disk import walk
 from raytriever.store.lock import LOCK, owner_of
 from raytriever.store.objects import address_of, listing
 from raytriever.store.owner import Owner
@@ -77,13 +77,12 @@ def _children(folder: Path) -> list[Path]:
     """Return the content of a folder without lock files; an empty list if there is no such folder."""
     if not folder.is_dir():
         return []
-    with disk_errors(folder, reading=True):
-        return sorted(path for path in folder.iterdir() if not path.name.endswith(LOCK))
+    return sorted(path for path in folder.iterdir() if not path.name.endswith(LOCK))
 
 
 def _entry(path: Path) -> CacheEntry | None:
     """Return an entry; None if another process has just removed it."""
-    with suppress(FileNotFoundError), disk_errors(path, reading=True):
+    with suppress(FileNotFoundError):
         return CacheEntry(path, size_of(path), last_use_time(path), owner_of(path), is_held(path))
     return None
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.config import FOLDERS
-from raytriever.errors import ConfigError, StorageError, UserError, flag_of
+from raytriever.errors import ConfigError, StorageError, UserError, disk_errors, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
 from raytriever.operation.cache import size_of
 from raytriever.reading.structured import parse_json, read_json, read_yaml
 from raytriever.store.commit import MANIFEST, one_writer, remove
-from raytriever.store.disk import disk_errors
 from raytriever.store.lock import owner_of
 from raytriever.store.remote import pull
 from raytriever.tracking.steps import training_folders
@@ -79,8 +78,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
         if not folder.is_dir():
             raise ConfigError("no such folder", str(folder), "give a run directory, or a folder of run directories")
         entry = read_run(folder)
-        with disk_errors(folder, reading=True):
-            children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         entries += [entry] if entry is not None else [run for path in children if (run := read_run(path)) is not None]
     return entries
 
@@ -261,7 +259,7 @@ def _last_steps(file: Path) -> list[int]:
     """Return the steps of the last lines of a `steps.jsonl`, without a line that a killed process left incomplete."""
     if not file.is_file():
         return []
-    with disk_errors(file, reading=True), open(file, "rb") as stream:
+    with disk_errors(file), open(file, "rb") as stream:
         stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
         lines = stream.read().splitlines()
     steps = []
@@ -274,13 +272,11 @@ def _last_steps(file: Path) -> list[int]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    with disk_errors(file, reading=True):
-        return read_json(file, dict[str, Any], "")
+    return read_json(file, dict[str, Any], "")
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    with disk_errors(file, reading=True):
-        content = read_yaml(file, "")
+    content = read_yaml(file, "")
     if not isinstance(content, dict):
         raise StorageError("the file holds no settings", str(file))
     return content

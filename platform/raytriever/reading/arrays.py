@@ -57,7 +57,7 @@ def read_array(
         _check_size(size - start, dtype, lengths)
         if mapped is None or not count:
             return np.fromfile(stream, dtype, count).reshape(lengths)
-    return np.memmap(file, dtype, mapped, start, lengths)
+        return np.memmap(file, dtype, mapped, start, lengths)
 
 
 def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]], remedy: str) -> dict[str, ndarray]:
@@ -190,16 +190,17 @@ def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError)
 
     Raises:
         UserError: of the kind `error`: the header is broken, or names other bytes than there are.
-        OSError: the file cannot be opened, or is a folder.
+        FileNotFoundError: there is no such file.
     """
     from safetensors import SafetensorError, safe_open
 
-    check_regular(file)  # safetensors calls a file missing that may not be read
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except SafetensorError as reason:
-        raise error(f"{CHANGED}: {' '.join(str(reason).split())[:200]}", str(file), remedy) from reason
+    with checked(file, remedy, error):
+        check_regular(file)  # safetensors calls a file missing that may not be read
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                yield tensors
+        except SafetensorError as reason:
+            raise Mismatch(f"{CHANGED}: {' '.join(str(reason).split())[:200]}") from reason
 
 
 def _opened(file: Path) -> BinaryIO:

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from raytriever.errors import StorageError, UserError
+from raytriever.errors import StorageError, UserError, disk_errors
 from raytriever.reading.regular import open_regular
 
 T = TypeVar("T")
@@ -43,11 +43,13 @@ class Mismatch(ValueError):
 
 @contextmanager
 def checked(where: Path | str, remedy: str, error: type[UserError] = StorageError, wrong: str = "") -> Iterator[None]:
-    """Raise a `Mismatch` in the block as a user error about a file or a line; `wrong` begins the sentence."""
-    try:
-        yield
-    except Mismatch as mismatch:
-        raise error(f"{wrong}: {mismatch}" if wrong else str(mismatch), str(where), remedy) from mismatch.__cause__
+    """Raise a `Mismatch` in the block as a user error about a file or a line, and errors of the disk as `disk_errors`
+    does; `wrong` begins the sentence."""
+    with disk_errors(where):
+        try:
+            yield
+        except Mismatch as mismatch:
+            raise error(f"{wrong}: {mismatch}" if wrong else str(mismatch), str(where), remedy) from mismatch.__cause__
 
 
 def read_json(
@@ -111,9 +113,7 @@ def _parsed(text: bytes | str) -> Any:
     return value
 
 
-def conform(
-    value: object, where: str, kind: type[T], remedy: str, error: type[UserError] = StorageError, wrong: str = CHANGED
-) -> T:
+def conform(value: object, where: str, kind: type[T], remedy: str, error: type[UserError] = StorageError) -> T:
     """Return a value that JSON or YAML held as the type `kind`.
 
     A type is `str`, `int` (64 bits), `float`, `bool`, `Any`, a `Literal`, a union, `list[...]`,
@@ -122,12 +122,11 @@ def conform(
 
     Args:
         remedy: what the user can do where it is another.
-        wrong: how the sentence begins that says what differs.
 
     Raises:
         UserError: of the kind `error`, naming the first key whose value is of another type.
     """
-    with checked(where, remedy, error, wrong):
+    with checked(where, remedy, error, CHANGED):
         return _conformed(value, kind, ())  # type: ignore[return-value]
 
 
@@ -142,9 +141,9 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
     """
     import yaml
 
-    with open_regular(file) as stream:
-        raw = stream.read(MOST_YAML_BYTES + 1)
     with checked(file, remedy, error):
+        with open_regular(file) as stream:
+            raw = stream.read(MOST_YAML_BYTES + 1)
         if len(raw) > MOST_YAML_BYTES:
             raise Mismatch(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings")
         loader = None

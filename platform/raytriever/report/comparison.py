@@ -22,14 +22,11 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
+from raytriever.evaluation.datasets import distinct_names, unique_names
 from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.files import QueryMetrics, values_of
-from raytriever.evaluation.metric_tables import MetricTables, number_cell, p_cell, significance_cell
-from raytriever.evaluation.names import distinct_names, unique_names
-from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.table import Cell, ReportTable
-from raytriever.metrics.significance import LEVEL
+from raytriever.evaluation.tables import MetricTables, ReportTable, pairs_table
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
 from raytriever.report.finished_runs import NOT_SETTINGS, Figures, FinishedRun, MlflowRuns, read_directory
@@ -214,7 +211,10 @@ def seed_tables(
 
     `names` are those of `comparison.row_names`.
     """
-    trained = {label: [names[index, "after"] for index in own] for label, own in _settings_of_seeds(runs).items()}
+    trained = {
+        f"{label} ({len(own)} seeds)" if len(own) > 1 else label: [names[index, "after"] for index in own]
+        for label, own in _settings_of_seeds(runs).items()
+    }
     if all(len(own) < 2 for own in trained.values()):
         return []
     # Rows that all runs share are the encoder before training and BM25.
@@ -231,7 +231,12 @@ def seed_tables(
             if all(name in whole["models"] for name in own)
         }
     )
-    return [_seed_table(results, {label: len(own) for label, own in rows.items()})]
+    pairs = seeded_pair_rows(results, lambda row, other: max(len(rows[row]), len(rows[other])) > 1)
+    note = (
+        "Runs that differ in the seed alone are one setting. The error of a difference has a part of the queries and a "
+        "part of the seeds. A setting with one seed is not tested."
+    )
+    return pairs_table(pairs, "Settings over seeds", note)
 
 
 def _trained(runs: Sequence[FinishedRun]) -> list[int]:
@@ -257,26 +262,3 @@ def _settings_of_seeds(runs: Sequence[FinishedRun]) -> dict[str, list[int]]:
 def _seed_metrics(content: QueryMetrics, seed: int | None) -> SeedMetrics:
     values = values_of(content)
     return SeedMetrics(seed, {metric: float(np.nanmean(one)) for metric, one in values.items()}, values)
-
-
-def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> ReportTable:
-    cells: list[list[str | Cell]] = [
-        [
-            str(row.dataset),
-            metric_title(row.metric),
-            row.model,
-            row.against,
-            significance_cell(row.p_holm),
-            number_cell(row.difference, signed=True),
-            f"{seeds[row.model]} and {seeds[row.against]}",
-            p_cell(row.p),
-        ]
-        for row in seeded_pair_rows(results, lambda row, other: max(seeds[row], seeds[other]) > 1)
-    ]
-    columns = ["data set", "metric", "setting", "against", "significant", "difference", "seeds", "p"]
-    note = (
-        "Runs that differ in the seed alone are one setting. The error of a difference has a part of the queries and a "
-        "part of the seeds. Significant: p, after Holm's correction over the pairs and data sets of a metric, is below "
-        f"{LEVEL}. A setting with one seed is not tested."
-    )
-    return ReportTable("Settings over seeds", columns, cells, note)

@@ -8,13 +8,15 @@ from pathlib import Path
 from raytriever.activity import activity
 from raytriever.evaluation.document import document
 from raytriever.evaluation.files import read_pools, read_queries, scores_file
-from raytriever.evaluation.metric_tables import Values
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import EVALUATION, FormRow, Results, ThresholdRow, datasets_of, metrics_of, rows_of
+from raytriever.evaluation.tables import Values
 from raytriever.report.figures import (
+    save_calibration,
     save_curves,
     save_gains,
-    save_score_figures,
+    save_roc,
+    save_score_histograms,
     save_sizes,
     save_thresholds,
     styles_of,
@@ -32,31 +34,54 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
 
     The directory has `results.json`, and optionally `per_query/` and `scores/`.
     """
-    results = Results.read(folder)
-    models, datasets, figures = results.models, datasets_of(results.models), folder / FIGURES
-    pictures = [one for name in datasets for one in form_pictures(figures, name, rows_of(results.forms, name))]
-    baselines = [name for name in results.baselines if name in models] or list(models)[:1]
-    pictures += gain_pictures(figures, models, baselines)
-    for name in datasets:
-        pictures += score_pictures(folder, name, list(models))
-    for name in datasets:
-        pictures += threshold_pictures(figures, name, rows_of(results.thresholds, name), list(models))
-    _write_report(folder, title, results, pictures, folder)
+    _write_report(folder, folder, title)
+
+
+@activity("drawing the figures and the report")
+def write_training_report(
+    folder: Path,
+    title: str,
+    losses: Curve,
+    dev_losses: Curve,
+    dev_metrics: Mapping[str, Curve],
+    config_yaml: str,
+    notes: Sequence[str],
+) -> None:
+    """Write `figures/*` (PNG and SVG) and `report.html` of a training run, whose evaluation directory is written.
+
+    The figures are those of the evaluation, and the curves of the training. `notes` are further lines above the tables.
+    """
+    curves = {"loss": ("Loss", {"train": losses, "dev": dev_losses})}
+    if measured := {metric_title(name): points for name, points in dev_metrics.items() if points}:
+        curves["dev"] = ("Metrics of checkpoints on dev data, measured during training", measured)
+    _write_report(folder, folder / EVALUATION, title, curves, [f"{note}." for note in notes], config_yaml)
 
 
 def _write_report(
     folder: Path,
+    evaluation: Path,
     title: str,
-    results: Results,
-    pictures: Sequence[Picture],
-    source: Path,
+    curves: Mapping[str, tuple[str, Mapping[str, Curve]]] | None = None,
     notes: Sequence[str] = (),
     settings: str = "",
 ) -> None:
+    """Write the page of an evaluation; `curves` are by step, with a caption, by the name of their file."""
+    results, figures = Results.read(evaluation), folder / FIGURES
+    models, datasets = results.models, datasets_of(results.models)
+    baselines = [name for name in results.baselines if name in models] or list(models)[:1]
+    pictures = []
+    for name, (caption, values) in (curves or {}).items():
+        save_curves(figures / f"{name}.png", values, "dev data" if name == "dev" else name)
+        pictures.append(Picture(caption, figures / f"{name}.svg", "Training"))
+    pictures += [one for name in datasets for one in form_pictures(figures, name, rows_of(results.forms, name))]
+    pictures += gain_pictures(figures, models, baselines)
+    for name in datasets:
+        pictures += score_pictures(evaluation, figures, name, list(models))
+        pictures += threshold_pictures(figures, name, rows_of(results.thresholds, name), list(models))
     sections = document(results)
     about = [*(line for section in sections for line in section.about), *notes]
     tables = [table for section in sections for table in section.tables]
-    write_page(folder / REPORT, Page(title, about, tables, pictures, read_queries(source), settings))
+    write_page(folder / REPORT, Page(title, about, tables, pictures, read_queries(evaluation), settings))
 
 
 def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
@@ -76,13 +101,23 @@ def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> li
     return pictures
 
 
-def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
+def score_pictures(evaluation: Path, figures: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
     """Draw ROC curves, histograms and calibration of one data set for the models with stored scores."""
-    pools = {name: read_pools(folder, name, dataset) for name in models if scores_file(folder, name, dataset).is_file()}
+    stored = [name for name in models if scores_file(evaluation, name, dataset).is_file()]
+    pools = {name: read_pools(evaluation, name, dataset) for name in stored}
     if not pools:
         return []
-    captions = save_score_figures(folder / FIGURES, pools, dataset, styles_of(models))
-    return [Picture(caption, path.with_suffix(".svg"), dataset) for path, caption in captions.items()]
+    save_roc(figures / f"roc.{dataset}.png", pools, f"ROC curves, {dataset}", styles_of(models))
+    save_score_histograms(figures / f"scores.{dataset}.png", pools)
+    save_calibration(figures / f"calibration.{dataset}.png", pools)
+    captions = {
+        "roc": "ROC curves with 95 % bands",
+        "scores": "Scores of positives and of the best non-positives",
+        "calibration": "Share of relevant pairs by score",
+    }
+    return [
+        Picture(f"{text}, {dataset}", figures / f"{name}.{dataset}.svg", dataset) for name, text in captions.items()
+    ]
 
 
 def threshold_pictures(
@@ -123,31 +158,3 @@ def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, fl
             if ours is not None and theirs is not None:
                 gains[model][dataset] = ours - theirs
     return gains
-
-
-@activity("drawing the figures and the report")
-def write_training_report(
-    folder: Path,
-    title: str,
-    results: Results,
-    losses: Curve,
-    dev_losses: Curve,
-    dev_metrics: Mapping[str, Curve],
-    config_yaml: str,
-    notes: Sequence[str],
-) -> None:
-    """Write `figures/*` (PNG and SVG) and `report.html` of a training run, whose evaluation directory is written.
-
-    The figures show the systems `before` and `after`, and the metrics of checkpoints on dev data if there are any.
-    `notes` are further lines above the tables.
-    """
-    figures, [dataset] = folder / FIGURES, results.about
-    dense = {name: read_pools(folder / EVALUATION, name, dataset) for name in ("before", "after")}
-    captions = save_score_figures(figures, dense) | {figures / "loss.png": "Loss"}
-    save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
-    dev_curves = {metric_title(name): points for name, points in dev_metrics.items() if points}
-    if dev_curves:
-        save_curves(figures / "dev.png", dev_curves, "dev data")
-        captions[figures / "dev.png"] = "Metrics of checkpoints on dev data, measured during training"
-    pictures = [Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()]
-    _write_report(folder, title, results, pictures, folder / EVALUATION, [f"{note}." for note in notes], config_yaml)

@@ -20,12 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy import ndarray
 
+from raytriever.errors import disk_errors
 from raytriever.evaluation.protocol import aim_text
 from raytriever.evaluation.results import ThresholdRow
 from raytriever.metrics.auc import pooled_auc, roc_curve
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.metrics.intervals import wilson
-from raytriever.store.disk import disk_errors
 
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -210,27 +210,6 @@ BINS = 40
 MIN_SCORES = 5  # a bin with fewer scores has no share
 PANEL_HEIGHT = 1.7  # inches
 NEGATIVE, POSITIVE = COLOURS[5], COLOURS[0]
-
-
-def save_score_figures(
-    folder: Path, systems: Mapping[str, ScoredPools], dataset: str = "", styles: Styles | None = None
-) -> dict[Path, str]:
-    """Draw ROC curves, histograms and the share of relevant pairs; return captions by the paths of the PNG files.
-
-    A data set is named in the files, the title of the ROC curves and the captions. Styles are those of `styles_of`.
-    """
-    roc, scores, shares = (
-        folder / f"{name}{f'.{dataset}' if dataset else ''}.png" for name in ("roc", "scores", "calibration")
-    )
-    save_roc(roc, systems, f"ROC curves, {dataset}" if dataset else "", styles)
-    save_score_histograms(scores, systems)
-    save_calibration(shares, systems)
-    captions = {
-        roc: "ROC curves with 95 % bands",
-        scores: "Scores of positives and of the best non-positives",
-        shares: "Share of relevant pairs by score",
-    }
-    return {path: f"{caption}, {dataset}" if dataset else caption for path, caption in captions.items()}
 
 
 def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", styles: Styles | None = None) -> None:

@@ -12,16 +12,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.evaluation.files import MEASURED, PER_QUERY, read_queries
-from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.files import PER_QUERY, read_queries
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.masking import masked
-from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.store.commit import FORMAT
-from raytriever.store.disk import disk_errors
+from raytriever.reading.structured import conform, read_yaml
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, mlflow_errors, tracking_uri
 from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.tracking.tracker import STAGE
@@ -72,42 +69,11 @@ def read_directory(folder: Path, name: str) -> FinishedRun:
     raise ConfigError("holds no run", str(folder), "give a directory of `raytriever train` or `raytriever evaluate`")
 
 
-class _Finished(TypedDict):
-    measured: NotRequired[dict[str, dict[str, float | None]]]
-
-
 def _training(folder: Path, name: str) -> FinishedRun:
-    path, remedy = folder / METRICS, "remove it and give the command of the run again, which evaluates it"
-    with disk_errors(path, reading=True):
-        content = read_json(path, _Finished, remedy, format=FORMAT)
-    if measured := content.get("measured"):
-        return _arm(folder, measured)
-    run = _evaluation(folder / EVALUATION, name)
-    return replace(run, settings=_settings(folder / CONFIG), curves=_curves(folder), trained=True)
-
-
-def _curves(folder: Path) -> dict[str, Curve]:
     # In a curriculum, the file of the whole run has only the last values.
-    return {name: end_to_end(training_folders(folder), name) for name in CURVES}
-
-
-def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> FinishedRun:
-    splits, queries = {}, {}
-    for dataset in measured:
-        path = folder / MEASURED / safe_name(dataset)
-        [about] = Results.read(path).about.values()
-        splits[dataset] = about.split
-        [whole] = read_queries(path).values()
-        [values] = whole["models"].values()
-        queries[dataset] = {**whole, "models": {"after": values}}
-    return FinishedRun(
-        name=f"{folder.parent.name} {folder.name}",
-        figures={"after": {dataset: dict(values) for dataset, values in measured.items()}},
-        splits=splits,
-        settings=_settings(folder / CONFIG),
-        curves=_curves(folder),
-        queries=queries,
-        trained=True,
+    curves = {name: end_to_end(training_folders(folder), name) for name in CURVES}
+    return replace(
+        _evaluation(folder / EVALUATION, name), settings=_settings(folder / CONFIG), curves=curves, trained=True
     )
 
 
@@ -123,8 +89,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
 def _settings(path: Path) -> dict[str, str]:
     remedy = "write it again with the command of the run"
     try:
-        with disk_errors(path, reading=True):
-            content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
+        content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
     except FileNotFoundError:
         return {}
     return flatten({key: value for key, value in content.items() if key not in NOT_SETTINGS})

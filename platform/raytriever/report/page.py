@@ -28,7 +28,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.table import ReportTable
+from raytriever.evaluation.tables import ReportTable
 from raytriever.store.commit import write_atomically
 
 MAX_QUERIES = 200  # of one data set on a page

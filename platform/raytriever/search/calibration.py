@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,20 @@ from raytriever.data.dataset import Documents
 from raytriever.data.digests import content_digest
 from raytriever.data.sources import SourceFile
 from raytriever.errors import ConfigError, StorageError, flag_of, setting
-from raytriever.metrics.answering import AnswerAim
-from raytriever.metrics.calibration import PairAim
+from raytriever.metrics.answering import AnswerAim, AnswersAchieved
 from raytriever.metrics.confidence import Confidence, RankedQuestions
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.probability import IsotonicMap, PlattMap
+from raytriever.metrics.probability import CalibrationError, IsotonicMap, PlattMap
 from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.resolution import read_files, resolve_model
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import MANIFEST
-from raytriever.store.disk import disk_errors, files_below
+from raytriever.store.disk import files_below
 from raytriever.terminal import one_line
 
-FILE, FORMAT = "calibration.json", 3
+FILE, FORMAT = "calibration.json", 4
 AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
 _MOST_BYTES = 16 << 20  # two maps of the most knots
 # Share of added or removed passages up to which a calibration is current.
@@ -53,32 +51,18 @@ _MODEL_FILES = (".safetensors", ".json", ".txt", ".model")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class AnswerThreshold:
+@dataclass(frozen=True, kw_only=True)
+class AnswerThreshold(AnswersAchieved):
     """Lowest confidence of an answer, and what it achieves on the questions on which it was checked.
 
     Args:
         aim, wanted: how it was chosen; see `metrics.answering`.
         score: the lowest confidence; of the file's `confidence`.
-        answered: queries that are shown a passage, of those with an answer.
-        top_precision: queries whose best passage is relevant, of those that are shown one.
-        wrong: queries that are shown a passage that is not relevant, of all.
-        unanswerable: for each kind of queries without an answer, those that are shown one.
     """
 
-    aim: AnswerAim | PairAim
+    aim: AnswerAim
     wanted: float | None
     score: float
-    answered: Proportion
-    top_precision: Proportion
-    wrong: Proportion
-    unanswerable: dict[str, Proportion] = field(default_factory=dict)
-
-    @property
-    def aimed(self) -> Proportion | None:
-        """The share that the aim wants; None for F1."""
-        shares = {"top_precision": self.top_precision, "wrong_answers": self.wrong}
-        return {**shares, "answered": self.answered, "missed": self.answered.rest}.get(self.aim)
 
 
 @dataclass(frozen=True)
@@ -98,8 +82,7 @@ class Calibration:
         thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
         first: map from the confidence of a query to the probability that its best passage is relevant.
         later: map from the scores of the passages at ranks 2 to 10.
-        first_error, later_error: calibration error of both maps on the checked split (`metrics.probability`).
-        first_error_interval, later_error_interval: their 95 % intervals.
+        first_error, later_error: calibration error of both maps on the checked split, with its 95 % interval.
         int8: whether the texts were encoded in 8-bit integers.
     """
 
@@ -116,10 +99,8 @@ class Calibration:
     thresholds: list[AnswerThreshold]
     first: IsotonicMap | PlattMap
     later: IsotonicMap | PlattMap
-    first_error: float
-    later_error: float
-    first_error_interval: tuple[float, float]
-    later_error_interval: tuple[float, float]
+    first_error: CalibrationError
+    later_error: CalibrationError
     int8: bool
     passages: int
     sample: list[int]
@@ -160,8 +141,7 @@ def read_calibration(file: Path) -> Calibration | None:
         StorageError: the file is damaged, of another format, or holds values that no calibration has.
     """
     try:
-        with disk_errors(file, reading=True):
-            content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES, format=FORMAT)
+        content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES, format=FORMAT)
     except FileNotFoundError:
         return None
     if "stale" in content:
@@ -264,9 +244,8 @@ def _implausible(calibration: Calibration) -> str:
         return f"a name has more than {_MOST_CHARACTERS:,} characters"
     if not all(_DIGEST.fullmatch(one) for one in (calibration.data, calibration.corpus, calibration.model)):
         return "a digest is no SHA-256"
-    intervals = calibration.first_error_interval, calibration.later_error_interval
-    errors = calibration.first_error, calibration.later_error, *intervals[0], *intervals[1]
-    if not all(0 <= error <= 1 for error in errors):
+    errors = calibration.first_error, calibration.later_error
+    if not all(0 <= value <= 1 for error in errors for value in astuple(error)):
         return "an error is below 0 or above 1"
     if calibration.confidence.depth > _MOST_DEPTH:
         return f"a confidence reads more than {_MOST_DEPTH:,} passages"
@@ -281,7 +260,7 @@ def _implausible(calibration: Calibration) -> str:
             return "a threshold is not finite"
         if threshold.wanted is not None and not 0 < threshold.wanted <= 1:
             return "a wanted value is not above 0 and at most 1"
-        shares = threshold.answered, threshold.top_precision, threshold.wrong
+        shares = threshold.answered, threshold.top_precision, threshold.wrong, threshold.f1
         for share in (*shares, *threshold.unanswerable.values()):
             if not (0 <= share.part <= share.whole and 0 <= share.low <= share.high <= 1):
                 return "a share or its interval is not between 0 and 1"

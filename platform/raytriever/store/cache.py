@@ -4,8 +4,8 @@ Each collection of the cache has a largest size. When an entry is added, the lea
 removed until the rest is within it. An entry that a process has open is never removed: `hold` takes a shared lock of
 its folder, which the kernel releases with the process. Where folders cannot be locked, an entry is in use for a day.
 
-Embeddings and prepared data sets that a command writes elsewhere have their paths in `locations/`, so that later
-commands find there what has not changed."""
+Embeddings that a command writes elsewhere have their paths in `locations/`, so that later commands find there what has
+not changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
 from raytriever.store import objects
 from raytriever.store.commit import one_writer, write_atomically
-from raytriever.store.disk import disk_errors, files_below
+from raytriever.store.disk import files_below
 from raytriever.store.lock import InUseError, owner_of
 from raytriever.terminal import warn
 
@@ -100,7 +100,7 @@ def remove_entry(path: Path) -> bool:
     if owner_of(path) is not None:
         return False
     try:
-        with one_writer(path), disk_errors(path):
+        with one_writer(path):
             if is_held(path):
                 return False
             if path.is_dir() and not path.is_symlink():

@@ -1,7 +1,7 @@
 """Checks that a disk and the memory hold what a stage needs, before the stage writes anything.
 
 A stage gives the bytes that it will write. Another process may use the space meanwhile, so a full disk is an error
-while writing, too (`disk.disk_errors`).
+while writing, too (`errors.disk_errors`).
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import StorageError
+from raytriever.errors import ASIDE, StorageError, disk_errors
 from raytriever.machine import usable_cores
 from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import parse_json, read_json
 from raytriever.store import objects, remote
-from raytriever.store.disk import ASIDE, disk_errors, exchange, files_below, fsync, make_folder, walk
+from raytriever.store.disk import exchange, files_below, fsync, make_folder, walk
 from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = objects.MANIFEST
@@ -70,18 +70,16 @@ def committed_directory(
     path = Path(os.path.abspath(path))
     with disk_errors(path):
         _restore(path)
-    if not replace:
-        refuse_existing(path)
-    with disk_errors(path):
+        if not replace:
+            refuse_existing(path)
         make_folder(path.parent)
         _sweep(path, begun)  # first, because the disk may be full
-        # In a store a new name would leave the parts of `begun` behind.
-        aside = begun if begun is not None and objects.address_of(path) else _hidden(path)
+        aside = _hidden(path)
         lock = acquire(aside)
         try:
             if begun is None:
                 aside.mkdir()
-            elif begun != aside:
+            else:
                 os.rename(begun, aside)
                 lock_file_of(begun).unlink(missing_ok=True)
             yield aside
@@ -89,23 +87,9 @@ def committed_directory(
             check_owner(path)
             _put(aside, path, replace, durable)
             remote.push(path)
-            remote.delete(aside)  # files that were written whole in it
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             lock.release()
-
-
-@contextmanager
-def lock_errors(path: Path | str) -> Iterator[None]:
-    """Raise `disk_errors` of taking a lock with the path, because a user does not know the lock file."""
-    with disk_errors(path), objects.named(path, lock_file_of(path)):
-        try:
-            yield
-        except FileNotFoundError as error:  # of a file system of the kernel, such as /proc
-            raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
-        except OSError as error:
-            error.filename = None
-            raise
 
 
 @contextmanager
@@ -113,9 +97,7 @@ def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
     """Hold the lock of `path` in a block: no other process that takes it writes there; see `lock.acquire`."""
-    with lock_errors(path):
-        make_folder(Path(os.path.abspath(path)).parent)
-        lock = acquire(path, wait=wait, report=report, remedy=remedy)
+    lock = acquire(path, wait=wait, report=report, remedy=remedy)
     try:
         yield
     finally:
@@ -127,10 +109,13 @@ def write_atomically(path: Path | str, content: str | bytes | Iterable[str], dur
 
     Content that memory should not hold as a whole may be an iterable of texts.
     Without `durable` the call does not wait for the disk. The file may then be lost or empty if the machine crashes.
+    A file of a directory that is not committed yet is made durable, and uploaded, by its commit.
     """
     path = Path(os.path.abspath(path))
-    _write(path, content, durable)
-    remote.push(path.parent if path.name == MANIFEST else path)
+    is_committed_later = ASIDE in str(path.parent)
+    _write(path, content, durable and not is_committed_later)
+    if not is_committed_later:
+        remote.push(path.parent if path.name == MANIFEST else path)
 
 
 def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> None:
@@ -232,11 +217,12 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
 def check_files(path: Path, files: Mapping[str, FileEntry]) -> None:
     """Raise `StorageError` unless a directory has the files of its manifest, by names and sizes."""
     remedy = "make the directory again"
+    for name in files:
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), remedy)
     remote.fetch(path, files)
     for name, entry in files.items():
         file = path / name
-        if os.path.isabs(name) or ".." in name.split("/"):
-            raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), remedy)
         if not file.is_file():
             raise StorageError("missing, though the manifest names it", str(file), remedy)
         if (size := file.stat().st_size) != entry["size"]:

@@ -1,66 +1,19 @@
-"""The disk: its errors in one line each, folders that a group shares, and what is below a folder."""
+"""The disk: whether it can be written, folders that a group shares, and what is below a folder."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
-import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, disk_errors
 from raytriever.store import objects
-
-ASIDE = ".aside-"  # in the names of what is not committed yet
-_FINAL = re.compile(rf"(?<=/)\.([^/]+){ASIDE}[0-9a-f]+")  # the name that a hidden sibling will have
-# Message and remedy of system errors of writing.
-_WRITING = {
-    errno.ENOSPC: ("no space left on the disk", "free some space or write to another disk"),
-    errno.EDQUOT: ("the disk quota is used up", "free some space or write to another disk"),
-    errno.EACCES: ("permission denied", "give a path you may write to"),
-    errno.EPERM: ("not permitted", "give a path you may write to"),
-    errno.EROFS: ("the file system is read-only", "give a path you may write to"),
-    errno.EEXIST: ("a file is in the way", "give a path whose parents are directories"),
-    errno.ENOTDIR: ("a part of the path is a file", "give a path whose parents are directories"),
-    errno.ENAMETOOLONG: ("the name is too long", "give a shorter name"),
-    errno.ELOOP: ("symbolic links lead in a circle", "remove the link or give another path"),
-    errno.EISDIR: ("a folder is in the way", "give the path of a file"),
-    errno.EFBIG: ("the file would be larger than allowed", "raise the limit (`ulimit -f`) or write to another disk"),
-    errno.EMFILE: ("too many open files", "raise the limit (`ulimit -n`)"),
-    errno.ENFILE: ("too many open files on this machine", "raise the limit (`sysctl fs.file-max`)"),
-    errno.EIO: ("the disk fails to read or write", "check the disk, and use another one"),
-}
-# Message and remedy of system errors of reading, where "a path you may write to" would not help.
-_READABLE = "make it readable for this user (chmod, chown), or give another path"
-_READING = _WRITING | {
-    errno.EACCES: ("permission denied", _READABLE),
-    errno.EPERM: ("not permitted", _READABLE),
-    errno.ENOTDIR: ("a part of the path is a file", "check the path"),
-}
-
-
-@contextmanager
-def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
-    """Raise a full disk or a missing permission as one `StorageError` line; other errors pass.
-
-    Args:
-        path: named where the error itself names no file.
-        reading: whether the block only reads. The remedy then is to make the file readable, not to write elsewhere.
-    """
-    try:
-        yield
-    except Exception as error:
-        reason = (_READING if reading else _WRITING).get(_errno(error))
-        if reason is None:
-            raise
-        named = str(getattr(error, "filename", None) or path)
-        where = _FINAL.sub(r"\1", str(path) if ASIDE in named else named)
-        raise StorageError(reason[0], where, remedy=reason[1]) from error
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -69,8 +22,7 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     def refuse(error: OSError) -> None:
         raise error
 
-    with disk_errors(folder, reading=True):
-        yield from os.walk(folder, onerror=refuse)
+    yield from os.walk(folder, onerror=refuse)
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -81,29 +33,29 @@ def files_below(folder: Path) -> list[Path]:
 
 def has_content(folder: Path) -> bool:
     """Return whether a folder exists and is not empty."""
-    with disk_errors(folder, reading=True):
-        return folder.is_dir() and any(folder.iterdir())
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def check_writable(path: Path | str) -> None:
     """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
     objects.check_writable(path)
     folder = Path(os.path.abspath(path))
-    with disk_errors(path):
-        while not _exists(folder) and folder != folder.parent:
-            folder = folder.parent
-        if not folder.is_dir():
-            raise StorageError("a part of the path is a file", str(path), _WRITING[errno.ENOTDIR][1])
-        try:
-            with TemporaryFile(dir=folder) as stream:
-                stream.write(bytes(4096))
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            if error.errno in _WRITING:
-                error.filename = None
+    try:
+        with disk_errors(path):
+            while not _exists(folder) and folder != folder.parent:
+                folder = folder.parent
+            if not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            try:
+                with TemporaryFile(dir=folder) as stream:
+                    stream.write(bytes(4096))
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            except OSError as error:
+                error.filename = None  # a name that the user does not know
                 raise
-            raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error
+    except OSError as error:
+        raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error
 
 
 def _exists(path: Path) -> bool:
@@ -115,27 +67,21 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _errno(error: Exception) -> int:
-    """Return the number of a system error, also if a library reports it in words only; 0 for any other error."""
-    if isinstance(error, OSError) and error.errno:
-        return error.errno
-    if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):
-        return errno.ENOSPC  # numpy, of a write cut short
-    rust = re.search(r"\(os error (\d+)\)", str(error))  # safetensors, tokenizers
-    return int(rust[1]) if rust and not isinstance(error, StorageError) else 0
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder with its parents, which survive a crash of the machine. Below a folder that a group may write, the
-    group may write them as well."""
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder with its parents, which survive a crash of the machine, and return those that were missing, the
+    deepest first. Below a folder that a group may write, the group may write them as well."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+    above = missing[-1].parent if missing else folder
+    if not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     folder.mkdir(parents=True, exist_ok=True)
     for one in reversed(missing):
         fsync(one.parent)
-        above = one.parent.stat().st_mode
-        if above & stat.S_ISGID and above & stat.S_IWGRP:
+        mode = one.parent.stat().st_mode
+        if mode & stat.S_ISGID and mode & stat.S_IWGRP:
             with suppress(PermissionError):  # another user has made it meanwhile
                 one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
+    return missing
 
 
 _WORKING_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcntl.h> and <linux/fs.h>

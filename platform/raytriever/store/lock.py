@@ -26,9 +26,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raytriever.errors import StorageError
+from raytriever.errors import ASIDE, StorageError, disk_errors
 from raytriever.interruption import check_interrupted
 from raytriever.store import lease, objects, remote
+from raytriever.store.disk import make_folder
 from raytriever.store.owner import (
     BY_FILE,
     BY_KERNEL,
@@ -167,10 +168,21 @@ def acquire(
 
     Raises:
         InUseError: another process holds it, and `wait` is false.
-        OSError: the lock file cannot be made.
+        StorageError: the lock file cannot be made. A user does not know it, so the error names the path.
     """
     if len(objects.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")
+    with disk_errors(path), objects.named(path, lock_file_of(path)):
+        try:
+            return _acquire(path, wait, report, remedy)
+        except FileNotFoundError as error:  # of a file system of the kernel, such as /proc
+            raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
+        except OSError as error:
+            error.filename = None
+            raise
+
+
+def _acquire(path: Path | str, wait: bool, report: Callable[[str], None] | None, remedy: str | None) -> Lock:
     began = time.monotonic()
     grace = LEASE_GRACE_SECONDS if _needs_lease(path) else GRACE_SECONDS
     next_report = began + grace
@@ -244,7 +256,7 @@ def check_owner(path: Path | str) -> None:
 
 def _try(path: Path | str) -> Lock | Owner:
     directory, file = Path(os.path.realpath(path)), lock_file_of(path)
-    parents = _make_parents(file.parent)
+    parents = make_folder(file.parent)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor, is_new = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644), True
@@ -275,7 +287,8 @@ def _try(path: Path | str) -> Lock | Owner:
                 return owner
             owner = this_process(BY_KERNEL)
         os.pwrite(descriptor, record_of(owner), 0)
-        os.fsync(descriptor)
+        if ASIDE not in file.name:  # nobody asks who writes a hidden directory, only whether it is locked
+            os.fsync(descriptor)
         keep = True
         return Lock(directory, file, descriptor, owner, parents)
     except OSError:  # a full disk, perhaps: leave nothing
@@ -290,7 +303,7 @@ def _try(path: Path | str) -> Lock | Owner:
 
 def _needs_lease(path: Path | str) -> bool:
     real = os.path.realpath(path)
-    if objects.address_of(real) is None or ".aside-" in real:
+    if objects.address_of(real) is None or ASIDE in real:
         return False
     return not any(claim.has_lease and claim.covers(real) for claim in claims())
 
@@ -300,15 +313,6 @@ def _is_at(descriptor: int, file: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(file))
     except FileNotFoundError:
         return False
-
-
-def _make_parents(folder: Path) -> list[Path]:
-    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
-    above = missing[-1].parent if missing else folder
-    if not above.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

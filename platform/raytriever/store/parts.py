@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from raytriever.errors import StorageError
 from raytriever.store.cache import keep_within_bound
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import check_names, committed_directory, one_writer, read_manifest, remove
-from raytriever.store.disk import disk_errors
+from raytriever.store.commit import Manifest, check_names, committed_directory, one_writer, read_manifest, remove
 from raytriever.terminal import warn
 
 T = TypeVar("T")
@@ -34,13 +33,15 @@ class Parts:
         key: digest of all that decides a part; empty if the folder or the part is named after it.
         optional: name of the work, such as "a search", if it can go on without parts. A part that cannot be written is
             then a warning, and no further part is written. By default it is an error.
-        check: compares the files of a part with their digests, and raises `StorageError`.
+        check: compares the files of a part with their digests, raises `StorageError`, and returns the manifest.
+        durable: whether the parts survive a crash of the machine; see `committed_directory`.
     """
 
     folder: Path | None
     key: str = ""
     optional: str = ""
-    check: Callable[[Path], object] = read_manifest
+    check: Callable[[Path], Manifest] = read_manifest
+    durable: bool = True
 
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
         """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
@@ -50,9 +51,8 @@ class Parts:
         if self.folder is None:
             return None
         path = self.folder / name
-        with suppress(StorageError), disk_errors(path, reading=True):
-            self.check(path)
-            meta = read_manifest(path, verify=None)["meta"]
+        with suppress(StorageError, OSError):
+            meta = self.check(path)["meta"]
             if meta.get("key", "") == self.key:
                 return load(path, meta)
         return None
@@ -78,7 +78,7 @@ class Parts:
         try:
             if size:
                 check_disk(self.folder, size, f"copies of {self.optional} that is not finished")
-            with committed_directory(self.folder / name, meta, replace=True) as path:
+            with committed_directory(self.folder / name, meta, replace=True, durable=self.durable) as path:
                 save(path)
         except StorageError as error:
             if not self.optional:
@@ -102,17 +102,18 @@ def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], o
     `check` raises `StorageError` for a damaged entry; by default names and sizes of the files are compared.
     """
 
-    def is_whole() -> bool:
-        with suppress(StorageError):
+    def damage() -> StorageError | None:
+        try:
             check(entry)
-            return True
-        return False
+        except StorageError as error:
+            return error
+        return None
 
-    if not is_whole():
+    if damage() is not None:
         with one_writer(entry, wait=True, report=warn):
-            if not is_whole():  # another command has not made it meanwhile
+            if (reason := damage()) is not None:  # another command has not made it meanwhile
                 if entry.exists():
-                    warn(f"{entry}: is damaged or has no manifest; making it again")
+                    warn(f"{reason.where}: {reason.what}; making it again")
                 make()
                 keep_within_bound(entry)
     return entry

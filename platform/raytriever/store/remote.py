@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import StorageError
+from raytriever.errors import ASIDE, StorageError
 from raytriever.reading.structured import read_json
 from raytriever.store import objects
 from raytriever.store.objects import MANIFEST, ask, copies_folder, delete_object, inside, listing, write_object
@@ -57,11 +57,10 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
             raise StorageError("is an object and a folder", str(path), "give another path")
         _download_if_changed(path, target.size, target.mtime_ns)
         return
-    unfinished = [name.removesuffix(UNFINISHED) for name in found if name.rpartition("/")[2] == UNFINISHED]
-    whole = [name.removesuffix(MANIFEST) for name in found if name.rpartition("/")[2] == MANIFEST]
-    found = {name: about for name, about in found.items() if not name.startswith(tuple(unfinished) or ("\0",))}
-    committed = tuple(whole) or ("\0",)
-    owners = tuple(_owned_folders(path) if owned is None else [f"{path}{os.sep}"] if owned else []) or ("\0",)
+    unfinished = tuple(name.removesuffix(UNFINISHED) for name in found if name.rpartition("/")[2] == UNFINISHED)
+    committed = tuple(name.removesuffix(MANIFEST) for name in found if name.rpartition("/")[2] == MANIFEST)
+    found = {name: about for name, about in found.items() if not name.startswith(unfinished)}
+    owners = tuple(_owned_folders(path)) if owned is None else (f"{path}{os.sep}",) if owned else ()
     _remove_others(path, found, owners)
     wanted = []
     for name, (size, modified) in found.items():
@@ -101,7 +100,7 @@ def remove_unused(folder: Path) -> None:
     From a disk that is full to `FULL_SHARE` more are removed, the least recently read first. A process that has opened
     a file keeps it. Folders that a process of this machine writes stay.
     """
-    owners = tuple(_owned_folders(folder)) or ("\0",)
+    owners = tuple(_owned_folders(folder))
     last_read = {}
     for here, _, names in os.walk(folder):
         if MANIFEST in names and not f"{here}{os.sep}".startswith(owners):
@@ -193,9 +192,9 @@ class Changes:
             if MANIFEST in names:
                 folders.clear()
                 continue
-            folders[:] = [name for name in folders if ".aside-" not in name]
+            folders[:] = [name for name in folders if ASIDE not in name]
             for name in names:
-                if ".aside-" in name or name.endswith(".lock"):
+                if ASIDE in name or name.endswith(".lock"):
                     continue
                 with suppress(FileNotFoundError):
                     status = os.stat(os.path.join(here, name))
@@ -229,7 +228,7 @@ def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int
 def _download_if_changed(file: Path, size: int, modified: int) -> None:
     if _is_copied(file, size, modified):
         return
-    aside = file.with_name(f".{file.name}.aside-{os.getpid()}-{threading.get_ident()}")
+    aside = file.with_name(f".{file.name}{ASIDE}{os.getpid()}-{threading.get_ident()}")
 
     def download(store: Any, key: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -285,11 +284,11 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
     """Remove files of a copy that the store does not have, and folders that are empty then, outside owned folders."""
     kept = {str(path / name) for name in found}
     for here, _, names in os.walk(path, topdown=False):
-        if f"{here}{os.sep}".startswith(owners) or ".aside-" in here:
+        if f"{here}{os.sep}".startswith(owners) or ASIDE in here:
             continue
         for name in names:
             file = os.path.join(here, name)
-            if file not in kept and not name.endswith(".lock") and ".aside-" not in name:
+            if file not in kept and not name.endswith(".lock") and ASIDE not in name:
                 os.unlink(file)
         with suppress(OSError):
             os.rmdir(here)

@@ -21,22 +21,18 @@ from typing import Any
 import yaml
 
 from raytriever.cluster.session import run_with_gpu
-from raytriever.config import Config, dump_config, override
-from raytriever.errors import StorageError
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.files import MEASURED
+from raytriever.config import Config, dump_config, override, to_dict
+from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
-from raytriever.evaluation.results import RESULTS, Results, without_nan
+from raytriever.evaluation.results import EVALUATION, RESULTS, Results, check_output
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.run import find_negatives, folders_of, open_run, train_run
 from raytriever.experiment.start import pin_sources
 from raytriever.experiment.training import NegativesCache, best_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.store.commit import remove
-from raytriever.studies.definition import STEPS_TO_BEST, Arm, Evaluated, MeasuredDataset, errors_within
+from raytriever.studies.definition import AFTER, STEPS_TO_BEST, Arm, errors_within
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import end_to_end
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing, points_now
@@ -47,7 +43,7 @@ ARMS, AS_IT_IS, MODEL = "arms", "as-it-is", "model"
 # Folders that are deleted when an arm is finished.
 TEMPORARY = ("checkpoints", "negatives")
 Log = Callable[[str], None]
-Metrics = dict[str, dict[str, float]]  # by data set and metric
+Metrics = Mapping[str, Mapping[str, float | None]]  # by data set and metric
 
 
 def arm_folder(output: Path, arm: Arm, seed: int | None) -> Path:
@@ -55,16 +51,32 @@ def arm_folder(output: Path, arm: Arm, seed: int | None) -> Path:
     return output / ARMS / arm.name / (AS_IT_IS if arm.curriculum is None else f"seed-{seed}")
 
 
-def evaluation_of(folder: Path, arm: Arm, dataset: MeasuredDataset, seed: int = 0) -> Evaluated:
-    """Return the evaluation of an arm on a data set, in the run directory of the arm."""
-    name = safe_name(dataset.name)
-    trained = None if arm.curriculum is None else seed
-    return Evaluated(trained, folder / MEASURED / name, arm.name, name)
-
-
 def is_finished(folder: Path) -> bool:
     """Return whether the run directory holds a trained and measured arm."""
-    return (folder / METRICS).is_file()
+    return (folder / METRICS).is_file() and (folder / EVALUATION / RESULTS).is_file()
+
+
+def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | None]:
+    """Return the run directory of an arm, and the settings of its training, if there is one; nothing is written.
+
+    Raises:
+        ConfigError: the directory holds an arm of other settings, or one that was measured otherwise.
+    """
+    folder, curriculum = arm_folder(output, arm, seed), arm.curriculum
+    settings: dict[str, Any] = {"model": {"model": arm.model}}
+    if curriculum is not None:
+        curriculum = pin_sources(override(curriculum, {"training": {"seed": seed}}), folder, fresh=False)
+        settings = to_dict(curriculum)
+    try:
+        run = RunDirectory.open(folder, settings, fresh=False)
+        if (folder / EVALUATION / RESULTS).is_file():
+            precision = Results.read(folder / EVALUATION).request["precision"]
+            job = evaluation_of(arm, str(folder / MODEL) if curriculum else arm.model, precision)
+            check_output(folder / EVALUATION, job.content(precision), fresh=False)
+    except ConfigError as error:
+        remedy = f"give another {setting('output')}, or remove {folder}"
+        raise ConfigError(error.what, f"arm {folder.relative_to(output / ARMS).as_posix()}", remedy) from error
+    return run, curriculum
 
 
 class ArmRunner:
@@ -89,33 +101,31 @@ class ArmRunner:
 
         Arms on several threads are prepared one at a time, because they share negatives.
         """
-        began, folder = time.monotonic(), arm_folder(self._output, arm, seed)
-        run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole
-        name = folder.relative_to(self._output / ARMS).as_posix()
+        began, (run, curriculum) = time.monotonic(), open_arm(self._output, arm, seed)
+        folder, name = run.path, run.path.relative_to(self._output / ARMS).as_posix()
         with errors_within(f"arm {name}"):
-            metrics, facts = self._train_and_measure(arm, seed, run, name)
-            first = arm.datasets[0]
-            summary = {"dataset": first.dataset, "split": first.split, "after": metrics[first.name]}
-            run.finish(without_nan({**summary, "measured": metrics, **facts}))
+            metrics, facts = self._train_and_measure(arm, curriculum, run, name)
+            title, first = next(iter(arm.datasets.items()))
+            after = {metric: value for metric, value in metrics[first.name].items() if value is not None}
+            run.finish({"dataset": next(iter(first.parts.values())), "split": first.split, AFTER: after, **facts})
         seconds = time.monotonic() - began
-        figures = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics[first.name].items())
-        self._log(f"{name}: {first.name} {figures} in {seconds:.0f} s")
+        figures = ", ".join(f"{metric} {value:.4f}" for metric, value in after.items())
+        self._log(f"{name}: {title} {figures} in {seconds:.0f} s")
         for temporary in TEMPORARY:
             remove(folder / temporary)
         gc.collect()
 
-    def _train_and_measure(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> tuple[Metrics, dict[str, Any]]:
-        facts: dict[str, Any] = {}
-        if arm.curriculum is None:
+    def _train_and_measure(
+        self, arm: Arm, curriculum: Config | None, run: RunDirectory, name: str
+    ) -> tuple[Metrics, dict[str, Any]]:
+        if curriculum is None:
             run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
             tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
             with closing(tracker):
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
-                return self._measure(arm, arm.model, facts, run, tracker), facts
-        curriculum = pin_sources(override(arm.curriculum, {"training": {"seed": seed}}), run.path, fresh=False)
+                return self._measure(arm, arm.model, run, tracker), {}
         with self._preparation:
-            opened, retriever = open_run(curriculum, lambda line: None)
-            del retriever
+            opened = open_run(curriculum, lambda line: None)
         run.begin(dump_config(curriculum), [training.loss for training in curriculum.trainings])
         tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
         with closing(tracker):
@@ -128,55 +138,38 @@ class ArmRunner:
                 run_name, here = f"{name} of {self._run_name}", not self._gpus
                 train_run(opened, tables, run.path, tracker, run_name, lambda line: None, here, self._gpus)
             facts = _training_facts(folders_of(curriculum, run.path), curriculum.trainings[-1])
-            return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
+            return self._measure(arm, str(run.path / MODEL), run, tracker), facts
 
-    def _measure(self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: Spool) -> Metrics:
+    def _measure(self, arm: Arm, model: str, run: RunDirectory, tracker: Spool) -> Metrics:
         precision = arm.curriculum.training.precision if arm.curriculum else None
-        metrics: Metrics = {}
-        for dataset in arm.datasets:
-            call = partial(measure, dataset, arm, model, precision, facts, run.path)
-            metrics[dataset.name] = call() if model == BM25 else run_with_gpu(call, call, self._gpus)
-            named = {f"{safe_name(dataset.name)}/{name}": value for name, value in metrics[dataset.name].items()}
-            tracker.log(points_now(named))
+        call = partial(measure, arm, model, precision, run.path / EVALUATION)
+        metrics: Metrics = call() if model == BM25 else run_with_gpu(call, call, self._gpus)
+        values = {f"{name}/{metric}": value for name, own in metrics.items() for metric, value in own.items()}
+        tracker.log(points_now(values))
         tracker.log_file(run.path / CONFIG)
         return metrics
 
 
-def measure(
-    dataset: MeasuredDataset, arm: Arm, model: str, precision: str | None, facts: Mapping[str, Any], folder: Path
-) -> dict[str, float]:
-    """Return the metrics of an arm on one data set; results of an earlier call are used again.
+def measure(arm: Arm, model: str, precision: str | None, output: Path) -> Metrics:
+    """Return the metrics of an arm on its data sets; the results of an earlier call are used again.
 
     Args:
         model: directory of the model, name of an untrained encoder, or `bm25`.
         precision: precision of encoding; None for the fastest on the device.
-        facts: facts of the training; empty for an arm that is not trained.
+        output: directory of the evaluation.
     """
-    path = folder / MEASURED / safe_name(dataset.name)
-    if not (path / RESULTS).is_file():
-        name, (queries, passages) = arm.name, arm.lengths or (None, None)
-        config = ModelConfig(model=model, query_length=queries, passage_length=passages)
-        job = EvaluationJob(
-            models=[EvaluatedModel(name, None if model == BM25 else config)],
-            datasets=[EvaluationDataset(path.name, {path.name: dataset.dataset}, dataset.split)],
-            baselines=[name],
-            protocol=Protocol(
-                tuple(one for one in dataset.metrics if one != STEPS_TO_BEST),
-                level=dataset.level,
-                drop_own=dataset.drop_own,
-            ),
-            precision=precision,
-            bm25_language=dataset.bm25_language,
-            max_bad_rows=dataset.max_bad_rows,
-        )
-        run_evaluation(job, path, fresh=True, tracker=Tracker, log=lambda line: None)
-    values = Results.read(path).models.get(arm.name, {}).get(path.name)
-    if values is None:
-        raise StorageError(f"has no results of {arm.name}", str(path), f"remove {path}; it is measured again")
-    metrics = {metric: float("nan") if value is None else float(value) for metric, value in values.items()}
-    if STEPS_TO_BEST in dataset.metrics and facts.get(STEPS_TO_BEST) is not None:
-        metrics[STEPS_TO_BEST] = float(facts[STEPS_TO_BEST])
-    return metrics
+    if (output / RESULTS).is_file():
+        return Results.read(output).models[AFTER]
+    job = evaluation_of(arm, model, precision)
+    return run_evaluation(job, output, fresh=True, tracker=Tracker, log=lambda line: None).models[AFTER]
+
+
+def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
+    """Return the evaluation of an arm on its data sets; see `measure`."""
+    queries, passages = arm.lengths or (None, None)
+    config = ModelConfig(model=model, query_length=queries, passage_length=passages)
+    models, datasets = [EvaluatedModel(AFTER, None if model == BM25 else config)], list(arm.datasets.values())
+    return EvaluationJob(models=models, datasets=datasets, baselines=[AFTER], precision=precision)
 
 
 def _training_facts(folders: list[Path], last: Config) -> dict[str, Any]:

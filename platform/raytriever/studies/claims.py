@@ -77,13 +77,7 @@ def _text(name: str, one: SeedComparison, to: str = "") -> str:
 
 def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
     """Claim that one row is above another in each metric on each data set (by default all that have both rows)."""
-
-    def compare(results: SeededResults) -> Comparisons:
-        for dataset, metric in _cells(results, (better, worse), metrics, datasets):
-            one = results.compare(better, worse, dataset, metric)
-            yield one.outcome, _text(f"{dataset} {metric}", one)
-
-    return _judge(f"{better} - {worse}", compare)
+    return _judge(f"{better} - {worse}", _differences(better, worse, metrics, datasets))
 
 
 def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01) -> Judge:
@@ -91,20 +85,63 @@ def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] 
 
     It does not hold if a difference is larger and not noise.
     """
-
-    def compare(results: SeededResults) -> Comparisons:
-        for dataset, metric in _cells(results, (row, other), metrics, datasets):
-            one = results.compare(row, other, dataset, metric)
-            yield _agrees(abs(one.difference) <= within, one), _text(f"{dataset} {metric}", one)
-
+    compare = _differences(row, other, metrics, datasets, lambda difference: abs(difference) <= within)
     return _judge(f"{row} - {other}, alike where within {within:g}", compare)
 
 
-def _agrees(is_within: bool, one: SeedComparison) -> str:
-    """Return the outcome of a comparison that may differ by a margin, and by noise."""
-    if one.outcome == UNTESTED:
-        return UNTESTED
-    return ABOVE if is_within else NOISE if one.outcome == NOISE else BELOW
+def above_on_average(
+    better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = (), by: float = 0.0
+) -> Judge:
+    """Claim that the mean of a row over the data sets exceeds that of another row by more than `by` in each metric."""
+    compare = _differences(better, worse, metrics, datasets, on_average=True, by=by)
+    return _judge(f"{better} - {worse}, mean over data sets{f', against {by:g}' if by else ''}", compare)
+
+
+def no_worse_on_average(
+    row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01
+) -> Judge:
+    """Claim that the mean of a row over the data sets is at most `within` below that of another, in each metric.
+
+    It does not hold if the mean is lower by more and not by noise.
+    """
+    compare = _differences(row, other, metrics, datasets, lambda difference: difference >= -within, on_average=True)
+    return _judge(f"{row} - {other}, mean over data sets, not worse down to {-within:g}", compare)
+
+
+def _differences(
+    row: str,
+    other: str,
+    metrics: Sequence[str],
+    datasets: Sequence[str],
+    agrees: Callable[[float], bool] | None = None,
+    on_average: bool = False,
+    by: float = 0.0,
+) -> Callable[[SeededResults], Comparisons]:
+    """Return the comparison of `row` - `other` in each metric, on each data set or on average over all.
+
+    Args:
+        agrees: whether a difference agrees with the claim whatever the test says; another one may still be noise. None
+            for the outcome of the test.
+        by: the difference is tested against this number.
+    """
+
+    def compare(results: SeededResults) -> Comparisons:
+        cells = _cells(results, (row, other), metrics, datasets)
+        groups = {
+            metric if on_average else f"{dataset} {metric}": (
+                metric,
+                [name for name, measured in cells if measured == metric] if on_average else [dataset],
+            )
+            for dataset, metric in cells
+        }
+        for name, (metric, on) in groups.items():
+            one = results.contrast({row: 1, other: -1}, on, metric, by)
+            outcome = one.outcome
+            if agrees is not None and outcome != UNTESTED:
+                outcome = ABOVE if agrees(one.difference) else NOISE if outcome == NOISE else BELOW
+            yield outcome, _text(name, one)
+
+    return compare
 
 
 def best(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
@@ -148,57 +185,11 @@ def _cells(
 T = TypeVar("T")
 
 
-def _some(values: list[T], rows: Sequence[str], by: str = "") -> list[T]:
+def _some(values: list[T], rows: Sequence[str]) -> list[T]:
     """Return the values; raises `KeyError` if there are none."""
     if not values:
-        raise KeyError(f"{' and '.join(rows)}{by} on one data set")
+        raise KeyError(f"{' and '.join(rows)} on one data set")
     return values
-
-
-def mean_difference(
-    results: SeededResults, row: str, other: str, metric: str, datasets: Sequence[str] = (), by: float = 0.0
-) -> SeedComparison:
-    """Compare `row` - `other` with a number, on average over data sets of equal weight.
-
-    Args:
-        datasets: names of the data sets; empty for all that have both rows.
-        by: the difference is tested against this number.
-
-    Raises:
-        KeyError: a data set lacks a row, or no data set has both.
-    """
-    having = [one for one in results.datasets if all(results.has(name, one, metric) for name in (row, other))]
-    chosen = _some(list(datasets) or having, (row, other), f" by {metric}")
-    return results.contrast({row: 1, other: -1}, chosen, metric, by)
-
-
-def above_on_average(
-    better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = (), by: float = 0.0
-) -> Judge:
-    """Claim that the mean of a row over the data sets exceeds that of another row by more than `by` in each metric."""
-
-    def compare(results: SeededResults) -> Comparisons:
-        for metric in metrics:
-            one = mean_difference(results, better, worse, metric, datasets, by)
-            yield one.outcome, _text(metric, one)
-
-    return _judge(f"{better} - {worse}, mean over data sets{f', against {by:g}' if by else ''}", compare)
-
-
-def no_worse_on_average(
-    row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01
-) -> Judge:
-    """Claim that the mean of a row over the data sets is at most `within` below that of another, in each metric.
-
-    It does not hold if the mean is lower by more and not by noise.
-    """
-
-    def compare(results: SeededResults) -> Comparisons:
-        for metric in metrics:
-            one = mean_difference(results, row, other, metric, datasets)
-            yield _agrees(one.difference >= -within, one), _text(metric, one)
-
-    return _judge(f"{row} - {other}, mean over data sets, not worse down to {-within:g}", compare)
 
 
 def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:

@@ -5,37 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from raytriever.config import Config
 from raytriever.errors import UserError
+from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.studies.claims import Claim
 
 STEPS_TO_BEST = "steps_to_best"  # metric of a training, not of a ranking
-
-
-@dataclass(frozen=True)
-class MeasuredDataset:
-    """Data set that an arm is measured on, and may be trained on.
-
-    Args:
-        name: name in tables; in one study, one name means one data set and split.
-        dataset: path, URI or name.
-        metrics: metrics as `evaluate --metrics` names them: `auc`, `mrr_at_10`, ...; or `steps_to_best`.
-        level: lowest grade of a relevant document.
-        drop_own: whether a document with the id of the query is left out.
-        bm25_language: language of BM25's analyser; None to detect it.
-        max_bad_rows: share of bad rows that each file may have, 0 to 1.
-    """
-
-    name: str
-    dataset: str
-    split: str = "test"
-    metrics: tuple[str, ...] = ()
-    level: int = 1
-    drop_own: bool = True
-    bm25_language: str | None = None
-    max_bad_rows: float = 0.01
+AFTER = "after"  # name of an arm in its own evaluation, as that of a trained encoder in the one of its run
 
 
 @dataclass(frozen=True)
@@ -45,6 +22,7 @@ class Arm:
     Args:
         name: unique name of its directory and its run at the tracker.
         row: row of the table; arms that are measured on different data sets may share one.
+        datasets: what it is measured on, by their names in tables; in one study, a name means one data set and split.
         curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
         model: system to measure if nothing is trained: `bm25`, or an encoder as `--model` names it.
         lengths: longest query and passage of an untrained encoder, in tokens; None, also for one of them, for its own
@@ -53,20 +31,10 @@ class Arm:
 
     name: str
     row: str
-    datasets: tuple[MeasuredDataset, ...]
+    datasets: Mapping[str, EvaluationDataset]
     curriculum: Config | None
     model: str = ""
     lengths: tuple[int | None, int | None] | None = None
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """Evaluation of an arm on one data set, by their names in its folder; the seed is None if nothing is trained."""
-
-    seed: int | None
-    folder: Path
-    model: str
-    dataset: str
 
 
 @dataclass(frozen=True)
@@ -79,6 +47,7 @@ class Study:
             `◇` against the second.
         about: lines about the training and the data, printed above the table.
         paper: published results by row, data set and metric, in the units of ours (mostly fractions).
+        steps_to_best: whether the table has the step of the best checkpoint of each training.
     """
 
     name: str
@@ -90,6 +59,7 @@ class Study:
     about: str = ""
     claims: tuple[Claim, ...] = ()
     paper: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    steps_to_best: bool = False
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from typing import Any
 
 from raytriever.config import Config, check_config, check_config_paths, from_dict, read_settings
 from raytriever.errors import ConfigError
-from raytriever.evaluation.protocol import metric_title, read_metrics
+from raytriever.evaluation.datasets import EvaluationDataset, safe_name, unique_names
+from raytriever.evaluation.protocol import Protocol, metric_title, read_metrics
 from raytriever.evaluation.request import BM25
 from raytriever.options import did_you_mean
 from raytriever.paths import MODELS, fetch_paths
-from raytriever.store.disk import disk_errors
 from raytriever.studies.claims import (
     Claim,
     Judge,
@@ -35,7 +35,7 @@ from raytriever.studies.claims import (
     smallest,
     steadier,
 )
-from raytriever.studies.definition import STEPS_TO_BEST, Arm, MeasuredDataset, Study, errors_within
+from raytriever.studies.definition import STEPS_TO_BEST, Arm, Study, errors_within
 
 _TRAINED, _MEASURED = "data_sets", "measured"
 _TEXTS = ("name", "title", "source", "about")
@@ -74,9 +74,11 @@ def load_study(path: Path) -> Study:
     if (_TRAINED in content) == (_MEASURED in content):
         raise ConfigError(f"needs either {_TRAINED} or {_MEASURED}", where, "give the data sets once, by name")
     kind = _TRAINED if _TRAINED in content else _MEASURED
+    entries = _several(content, kind, where)
+    file_names = unique_names(list(map(safe_name, entries)))
     sets = {
-        name: _dataset(name, shared, value, metrics, f"{where}: data set {name!r}")
-        for name, value in _several(content, kind, where).items()
+        name: _dataset(file_name, shared, value, metrics, f"{where}: data set {name!r}")
+        for file_name, (name, value) in zip(file_names, entries.items(), strict=True)
     }
     arms = [
         arm
@@ -114,6 +116,7 @@ def load_study(path: Path) -> Study:
             for number, claim in enumerate(claims, 1)
         ),
         paper=read_figures(path.parent / _text(content, "paper", where)) if "paper" in content else {},
+        steps_to_best=STEPS_TO_BEST in metrics,
     )
 
 
@@ -124,7 +127,7 @@ def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
         UserError: the file cannot be read, its columns have other names, or a value is no number.
     """
     try:
-        with disk_errors(path, reading=True), path.open(encoding="utf-8", newline="") as stream:
+        with path.open(encoding="utf-8", newline="") as stream:
             lines = list(csv.reader(stream))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError("is no CSV in UTF-8", str(path), f"give the columns {', '.join(_COLUMNS)}") from error
@@ -147,7 +150,7 @@ def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
 
 def _dataset(
     name: str, shared: Config, value: Any, metrics: tuple[str, ...], where: str
-) -> tuple[Config, MeasuredDataset]:
+) -> tuple[Config, EvaluationDataset]:
     """Return the settings of a training on a data set, and the data set to measure.
 
     The value is a path, or settings of `data:` with the path in `dataset`, and `level` and `drop_own`.
@@ -166,15 +169,21 @@ def _dataset(
     with errors_within(where):
         fetch_paths(config.data)
     data = config.data
-    return config, MeasuredDataset(
-        name, data.dataset, data.test_split, metrics, level, drop_own, data.bm25_language, data.max_bad_rows
+    protocol = Protocol(tuple(one for one in metrics if one != STEPS_TO_BEST), level=level, drop_own=drop_own)
+    return config, EvaluationDataset(
+        name=name,
+        parts={name: data.dataset},
+        split=data.test_split,
+        protocol=protocol,
+        bm25_language=data.bm25_language,
+        max_bad_rows=data.max_bad_rows,
     )
 
 
 def _arms(
-    row: str, value: Any, shared: Config, sets: Mapping[str, tuple[Config, MeasuredDataset]], kind: str, where: str
+    row: str, value: Any, shared: Config, sets: Mapping[str, tuple[Config, EvaluationDataset]], kind: str, where: str
 ) -> list[Arm]:
-    measured = tuple(dataset for _, dataset in sets.values())
+    measured = {name: dataset for name, (_, dataset) in sets.items()}
     if isinstance(value, str):
         with errors_within(where):
             MODELS.check(value, "model")
@@ -185,7 +194,7 @@ def _arms(
     if kind == _TRAINED and "dataset" in _mapping(settings.get("data", {}), where):
         raise ConfigError("data.dataset is set", where, "every arm trains on every one of `data_sets:`; name it there")
     trainings = (
-        {f"{_plain(row)}-{_plain(name)}": (config, (dataset,)) for name, (config, dataset) in sets.items()}
+        {f"{_plain(row)}-{_plain(name)}": (config, {name: dataset}) for name, (config, dataset) in sets.items()}
         if kind == _TRAINED
         else {_plain(row): (shared, measured)}
     )

@@ -7,25 +7,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.activity import activity
 from raytriever.errors import StorageError
+from raytriever.evaluation.datasets import safe_name
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines
 from raytriever.evaluation.files import LATEX, PER_QUERY, read_per_query, read_pools, values_of
-from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.results import without_nan
-from raytriever.evaluation.table import latex, printed
+from raytriever.evaluation.results import EVALUATION, Results, without_nan
+from raytriever.evaluation.tables import latex, printed
 from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import save_curves, save_roc, save_score_histograms
 from raytriever.store.commit import committed_directory, write_atomically
-from raytriever.store.disk import disk_errors
-from raytriever.studies.arm import arm_folder, evaluation_of
-from raytriever.studies.definition import STEPS_TO_BEST, Arm, Evaluated, Study
+from raytriever.studies.arm import arm_folder
+from raytriever.studies.definition import AFTER, STEPS_TO_BEST, Arm, Study
 from raytriever.studies.page import page_text, study_tables, title_of, value_text
 from raytriever.tracking.steps import end_to_end, training_folders
 from raytriever.training.config import DEV_LOSS
@@ -34,9 +33,9 @@ RESULTS, TABLE, PAGE, FIGURES = "results.json", "table.md", "study.md", "figures
 FORMAT = 1
 
 
-class _ArmMetrics(TypedDict):
-    measured: dict[str, dict[str, float | None]]
+class _TrainingFacts(TypedDict):
     steps: NotRequired[int]
+    steps_to_best: NotRequired[int | None]
     step_seconds: NotRequired[float]
 
 
@@ -51,25 +50,28 @@ def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
     for arm in study.arms:
         for seed in seeds_of(arm, seeds):
             folder = arm_folder(output, arm, seed)
-            measured = _read_arm(folder)["measured"]
-            for dataset in arm.datasets:
-                evaluated = evaluation_of(folder, arm, dataset, seed)
-                metrics = read_seed_metrics(evaluated, measured[dataset.name])
-                cells.setdefault((arm.row, dataset.name), []).append(metrics)
+            steps = _read_facts(folder).get(STEPS_TO_BEST) if study.steps_to_best else None
+            for dataset, metrics in read_arm(arm, folder, seed).items():
+                if steps is not None:
+                    metrics = replace(metrics, metrics={**metrics.metrics, STEPS_TO_BEST: float(steps)})
+                cells.setdefault((arm.row, dataset), []).append(metrics)
     return SeededResults(cells)
 
 
-def read_seed_metrics(evaluated: Evaluated, metrics: Mapping[str, float | None]) -> SeedMetrics:
-    """Return the metrics of a model on a data set with its values by query, and pseudo-values of the AUC."""
-    folder, remedy = evaluated.folder, f"remove {evaluated.folder}; it is measured again"
-    try:
-        content = read_per_query(folder / PER_QUERY / f"{evaluated.dataset}.json", remedy)["models"]
-        per_query = values_of(content[evaluated.model])
-    except (KeyError, FileNotFoundError) as error:
-        what = f"has no results of {evaluated.model} on {evaluated.dataset}"
-        raise StorageError(what, str(folder), remedy) from error
-    numbers = {name: math.nan if value is None else float(value) for name, value in metrics.items()}
-    return SeedMetrics(evaluated.seed, numbers, per_query)
+def read_arm(arm: Arm, folder: Path, seed: int) -> dict[str, SeedMetrics]:
+    """Return the metrics of an arm by data set, with its values by query, and pseudo-values of the AUC."""
+    evaluation, trained = folder / EVALUATION, None if arm.curriculum is None else seed
+    remedy = f"remove {evaluation}; it is measured again"
+    results, metrics = Results.read(evaluation, remedy), {}
+    for name, dataset in arm.datasets.items():
+        try:
+            whole = read_per_query(evaluation / PER_QUERY / f"{dataset.name}.json", remedy)["models"][AFTER]
+            values = results.models[AFTER][dataset.name].items()
+        except (KeyError, FileNotFoundError) as error:
+            raise StorageError(f"has no results on {name}", str(evaluation), remedy) from error
+        numbers = {metric: math.nan if value is None else float(value) for metric, value in values}
+        metrics[name] = SeedMetrics(trained, numbers, values_of(whole))
+    return metrics
 
 
 @activity("writing the tables and figures of the study")
@@ -156,7 +158,7 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
     for arm in study.arms:
         if arm.curriculum is not None:
             for seed in seeds_of(arm, seeds):
-                metrics = _read_arm(arm_folder(output, arm, seed))
+                metrics = _read_facts(arm_folder(output, arm, seed))
                 facts = {name: metrics.get(name) for name in ("steps", STEPS_TO_BEST, "step_seconds")}
                 if arm.curriculum.refresh.refresh_every:
                     facts["tables"] = _curve_of(output, arm, seed, "refresh_staleness_steps")
@@ -164,10 +166,9 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
     return trainings
 
 
-def _read_arm(folder: Path) -> Mapping[str, Any]:
+def _read_facts(folder: Path) -> Mapping[str, Any]:
     file, remedy = folder / METRICS, f"remove {folder}; the arm is trained and measured again"
-    with disk_errors(file, reading=True):
-        return read_json(file, _ArmMetrics, remedy, needed=True)
+    return read_json(file, _TrainingFacts, remedy, needed=True)
 
 
 def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
@@ -192,11 +193,10 @@ def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> d
     for dataset in results.datasets:
         pools = {}
         for arm in study.arms:
-            for one in arm.datasets:
-                if one.name == dataset:
-                    evaluated = evaluation_of(arm_folder(output, arm, 0), arm, one)
-                    remedy = f"remove {evaluated.folder}; it is measured again"
-                    pools[arm.row] = read_pools(evaluated.folder, evaluated.model, evaluated.dataset, remedy)
+            if dataset in arm.datasets:
+                evaluation = arm_folder(output, arm, 0) / EVALUATION
+                remedy = f"remove {evaluation}; it is measured again"
+                pools[arm.row] = read_pools(evaluation, AFTER, arm.datasets[dataset].name, remedy)
         name = f"-{safe_name(dataset)}.png" if len(results.datasets) > 1 else ".png"
         save_roc(folder / f"roc{name}", pools, f"ROC, all queries pooled, {dataset}")
         save_score_histograms(folder / f"scores{name}", pools, f"Positives and best non-positives, {dataset}")

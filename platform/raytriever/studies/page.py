@@ -11,10 +11,9 @@ import numpy as np
 
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.evaluation.differences.significance import best_rule, marks_legend
-from raytriever.evaluation.metric_tables import MetricTables, arrange
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import TestedPair
-from raytriever.evaluation.table import Cell, ReportTable, printed
+from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, arrange, printed
 from raytriever.metrics.significance import LEVEL
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.studies.definition import STEPS_TO_BEST

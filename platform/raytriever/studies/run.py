@@ -1,7 +1,7 @@
 """Run of a study: every arm with every seed, measured alike, and the table that compares them.
 
-1. Check the output directory and the data sets before anything is written or trained. `study.json` stores the settings
-   that decide the results: a directory holds one study.
+1. Check the output directory and the data sets before anything is written or trained. `study.json` has the study's
+   name: a directory holds one study. An arm is an ordinary run, and refused if its directory has other settings.
 2. Train and measure all arms seed by seed: after the first seed the table is complete. Finished arms are skipped. Where
    the cluster has GPUs, as many arms run at the same time as have room on them.
 3. Write table, figures and page from the directories of the arms alone.
@@ -13,7 +13,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,22 +25,20 @@ from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
 from raytriever.config import hash_of, to_dict
 from raytriever.errors import ConfigError, setting
+from raytriever.evaluation.datasets import safe_name
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.evaluation.files import LATEX
-from raytriever.evaluation.names import safe_name
 from raytriever.interruption import check_interrupted
 from raytriever.models.files import quiet_transformers
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import remove, write_atomically
-from raytriever.store.disk import check_writable, disk_errors
-from raytriever.studies.arm import ArmRunner, arm_folder, is_finished
+from raytriever.store.disk import check_writable
+from raytriever.studies.arm import ArmRunner, arm_folder, is_finished, open_arm
 from raytriever.studies.definition import Arm, Study
 from raytriever.studies.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
-from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing, points_now
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
-from raytriever.training.config import MAY_CHANGE
 
 SETTINGS = "study.json"
 NICENESS = "RAY_worker_niceness"  # which Ray reads when it starts
@@ -48,7 +46,6 @@ NICENESS = "RAY_worker_niceness"  # which Ray reads when it starts
 
 class _Settings(TypedDict):
     study: str
-    arms: dict[str, Any]
 
 
 def check_directory(output: Path, name: str) -> None:
@@ -66,73 +63,14 @@ def check_directory(output: Path, name: str) -> None:
         )
 
 
-def settings_of(study: Study, output: Path) -> dict[str, Any]:
-    """Return the settings that decide the results, by arm; paths below `output` are relative to it."""
-    prefix = str(output.resolve()) + os.sep
-
-    def to_relative(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: to_relative(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [to_relative(one) for one in value]
-        # A word without a slash names a split or a loss, even if a folder of that name exists.
-        if isinstance(value, str) and os.path.dirname(value) and os.path.exists(value):
-            return os.path.abspath(value).removeprefix(prefix)
-        return value
-
-    def settings_of_arm(arm: Arm) -> dict[str, Any]:
-        return {
-            "trained": to_relative(to_dict(arm.curriculum)) if arm.curriculum else [arm.model, arm.lengths],
-            "measured": {
-                one.name: to_relative(
-                    [one.dataset, one.split, one.metrics, one.level, one.drop_own, one.bm25_language, one.max_bad_rows]
-                )
-                for one in arm.datasets
-            },
-        }
-
-    arms = {arm.name: settings_of_arm(arm) for arm in study.arms}
-    settings = {"format": 1, "study": study.name, "arms": arms}
-    return dict(json.loads(json.dumps(settings)))  # equal to the settings that are read back
-
-
-def check_same(output: Path, settings: dict[str, Any]) -> None:
-    """Refuse a directory whose arms have other settings; raises `ConfigError`."""
-    if not (output / SETTINGS).is_file():
-        return
-    stored, arms = _read(output / SETTINGS)["arms"], settings["arms"]
-    for name in sorted(stored.keys() | arms.keys()):
-        before, now = (_deciding(one.get(name, {})) for one in (stored, arms))
-        if before != now:
-            how = "is new" if name not in stored else "is missing now" if name not in arms else _difference(before, now)
-            raise ConfigError(
-                f"holds this study with other settings (arm {name} {how})",
-                setting("output", output),
-                "give another directory",
-            )
-
-
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    flat, other = flatten(before), flatten(now)
-    names = [key.removeprefix("trained.") for key in {**flat, **other} if flat.get(key) != other.get(key)]
-    return f"differs in {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
-
-
-def _deciding(arm: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of an arm without those of the training that change no result."""
-    return {key: _without(value, MAY_CHANGE if key == "trained" else ()) for key, value in arm.items()}
-
-
-def _without(settings: Any, names: Collection[str]) -> Any:
-    if isinstance(settings, dict):
-        kept = {key: value for key, value in settings.items() if key not in names}
-        return {key: _without(value, names) for key, value in kept.items()}
-    return settings
+def settings_of(study: Study) -> dict[str, Any]:
+    """Return the settings of the arms, for the record."""
+    arms = {arm.name: to_dict(arm.curriculum) if arm.curriculum else arm.model for arm in study.arms}
+    return {"format": 1, "study": study.name, "arms": arms}
 
 
 def _read(file: Path) -> dict[str, Any]:
-    with disk_errors(file, reading=True):
-        return dict(read_json(file, _Settings, f"give another {setting('output')}"))
+    return dict(read_json(file, _Settings, f"give another {setting('output')}"))
 
 
 def run_study(
@@ -154,33 +92,29 @@ def run_study(
     Raises:
         UserError: something a user can correct; finished arms are kept.
     """
-    settings = settings_of(study, output)
-    check_same(output, settings)
+    runs = [(arm, seed) for seed in range(seeds) for arm in study.arms if seed in seeds_of(arm, seeds)]
+    for arm, seed in runs:
+        open_arm(output, arm, seed)  # refuses an arm of other settings before anything is trained
     workers = max([1, *(arm.curriculum.training.workers[1] for arm in study.arms if arm.curriculum)])
     if trial_gpus is not None and workers > 1:
         remedy = "omit it: each of several workers has a GPU of its own"
         raise ConfigError("applies to arms of one worker", setting("trial_gpus"), remedy)
     if trial_gpus is not None and not (torch.cuda.is_available() or os.environ.get("RAY_ADDRESS")):
         raise ConfigError("this machine has no GPU", setting("trial_gpus"), "omit it, or run on a machine with a GPU")
-    todo = [
-        (arm, seed)
-        for seed in range(seeds)
-        for arm in study.arms
-        if seed in seeds_of(arm, seeds) and not is_finished(arm_folder(output, arm, seed))
-    ]
+    todo = [(arm, seed) for arm, seed in runs if not is_finished(arm_folder(output, arm, seed))]
     if not todo and (output / RESULTS).is_file():
         write_study(study, output, seeds)
         send_pending(output, trackers, log)
         return False
     check_cluster()
     clients = open_trackers(trackers)
-    with disk_errors(output):
-        output.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     remove(output / RESULTS)  # a study without its results has not ended
+    settings = settings_of(study)
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
-        locations = {one.name: one.dataset for arm in study.arms for one in arm.datasets}
+        locations = {name: path for arm in study.arms for name, one in arm.datasets.items() for path in one.sources}
         sources = ",".join(dict.fromkeys(locations.values()))
         record = DatasetRecord("+".join(locations), sources, hash_of(settings), {})
         tracker.describe(
@@ -257,7 +191,7 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
 
 
 def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
-    names = {(arm.row, one.name): arm.name for arm in study.arms for one in arm.datasets}
+    names = {(arm.row, dataset): arm.name for arm in study.arms for dataset in arm.datasets}
     means = {
         f"{names.get((row, dataset), safe_name(row))}/{dataset}/{metric}": results.mean(row, dataset, metric)
         for (row, dataset), cell in results.cells.items()

@@ -20,9 +20,9 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from raytriever.activity import activity
-from raytriever.errors import ConfigError, StorageError, setting
+from raytriever.errors import ConfigError, StorageError, disk_errors, setting
 from raytriever.masking import masked
-from raytriever.store.disk import check_writable, disk_errors
+from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun
 
 PROJECT = "raytriever"

@@ -18,13 +18,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from raytriever.errors import disk_errors
 from raytriever.masking import masked
 from raytriever.store.commit import write_atomically
-from raytriever.tracking.run_state import EMPTY, read_state, state_file
+from raytriever.tracking.run_state import RunDescription, RunState, read_state, state_file
 from raytriever.tracking.steps import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 
@@ -55,21 +56,21 @@ class Outbox:
         self._file = self.folder / state_file(client.name)
         self._lock = threading.RLock()
         self._run: RemoteRun | None = None
-        self._state = {"tracking_id": None, "key": secrets.token_hex(16), **EMPTY, **read_state(self._file)}
-        self._state["sent"] = min(int(self._state["sent"]), steps.size)
-        self._sent_points = steps.points - steps.count(self._state["sent"])
+        state = read_state(self._file) or RunState(secrets.token_hex(16))
+        self._state = replace(state, sent=min(state.sent, steps.size))
+        self._sent_points = steps.points - steps.count(self._state.sent)
         self._refused: dict[tuple[str, ...], str] = {}  # files that the tracker did not take, with the reason
         self._due = 0.0  # `time.monotonic()` at which a few points are sent
 
     @property
     def run_id(self) -> str | None:
         """The server's id of the run; None before the server has created it."""
-        return self._state["tracking_id"]
+        return self._state.tracking_id
 
     @property
     def children(self) -> list[str]:
         """Folders of the child runs, relative to this run's folder."""
-        return list(self._state["children"])
+        return list(self._state.children)
 
     @property
     def _unsent(self) -> int:
@@ -80,7 +81,7 @@ class Outbox:
     def has_unsent_data(self) -> bool:
         """Return whether the server does not have all data."""
         with self._lock:
-            return self.has_data_to_send or bool(self._state["files"])
+            return self.has_data_to_send or bool(self._state.files)
 
     @property
     def has_data_to_send(self) -> bool:
@@ -89,10 +90,10 @@ class Outbox:
             return bool(self._unsent) or self._other_data()
 
     def _other_data(self) -> bool:
-        return bool(self._state["descriptions"] or self._state["status"] or self._next_file())
+        return bool(self._state.descriptions or self._state.status or self._next_file())
 
-    def _next_file(self) -> list[str] | None:
-        return next((entry for entry in self._state["files"] if tuple(entry) not in self._refused), None)
+    def _next_file(self) -> tuple[str, ...] | None:
+        return next((entry for entry in self._state.files if entry not in self._refused), None)
 
     def retry_files(self) -> bool:
         """Send refused files again. Return whether there are any."""
@@ -116,29 +117,28 @@ class Outbox:
     def backlog(self) -> Backlog:
         """Return the amount of unsent data."""
         with self._lock:
-            oldest = self._steps.read_from(self._state["sent"], 1).points if self._unsent else []
+            oldest = self._steps.read_from(self._state.sent, 1).points if self._unsent else []
             behind = max(0.0, time.time() - oldest[0].milliseconds / 1000) if oldest else 0.0
-            return Backlog(self._unsent, len(self._state["files"]), behind)
+            return Backlog(self._unsent, len(self._state.files), behind)
 
     def put_description(
         self, params: Mapping[str, str], dataset: DatasetRecord | None, tags: Mapping[str, str]
     ) -> None:
         """Store settings, data and tags; they replace unsent ones of the same data, or of the same names of tags."""
-        record = dataset and {**asdict(dataset), "counts": dict(dataset.counts)}
-        new = {"params": dict(params), "dataset": record, "tags": dict(tags)}
+        new = RunDescription(dict(params), dataset and replace(dataset, counts=dict(dataset.counts)), dict(tags))
         with self._lock:
             waiting, sent = (
-                [one for one in self._state[name] if (one["dataset"] or [*one["tags"]]) != (record or [*tags])]
-                for name in ("descriptions", "sent_descriptions")
+                tuple(one for one in entries if (one.dataset or [*one.tags]) != (new.dataset or [*new.tags]))
+                for entries in (self._state.descriptions, self._state.sent_descriptions)
             )
-            self._change(descriptions=[*waiting, new], sent_descriptions=sent)
+            self._change(descriptions=(*waiting, new), sent_descriptions=sent)
 
     def put_file(self, path: Path, folder: str) -> None:
         """Store the path of a file. Its content is read when it is sent."""
         with self._lock:
-            entry = [str(path.resolve()), folder]
-            if entry not in self._state["files"]:
-                self._change(files=[*self._state["files"], entry])
+            entry = (str(path.resolve()), folder)
+            if entry not in self._state.files:
+                self._change(files=(*self._state.files, entry))
 
     def begin(self, run_name: str) -> None:
         """Start or resume the run under a name that the server shows."""
@@ -151,8 +151,8 @@ class Outbox:
     def put_child(self, folder: str) -> None:
         """Store the folder of a child run."""
         with self._lock:
-            if folder not in self._state["children"]:
-                self._change(children=[*self._state["children"], folder])
+            if folder not in self._state.children:
+                self._change(children=(*self._state.children, folder))
 
     def connect(self) -> RemoteRun:
         """Return the run at the tracker, which is created if it does not exist. Raises as `TrackerClient.connect`."""
@@ -160,14 +160,16 @@ class Outbox:
             parent = self._parent.run_id if self._parent else None
             self._change()  # the key is stored before a run is created with it
             state = self._state
-            run = self.client.connect(state["name"], self.run_id, parent, state["key"], self._sent_points)
+            run = self.client.connect(state.name, self.run_id, parent, state.key, self._sent_points)
             with self._lock:
-                has_nothing, offset = run.run_id != self.run_id or not run.points, state["sent"]
+                state = self._state  # what was put while the tracker answered stays
+                has_nothing, offset = run.run_id != self.run_id or not run.points, state.sent
                 if has_nothing or run.points != self._sent_points:
                     self._sent_points, offset = self._steps.locate(run.points)
                 for name in ["descriptions", *(["files"] * has_nothing)]:
-                    sent = [entry for entry in state[f"sent_{name}"] if entry not in state[name]]
-                    self._change(**{name: [*sent, *state[name]], f"sent_{name}": []})
+                    waiting, sent = getattr(state, name), getattr(state, f"sent_{name}")
+                    again = (*(entry for entry in sent if entry not in waiting), *waiting)
+                    self._change(**{name: again, f"sent_{name}": ()})
                 self._change(tracking_id=run.run_id, view=run.view, sent=offset)
                 self._run = run
         return self._run
@@ -183,13 +185,12 @@ class Outbox:
 
     def _send(self, run: RemoteRun) -> None:
         state = self._state
-        if state["descriptions"]:
-            description = state["descriptions"][0]
-            dataset = description["dataset"] and DatasetRecord(**description["dataset"])
-            run.describe(description["params"], dataset, description["tags"])
+        if state.descriptions:
+            description = state.descriptions[0]
+            run.describe(description.params, description.dataset, description.tags)
             self._confirm("descriptions", description)
         elif self._unsent:
-            batch = self._steps.read_from(state["sent"], POINTS_PER_MESSAGE)
+            batch = self._steps.read_from(state.sent, POINTS_PER_MESSAGE)
             run.log(batch.points)
             with self._lock:
                 self._sent_points += len(batch.points)
@@ -202,27 +203,28 @@ class Outbox:
                 try:
                     run.log_file(Path(path), folder)
                 except Exception as error:  # any error: the metrics and the status do not wait for a file
-                    self._refused[tuple(entry)] = one_line(error)
+                    self._refused[entry] = one_line(error)
                     return
             self._confirm("files", entry)
-        elif status := state["status"]:
+        elif status := state.status:
             run.finish(status)
             with self._lock:
-                if self._state["status"] == status:  # and no other one was stored since
+                if self._state.status == status:  # and no other one was stored since
                     self._change(status=None)
 
     def _confirm(self, name: str, entry: Any) -> None:
         with self._lock:
-            waiting = [other for other in self._state[name] if other is not entry]
-            if len(waiting) < len(self._state[name]):
-                self._change(**{name: waiting, f"sent_{name}": [*self._state[f"sent_{name}"], entry]})
+            before, sent = getattr(self._state, name), getattr(self._state, f"sent_{name}")
+            waiting = tuple(other for other in before if other is not entry)
+            if len(waiting) < len(before):
+                self._change(**{name: waiting, f"sent_{name}": (*sent, entry)})
 
     def _change(self, **values: Any) -> None:
         with self._lock:
-            state = self._state | values
+            state = replace(self._state, **values)
             if state != self._state or not self._file.exists():  # a finished run that is started again stays as it is
                 self._state = state
-                write_atomically(self._file, json.dumps(self._state) + "\n")
+                write_atomically(self._file, json.dumps(asdict(state)) + "\n")
 
 
 class OutboxSender:
@@ -307,7 +309,8 @@ class OutboxSender:
                 if outbox is None or self._is_closed:
                     return
             try:
-                outbox.send()
+                with disk_errors(self.client.address):
+                    outbox.send()
             except Exception as error:  # any error: the run continues, and the error is logged
                 self._record_failure(error)
             else:

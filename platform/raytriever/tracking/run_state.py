@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
 
 from raytriever.errors import StorageError, setting
-from raytriever.reading.structured import conform, read_json
-from raytriever.store.disk import disk_errors
+from raytriever.reading.structured import read_json
 from raytriever.tracking.mlflow_tracker import comparison_view
 from raytriever.tracking.steps import StepLog
 from raytriever.tracking.tracker import DatasetRecord
 
 IDENTITY = "run.json"
-EMPTY: dict[str, Any] = {"name": "", "view": "", "sent": 0, "descriptions": [], "sent_descriptions": []}
-EMPTY |= {"files": [], "sent_files": [], "status": None, "children": []}
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """Settings, data and tags of a run, as `Tracker.describe` gets them."""
+
+    params: dict[str, str]
+    dataset: DatasetRecord | None
+    tags: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """State of a run at a tracker: what it has, by the bytes of `steps.jsonl` and by `sent_...`, and what it lacks.
+
+    The run is created under `key`. A file is its path and its folder, a child its folder relative to the run's.
+    """
+
+    key: str
+    tracking_id: str | None = None
+    name: str = ""
+    view: str = ""
+    sent: int = 0
+    descriptions: tuple[RunDescription, ...] = ()
+    sent_descriptions: tuple[RunDescription, ...] = ()
+    files: tuple[tuple[str, ...], ...] = ()
+    sent_files: tuple[tuple[str, ...], ...] = ()
+    status: str | None = None
+    children: tuple[str, ...] = ()
 
 
 def state_file(tracker: str) -> str:
@@ -22,52 +48,28 @@ def state_file(tracker: str) -> str:
     return IDENTITY if tracker == "mlflow" else f"run-{tracker}.json"
 
 
-class _Description(TypedDict):
-    params: dict[str, str]
-    dataset: DatasetRecord | None
-    tags: dict[str, str]
-
-
-class _State(TypedDict, total=False):
-    tracking_id: str | None
-    key: str
-    name: str
-    view: str
-    sent: int
-    descriptions: list[_Description]
-    sent_descriptions: list[_Description]
-    files: list[list[str]]
-    sent_files: list[list[str]]
-    status: str | None
-    children: list[str]
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """Return the state that a file holds; nothing without the file. Raises `StorageError` if it is damaged."""
+def read_state(path: Path) -> RunState | None:
+    """Return the state that a file holds; None without the file. Raises `StorageError` if it is damaged."""
     if not path.is_file():
-        return {}
+        return None
     remedy = f"give another {setting('output')}"
-    with disk_errors(path, reading=True):
-        content = read_json(path, dict[str, Any], remedy)
-    state = conform(content, str(path), _State, remedy)
-    files = [*state.get("files", []), *state.get("sent_files", [])]
-    if state.get("sent", 0) < 0 or any(len(entry) != 2 for entry in files):
+    state = read_json(path, RunState, remedy)
+    if state.sent < 0 or any(len(entry) != 2 for entry in (*state.files, *state.sent_files)):
         raise StorageError("is damaged or changed: 'sent' is negative, or 'files' are not pairs", str(path), remedy)
-    for child in state.get("children", []):
+    for child in state.children:
         if Path(child).is_absolute() or ".." in Path(child).parts:
             what = f"is damaged or changed: the folder of the child run {child!r} is not in this one"
             raise StorageError(what, str(path), remedy)
-    return content
+    return state
 
 
 def has_unsent_data(folder: Path, tracker: str) -> bool:
     """Return whether a tracker of a run, or of a child run, does not have all data."""
-    file = folder / state_file(tracker)
-    if not file.is_file():
+    state = read_state(folder / state_file(tracker))
+    if state is None:
         return False
-    state = {**EMPTY, **read_state(file)}
-    own = StepLog(folder).count(state["sent"]) or state["descriptions"] or state["files"] or state["status"]
-    return bool(own) or any(has_unsent_data(folder / child, tracker) for child in state["children"])
+    own = StepLog(folder).count(state.sent) or state.descriptions or state.files or state.status
+    return bool(own) or any(has_unsent_data(folder / child, tracker) for child in state.children)
 
 
 def view_of(folder: Path, tracker: str) -> str:
@@ -75,6 +77,8 @@ def view_of(folder: Path, tracker: str) -> str:
 
     It is empty if the tracker has not created the run.
     """
-    state = {**EMPTY, **read_state(folder / state_file(tracker))}
-    children = [read_state(folder / child / state_file(tracker)).get("tracking_id") for child in state["children"]]
-    return comparison_view(state["view"], [run_id for run_id in children if run_id]) if state["view"] else ""
+    state = read_state(folder / state_file(tracker))
+    if state is None or not state.view:
+        return ""
+    children = [read_state(folder / child / state_file(tracker)) for child in state.children]
+    return comparison_view(state.view, [child.tracking_id for child in children if child and child.tracking_id])

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from raytriever.activity import activity
 from raytriever.errors import StorageError, UserError
-from raytriever.progress import say as log_above_progress
-from raytriever.store.disk import disk_errors, files_below
+from raytriever.store.disk import files_below
+from raytriever.terminal import warn
 from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.outbox import Outbox, OutboxSender
 from raytriever.tracking.run_state import has_unsent_data, state_file
@@ -59,7 +59,7 @@ class Spool(Tracker):
                     self._child(folder)
 
     @classmethod
-    def open(cls, clients: Sequence[TrackerClient], folder: Path, run_name: str, log: Log = log_above_progress) -> Self:
+    def open(cls, clients: Sequence[TrackerClient], folder: Path, run_name: str, log: Log = warn) -> Self:
         """Start or resume a run."""
         spool = cls(folder, [OutboxSender(client, log) for client in clients], log)
         for outbox in spool._outboxes:
@@ -202,8 +202,7 @@ def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
         if send_pending(earlier, trackers, log):
             _remove(earlier)
     folder = parent / secrets.token_hex(6)
-    with disk_errors(folder):
-        folder.mkdir(parents=True)
+    folder.mkdir(parents=True)
     try:
         return Spool.open(clients, folder, name, log)
     except BaseException:

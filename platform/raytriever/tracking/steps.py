@@ -15,9 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from raytriever.errors import StorageError, setting
+from raytriever.errors import StorageError, disk_errors, setting
 from raytriever.reading.structured import parse_json
-from raytriever.store.disk import disk_errors
 from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"
@@ -151,7 +150,7 @@ def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[t
     a crash of the machine may have written a line in part."""
     if not file.is_file():
         return
-    with disk_errors(file, reading=True), file.open("rb") as stream:
+    with disk_errors(file), file.open("rb") as stream:
         stream.seek(offset)
         for line in stream:
             start, offset = offset, offset + len(line)

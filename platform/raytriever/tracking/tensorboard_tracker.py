@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.store.disk import check_writable, disk_errors
+from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, TrackerClient, described, rows_of
 
 FOLDER = "TENSORBOARD_LOGGING_DIR"
@@ -53,10 +53,9 @@ class TensorboardRun(RemoteRun):
 
         self.run_id, self._event, self._writer = run_id, Event, RecordWriter
         self.view = f"tensorboard --logdir {shlex.quote(str(events_folder()))}"
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in folder.glob("events.out.tfevents.*"):
-                os.truncate(file, 0)  # a TensorBoard that reads a removed file finds no later one
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob("events.out.tfevents.*"):
+            os.truncate(file, 0)  # a TensorBoard that reads a removed file finds no later one
         self._file = folder / f"events.out.tfevents.{time.time_ns()}.raytriever"
         # A TensorBoard that has read the earlier file forgets its points at this event.
         start = Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
@@ -80,6 +79,6 @@ class TensorboardRun(RemoteRun):
         self._write(events)
 
     def _write(self, events: Sequence[Any]) -> None:
-        with disk_errors(self._file), self._file.open("ab") as stream:
+        with self._file.open("ab") as stream:
             for event in events:
                 self._writer(stream).write(event.SerializeToString())

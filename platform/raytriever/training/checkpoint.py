@@ -25,7 +25,6 @@ from raytriever.models.checkpoint import STATE, WEIGHTS
 from raytriever.models.slices import CHECKPOINT, OTHER_OUTPUT, Slice, read_slices, whole_tensors
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import read_manifest, remove
-from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of
 from raytriever.store.remote import pull, sweep
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
@@ -41,24 +40,24 @@ class Progression:
 
     Args:
         step: number of optimizer steps done.
-        best_step: step of the best checkpoint, 0 before the first validation.
-        best_loss: dev loss at that step, where the dev loss decides.
-        looks_without: validations since the best one.
+        best_step: step of the best checkpoint, the first of equal ones; 0 before the first validation.
+        best_value: value of the metric that decides at that step; higher is better, so a dev loss is negated.
+        validations_without: validations since the best one.
         stopped: whether early stopping ended the run.
     """
 
     step: int = 0
     best_step: int = 0
-    best_loss: float = float("inf")
-    looks_without: int = 0
+    best_value: float = float("-inf")
+    validations_without: int = 0
     stopped: bool = False
 
-    def after_validation(self, step: int, loss: float, patience: int) -> Progression:
-        """Return the progression after the dev loss at `step`; the best is the lowest."""
-        if loss < self.best_loss:
-            return Progression(step, step, loss)
-        without = self.looks_without + 1
-        return Progression(step, self.best_step, self.best_loss, without, without >= patience)
+    def after_validation(self, step: int, value: float, patience: int) -> Progression:
+        """Return the progression after the validation at `step`; a NaN is never better than another value."""
+        if value > self.best_value:
+            return Progression(step, step, value)
+        without = self.validations_without + 1
+        return Progression(step, self.best_step, self.best_value, without, without >= patience)
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,7 @@ def write_state(state: State, folder: Path) -> None:
 
 def read_state(path: Path) -> State:
     """Read `state.json` of a checkpoint; raises `StorageError` where it is damaged."""
-    with disk_errors(path / STATE, reading=True):
-        return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
+    return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
 
 
 def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -216,7 +214,7 @@ def resume(
         log(f"Resumed from checkpoint step-{step}.")
     if best_is_whole:
         return state.progression
-    return replace(state.progression, best_step=0, best_loss=float("inf"), looks_without=0)
+    return replace(state.progression, best_step=0, best_value=float("-inf"), validations_without=0)
 
 
 def load_best(

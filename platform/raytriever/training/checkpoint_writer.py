@@ -30,11 +30,10 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, disk_errors
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.slices import Slice
 from raytriever.store.commit import FileEntry, committed_directory, push_part, take_part
-from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of
 from raytriever.training.background import all_rows, all_texts
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state

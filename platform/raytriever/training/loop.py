@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -238,30 +239,17 @@ class Trainer:
 
     def _build_callbacks(self) -> list[BackgroundJob]:
         setup, callbacks = self.setup, list[BackgroundJob]()
+        common: dict[str, Any] = {
+            "total_steps": setup.total_steps,
+            "checkpoints": setup.folder,
+            "workers": self.messages,
+            "log": setup.log,
+            "report_status": setup.report_status,
+        }
         if setup.validation:
-            callbacks.append(
-                ValidationJob(
-                    plan=setup.validation,
-                    settings=self.settings,
-                    total_steps=setup.total_steps,
-                    checkpoints=setup.folder,
-                    workers=self.messages,
-                    log=setup.log,
-                    report_status=setup.report_status,
-                )
-            )
+            callbacks.append(ValidationJob(setup.validation, self.settings, **common))
         if setup.refresh:
-            callbacks.append(
-                RefreshJob(
-                    plan=setup.refresh,
-                    sources=self.sources,
-                    total_steps=setup.total_steps,
-                    checkpoints=setup.folder,
-                    workers=self.messages,
-                    log=setup.log,
-                    report_status=setup.report_status,
-                )
-            )
+            callbacks.append(RefreshJob(setup.refresh, self.sources, **common))
         return callbacks
 
     def _retained_steps(self) -> frozenset[int]:
@@ -331,7 +319,7 @@ class Trainer:
             areas.append(numbers["auc"])
         dev_loss = sum(losses) / len(losses)
         if self.is_dev_loss_deciding:
-            self.progression = self.progression.after_validation(step, dev_loss, self.settings.patience)
+            self.progression = self.progression.after_validation(step, -dev_loss, self.settings.patience)
         return {"dev_loss": dev_loss, "dev_batch_auc": sum(areas) / len(areas)}
 
     def _save_if_due(self, has_validated: bool) -> None:

@@ -27,7 +27,6 @@ from raytriever.errors import StorageError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import remove, write_atomically
-from raytriever.store.disk import disk_errors
 from raytriever.training.background import (
     RUNNING,
     BackgroundJob,
@@ -123,8 +122,7 @@ def read_ledger(folder: Path) -> Ledger:
     file = folder / ROUNDS
     if not file.is_file():
         return Ledger()
-    with disk_errors(file, reading=True):
-        rounds = read_json(file, list[Round], _REMEDY)
+    rounds = read_json(file, list[Round], _REMEDY)
     for number, one in enumerate(rounds, 1):
         if one.number != number:
             raise StorageError(

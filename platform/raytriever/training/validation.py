@@ -6,14 +6,14 @@
 
 Values count in the order of the steps, up to the one that ends patience; the checkpoints of later steps do not count.
 So the best checkpoint does not depend on when a value became known, or on restarts. `evaluations/step-20.json` is
-written once, by the evaluator; `evaluations/stop.json` by rank 0, before training stops early."""
+written once, by the evaluator. A run that is killed after the value that ends patience stops at its last logged
+step."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,13 +21,12 @@ from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import read_manifest, remove, write_atomically
-from raytriever.store.disk import disk_errors
 from raytriever.training.background import BackgroundJob, JobClient, broadcast_json
 from raytriever.training.checkpoint import Progression, checkpoint_path
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 
 T = TypeVar("T")
-FOLDER, STOP = "evaluations", "stop.json"
+FOLDER = "evaluations"
 
 
 @dataclass(frozen=True)
@@ -43,54 +42,19 @@ class Record:
     measured: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Stop:
-    """Early stopping.
+def summarize(values: Mapping[int, float], patience: int) -> Progression:
+    """Return the progression after validations, in the order of their steps, up to the one that ends patience.
 
     Args:
-        decided: the step of the checkpoint whose validation ended patience.
-        at: the number of steps after which training stops.
-    """
-
-    decided: int
-    at: int
-
-
-@dataclass(frozen=True)
-class ValidationSummary:
-    """Summary of the validations of a run.
-
-    Args:
-        best_step: Step of the best checkpoint, the first of equal ones; 0 where there is none.
-        value: Value of the best checkpoint.
-        validations_without: validations since the last one that was better by enough.
-        decided: the step of the validation that ended patience; None where patience lasts. Later validations do not
-            count.
-    """
-
-    best_step: int = 0
-    value: float = math.nan
-    validations_without: int = 0
-    decided: int | None = None
-
-
-def summarize(values: Mapping[int, float], patience: int) -> ValidationSummary:
-    """Return the summary of values by step.
-
-    Args:
-        values: higher is better; NaN is never better than another value.
+        values: by step; higher is better.
         patience: validations without a better value after which training stops.
     """
-    summary, best = ValidationSummary(), -math.inf
+    progression = Progression()
     for step, value in sorted(values.items()):
-        best_step, without = summary.best_step, summary.validations_without + 1
-        if value > best:
-            best_step, best, without = step, value, 0
-        decided = step if without >= patience else None
-        summary = ValidationSummary(best_step, best if best_step else math.nan, without, decided)
-        if decided is not None:
+        progression = progression.after_validation(step, value, patience)
+        if progression.stopped:
             break
-    return summary
+    return progression
 
 
 def record_path(folder: Path, step: int) -> Path:
@@ -115,30 +79,16 @@ def read_records(folder: Path) -> list[Record]:
     return sorted((record for record in records if record is not None), key=lambda record: record.step)
 
 
-def write_stop(folder: Path, stop: Stop) -> None:
-    """Write the step at which training stops; raises as `write_record` does."""
-    write_atomically(folder / STOP, json.dumps(asdict(stop)) + "\n")
-
-
-def read_stop(folder: Path) -> Stop | None:
-    """Return the early stop, if it is decided; raises `StorageError` where the file is damaged."""
-    return _read(folder / STOP, Stop)
-
-
 def remove_later(folder: Path, step: int) -> None:
     """Remove the records of checkpoints after `step`: a run that resumes from there makes them again."""
     for record in read_records(folder):
         if record.step > step:
             remove(record_path(folder, record.step))
-    stop = read_stop(folder)
-    if stop is not None and stop.decided > step:
-        remove(folder / STOP)
 
 
 def _read(file: Path, kind: type[T]) -> T | None:
     try:
-        with disk_errors(file, reading=True):
-            return read_json(file, kind, "remove it to evaluate again")
+        return read_json(file, kind, "remove it to evaluate again")
     except FileNotFoundError:
         return None
 
@@ -184,7 +134,7 @@ class ValidationJob(BackgroundJob):
         self._plan, self._settings, self._total_steps = plan, settings, total_steps
         self._values: dict[int, float] = {}
         self._pending: list[int] = []  # steps, the first of which the running job validates
-        self._stop: Stop | None = None
+        self._stops_at: int | None = None  # the step at which training stops early
         self._retained_steps: frozenset[int] = frozenset()  # replaced as a whole: another thread reads it
 
     # ------------------------------------------------------------------------------------------------------- hooks
@@ -217,7 +167,7 @@ class ValidationJob(BackgroundJob):
 
     def needs_checkpoint(self, step: int) -> bool:
         """Return whether the checkpoint after `step` steps is validated; none is after patience has ended."""
-        return self._stop is None and (step % self._settings.eval_steps == 0 or step == self._total_steps)
+        return self._stops_at is None and (step % self._settings.eval_steps == 0 or step == self._total_steps)
 
     @property
     def retained_steps(self) -> frozenset[int]:
@@ -232,22 +182,23 @@ class ValidationJob(BackgroundJob):
         state = broadcast_json(state, self.workers)
         self._values = dict(state["values"])
         self._pending = state["pending"]
-        self._stop = Stop(*state["stop"]) if state["stop"] else None
+        self._stops_at = state["stops_at"]
         self._submit_next()
 
     def receive(self, result: Record, step: int) -> float:
-        """Record where it ends patience, and report the metrics."""
-        self._record_stop(result, step)
+        """Report the metrics."""
         self._plan.on_metrics(result.step, result.measured)
         return result.value
 
     def adopt(self, step: int, result: float) -> None:
         """Use the value of the oldest pending checkpoint; stop training where it ends patience."""
         self._values[self._pending.pop(0)] = result
-        decided = self._summary.decided if self._is_deciding else None
-        if decided is not None:
-            self._stop = Stop(decided, max(step, self._plan.last_logged_step))
+        summary = self._summary
+        if self._is_deciding and summary.stopped:
+            self._stops_at = max(step, self._plan.last_logged_step)
             self._pending.clear()
+            metric = f"{self._settings.best_metric} has not improved since step {summary.best_step}"
+            self.log(f"{metric}. Training stops at step {self._stops_at}.")
         self._submit_next()
 
     def reject(self, step: int, reason: str) -> None:
@@ -260,7 +211,7 @@ class ValidationJob(BackgroundJob):
         return f"the validation of step {self._pending[0]}"
 
     @property
-    def _summary(self) -> ValidationSummary:
+    def _summary(self) -> Progression:
         return summarize(self._values, self._settings.patience)
 
     @property
@@ -273,8 +224,8 @@ class ValidationJob(BackgroundJob):
         if not self._is_deciding:
             return progression
         summary, step = self._summary, progression.step
-        has_stopped = progression.stopped or (self._stop is not None and step >= self._stop.at)
-        return Progression(step, summary.best_step, looks_without=summary.validations_without, stopped=has_stopped)
+        has_stopped = progression.stopped or (self._stops_at is not None and step >= self._stops_at)
+        return replace(summary, step=step, stopped=has_stopped)
 
     def _submit_next(self) -> None:
         best = {self._summary.best_step} if self._is_deciding else set()
@@ -282,39 +233,26 @@ class ValidationJob(BackgroundJob):
         if self._pending and not self.is_running:
             self.submit(self._pending[0], self._pending[0])
 
-    def _record_stop(self, record: Record, step: int) -> None:
-        """Write the early stop where this record ends patience, before any worker acts on it."""
-        settings = self._settings
-        summary = summarize({**self._values, record.step: record.value}, settings.patience)
-        if self._is_deciding and summary.decided is not None:
-            stop = Stop(summary.decided, max(step, self._plan.last_logged_step))
-            write_stop(self._plan.folder, stop)
-            metric = f"{settings.best_metric} has not improved since step {summary.best_step}"
-            self.log(f"{metric}. Training stops at step {stop.at}.")
-
     def _recorded_state(self, step: int) -> dict[str, Any]:
         """Return, on the first worker, values, pending steps and the stop of an earlier call, as JSON."""
         folder, settings = self._plan.folder, self._settings
         remove_later(folder, step)
-        records, stop = read_records(folder), read_stop(folder)
+        records, stops_at = read_records(folder), None
         for record in records:
             self._plan.on_metrics(record.step, record.measured)
         values = {record.step: record.value for record in records}
         if self._is_deciding:
             self._remove_damaged(values)
-            decided = summarize(values, settings.patience).decided
-            if decided is not None and stop is None:  # killed after the record and before the stop was written
-                stop = Stop(decided, max(step, self._plan.last_logged_step))
-                write_stop(folder, stop)
+            summary = summarize(values, settings.patience)
+            if summary.stopped:
+                stops_at = max(step, self._plan.last_logged_step)
         last = [step] if step == self._total_steps else []
         due = {*range(settings.eval_steps, step + 1, settings.eval_steps), *last} - {record.step for record in records}
         return {
             "values": list(values.items()),
-            "stop": [stop.decided, stop.at] if stop is not None else None,
+            "stops_at": stops_at,
             "pending": [
-                one
-                for one in sorted(due)
-                if (stop is None or one <= stop.decided) and checkpoint_path(self._checkpoints, one).is_dir()
+                one for one in sorted(due) if stops_at is None and checkpoint_path(self._checkpoints, one).is_dir()
             ],
         }
 

@@ -15,19 +15,11 @@ import numpy as np
 
 from raytriever.errors import ConfigError, setting
 from raytriever.tuning.space import Dimension, Point, SearchSpace
+from raytriever.tuning.trial_log import Trial
 
 GRID, RANDOM, OPTUNA = "grid", "random", "optuna"
 DRAWS = 200  # attempts to draw a point that was not tried
 STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own default)
-
-
-@dataclass(frozen=True)
-class PastTrial:
-    """An earlier trial; larger values are better, and one that has not ended or failed has none."""
-
-    point: Point
-    value: float | None
-    has_ended: bool
 
 
 @dataclass(frozen=True)
@@ -54,49 +46,54 @@ class Sampler:
             remedy = "pip install 'raytriever[tune]'"
             raise ConfigError("requires the package optuna", setting("searcher", "optuna"), remedy)
 
-    def propose(self, number: int, past: Sequence[PastTrial]) -> Point | None:
-        """Return the point of a trial after the trials 0 to `number` - 1; None if all points were tried."""
+    def propose(self, trials: Sequence[Trial], metric: str = "", settled: int | None = None) -> Point | None:
+        """Return the point of the trial after these; None if all points were tried.
+
+        Args:
+            metric: deciding metric, from which Optuna learns.
+            settled: number of first trials whose results Optuna gets; the others count as running. None for all.
+        """
+        number = len(trials)
         if self.searcher == GRID:
             points = self.space.grid()
             return points[number] if number < len(points) else None
-        proposal = self._propose_by_optuna(number, past) if self.searcher == OPTUNA else None
-        return proposal or self._draw(number, past)
+        proposal = self._propose_by_optuna(trials, metric, settled) if self.searcher == OPTUNA else None
+        return proposal or self._draw(trials)
 
-    def _draw(self, number: int, past: Sequence[PastTrial]) -> Point | None:
-        tried = [one.point for one in past]
+    def _draw(self, trials: Sequence[Trial]) -> Point | None:
+        tried = [trial.settings for trial in trials]
         for draw in range(DRAWS):
-            random = np.random.default_rng(np.random.SeedSequence((self.seed, number, draw)))
+            random = np.random.default_rng(np.random.SeedSequence((self.seed, len(trials), draw)))
             point = {one.key: _draw(one, random) for one in self.space.dimensions}
             if point not in tried:
                 return point
         is_finite = not any(one.is_range for one in self.space.dimensions)
         return next((point for point in self.space.grid() if point not in tried), None) if is_finite else None
 
-    def _propose_by_optuna(self, number: int, past: Sequence[PastTrial]) -> Point | None:
+    def _propose_by_optuna(self, trials: Sequence[Trial], metric: str, settled: int | None) -> Point | None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         dimensions = self.space.dimensions
         distributions = {one.key: _distribution(one) for one in dimensions}
-        seed = int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0])
+        seed = int(np.random.SeedSequence((self.seed, len(trials))).generate_state(1)[0])
         sampler = optuna.samplers.TPESampler(
             seed=seed, constant_liar=True, n_startup_trials=STARTUP_TRIALS, multivariate=False
         )
         study = optuna.create_study(sampler=sampler, direction="maximize")
         states = optuna.trial.TrialState
-        for one in past:
-            state = states.RUNNING if not one.has_ended else states.FAIL if one.value is None else states.COMPLETE
-            trial = optuna.trial.create_trial(
+        for trial in trials:
+            is_settled, value, point = settled is None or trial.number < settled, trial.value(metric), trial.settings
+            state = states.RUNNING if not is_settled else states.FAIL if value is None else states.COMPLETE
+            stored = optuna.trial.create_trial(
                 # A listed value is given by its index, because Optuna accepts only some types.
-                params={
-                    d.key: one.point[d.key] if d.is_range else d.values.index(one.point[d.key]) for d in dimensions
-                },
+                params={d.key: point[d.key] if d.is_range else d.values.index(point[d.key]) for d in dimensions},
                 distributions=distributions,
                 state=state,
-                value=one.value if state is states.COMPLETE else None,
+                value=value if state is states.COMPLETE else None,
             )
-            study.add_trial(trial)
-        tried = [one.point for one in past]
+            study.add_trial(stored)
+        tried = [trial.settings for trial in trials]
         for _ in range(DRAWS):
             proposal = study.ask(distributions)
             asked = proposal.params

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from raytriever.errors import StorageError, UserError, setting
-from raytriever.evaluation.names import unique_names
+from raytriever.evaluation.datasets import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import FORMAT, write_atomically
-from raytriever.store.disk import disk_errors
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.space import short_name
 
@@ -81,8 +80,7 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
     if not file.is_file():
         return []
     remedy = f"give another {setting('output')}"
-    with disk_errors(file, reading=True):
-        trials = sorted(read_json(file, _Trials, remedy, format=FORMAT)["trials"], key=lambda trial: trial.number)
+    trials = sorted(read_json(file, _Trials, remedy, format=FORMAT)["trials"], key=lambda trial: trial.number)
     if [trial.number for trial in trials] != list(range(len(trials))):
         raise StorageError("is damaged or changed: the numbers of its trials are not 0, 1, 2, ...", str(file), remedy)
     expected = set(trials[0].settings if settings is None and trials else settings or ())

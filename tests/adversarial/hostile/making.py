@@ -80,11 +80,11 @@ def cut(path: str, size: int) -> Maker:
     return change(path, lambda file: _write(file, file.read_bytes()[:size]))
 
 
-def packed(path: str, size: int | None = None) -> Maker:
-    """Replace a file by a gzip of it, cut to a size where one is given."""
+def packed(path: str) -> Maker:
+    """Replace a file by a gzip of it."""
 
     def action(file: Path) -> None:
-        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes())[:size])
+        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
 
     return change(path, action)

@@ -50,14 +50,6 @@ def test_incomplete_line_is_removed_and_damaged_line_is_skipped(tmp_path: Path) 
     last.close()
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path)
-    with pytest.raises(StorageError, match=r"in use by .* or give another folder with answers"):
-        AnswerLog(tmp_path)
-    log.close()
-    AnswerLog(tmp_path).close()
-
-
 def test_full_disk_is_reported_and_the_log_still_opens(small_disk: Path) -> None:
     logs = []
 

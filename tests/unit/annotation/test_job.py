@@ -169,7 +169,7 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
     # The same budget allows no further request, and its answers can be written.
     assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01")) == 2
     assert served.events("asked").total() == asked
-    first = err.split("--max-queries ")[1].split()[0]
+    first = err.split("max_queries ")[1].split()[0]
     assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01", "--max-queries", first)) == 0
     assert served.events("asked").total() == asked
     cost = read_manifest("out")["meta"]["cost"]

@@ -37,8 +37,7 @@ def test_people_are_not_contradicted() -> None:
 
 
 @pytest.mark.parametrize("name", ["d", "a\tb ", "ü\u2028"])
-def test_output_with_special_ids_is_read_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_output_with_special_ids_is_read_unchanged(tmp_path: Path, own_cache: Path, name: str) -> None:
     documents = Documents([f"{name}{i}" for i in range(4)], ["", "T", "", ""], ["a", "b\nc", "d", 'e"f'])
     queries = Queries([f"{name}{i}" for i in range(3)], ["one", "two", "three"])
     dataset = RetrievalDataset("some", documents, queries, {"train": ROWS, "test": ROWS})
@@ -55,8 +54,7 @@ def test_output_with_special_ids_is_read_unchanged(tmp_path: Path, monkeypatch: 
     assert read_manifest(tmp_path / "out")["meta"]["positives"] == 3
 
 
-def test_groups_are_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_groups_are_made_of_it(tmp_path: Path, own_cache: Path) -> None:
     documents, queries = Documents(list("abcd"), [""] * 4, list("wxyz")), Queries(list("123"), ["one", "two", "three"])
     dataset = RetrievalDataset("some", documents, queries, {"train": ROWS})
     write_annotated(tmp_path / "out", dataset, "train", FOUND, {0: [0], 2: [1]}, "human", {})
@@ -67,8 +65,7 @@ def test_groups_are_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (examples.queries.tolist(), llm.documents.tolist(), llm.ranks.tolist()) == ([0, 1, 2], [3, 2, 1], [0, 0, 0])
 
 
-def test_hard_negatives_are_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_hard_negatives_are_carried_over(tmp_path: Path, own_cache: Path) -> None:
     documents, queries = Documents(list("abcd"), [""] * 4, list("wxyz")), Queries(list("123"), ["one", "two", "three"])
     # The second was judged 0; the last is the model's positive now.
     rows = np.array([[0, 2, 1, 0], [0, 1, 0, 0], [1, 3, 2, 1], [2, 1, 1, 0]]).T

@@ -35,16 +35,6 @@ def check(config: ServiceConfig, key: str | None = None) -> None:
     asyncio.run(ask())
 
 
-def test_an_answer_and_its_tokens(serve: Callable[..., Any]) -> None:
-    config = replace(QUICK, endpoint=serve().endpoint + "/chat/completions")
-    check(config)
-    reply, service = chat(config)
-    assert read_numbers(RELEVANCE, reply.content, 2) == [0]
-    assert reply.finish == "stop"
-    assert reply.read == sum(len(message["content"].encode()) for message in ASKED) // 4
-    assert service.retried == {}
-
-
 def test_temporary_failures_are_retried(serve: Callable[..., Any]) -> None:
     served = serve(drop=0.12, busy=0.12, error=0.12, garbage=0.12, stall=0.12, retry_after=0.01, seed=1)
     _, service = chat(replace(QUICK, endpoint=served.endpoint, retries=30, timeout=0.3), times=30)

@@ -89,8 +89,8 @@ def texts_of(letters: Path) -> list[str]:
 @pytest.mark.slow
 def test_an_evaluation_writes_what_it_measured(calibrated: Calibrated) -> None:
     made, rows = calibrated.calibration, calibrated.results.thresholds
-    assert read_calibration(calibrated.output / "calibration" / "tuned.letters.json") == made
-    assert not (calibrated.output / "calibration" / "bm25.letters.json").exists()
+    assert read_calibration(calibrated.output / "calibration" / "tuned" / "letters.json") == made
+    assert not (calibrated.output / "calibration" / "bm25" / "letters.json").exists()
     own = {row.aim: row for row in rows if row.model == "tuned"}
     assert [one.aim for one in made.thresholds] == [aim for aim, row in own.items() if row.threshold is not None]
     first, row = made.thresholds[0], own["answered"]
@@ -176,7 +176,7 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     assert f"{made}: is of another corpus than others, so hits have no" in capsys.readouterr().err
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
-    assert "calibration.json: is of another format than 3" in capsys.readouterr().err
+    assert "calibration.json: has no number of its format; this version reads format 4" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -318,6 +318,6 @@ def test_a_model_has_one_calibration(calibrated: Calibrated, capsys: pytest.Capt
     model = Path(shutil.copytree(calibrated.model, "tuned"))
     (model / FILE).unlink()
     evaluate([model], [calibrated.letters, others], ["f1"], Path("results"))
-    assert {file.name for file in Path("results/calibration").iterdir()} == {"tuned.letters.json", "tuned.others.json"}
+    assert {file.name for file in Path("results/calibration/tuned").iterdir()} == {"letters.json", "others.json"}
     assert "a model has one calibration.json: those of 2 data sets are only in" in capsys.readouterr().err
     assert not (model / FILE).exists()

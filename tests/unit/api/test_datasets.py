@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -99,13 +98,6 @@ def test_a_column_assigns_splits_and_columns_hold_negatives() -> None:
     assert len(opened.negatives.queries) == 11
 
 
-def test_three_frames_with_ids() -> None:
-    dataset = rt.Dataset.from_pandas(*frames(), name="three")
-    opened = open_all_splits(dataset.source)
-    assert (list(opened.documents.ids), list(opened.documents.titles)) == (["d1", "d2"], ["One", ""])
-    assert opened.judgements["test"].scores.tolist() == [1, 2]
-
-
 def test_the_columns_of_a_csv_file_may_be_named(tmp_path: Path) -> None:
     frame = pairs()
     frame.loc[0, "passage"] = 'with "quotes", commas\nand a line end'
@@ -165,20 +157,8 @@ def three(**changes: Any) -> rt.Dataset:
 SPLIT_TWICE = pd.DataFrame({"id": ["d1", "d1"], "text": ["first", "another"]})
 ERRORS: list[tuple[Any, str]] = [
     (
-        lambda: rt.load_dataset("no/such"),
-        "dataset no/such: no data set of this name and no such folder; give 'pydocs', or the path or URI of a data set",
-    ),
-    (
         lambda: rt.Dataset.from_pandas(pairs().rename(columns={"passage": "pasage"})),
         "pairs: the column 'passage' is missing; it has 'query', 'pasage'; did you mean 'pasage'?",
-    ),
-    (
-        lambda: rt.Dataset.from_pandas(pairs(), test_share=1.5),
-        "test_share: 1.5 is out of range; give a value at most 1",
-    ),
-    (
-        lambda: rt.Dataset.from_pandas(pairs(), test_share=0.6, dev_share=0.5),
-        "test_share 0.6, dev_share 0.5: are more than all questions; give shares with a sum of at most 1",
     ),
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(split="train"), dev_share=0.2),
@@ -268,14 +248,6 @@ def test_numbers_of_numpy_are_ids_and_grades() -> None:
     assert dataset.counts["test_positives"] == 1
 
 
-def test_csv_dialect_of_python(tmp_path: Path) -> None:
-    with (tmp_path / "bom.csv").open("w", encoding="utf-8-sig", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["query", "passage"])
-        table.writerows([f"q {n}", f"p {n}"] for n in range(5))
-    assert rt.load_dataset(tmp_path / "bom.csv").counts["queries"] == 5
-
-
 @pytest.mark.parametrize("form", ["arrow", "numpy", "pandas", "torch"])
 def test_tables_of_datasets_in_any_format_are_read_alike(form: str) -> None:
     import datasets
@@ -284,14 +256,6 @@ def test_tables_of_datasets_in_any_format_are_read_alike(form: str) -> None:
     plain = rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows}), name="plain").counts
     assert rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows.with_format(form)})).counts == plain
     assert rt.Dataset.from_huggingface(rows.with_format(form)).counts["documents"] == 3
-
-
-def test_an_empty_negative_of_a_csv_file_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "faq.csv").write_text("query,passage,negative_1\na?,A.,x\nb?,B.,\nc?,C.,y\n")
-    data = rt.load_dataset(tmp_path / "faq.csv", max_bad_rows=0)
-    assert (data.counts["documents"], data.bad_rows) == (5, [])
-    named = rt.load_dataset(tmp_path / "faq.csv", query="query", passage="passage", max_bad_rows=0)
-    assert named.counts == data.counts
 
 
 def test_a_table_is_read_as_its_file_is(workplace: Path) -> None:

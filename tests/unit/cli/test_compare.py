@@ -35,7 +35,7 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
         tracker = MlflowServer(tracking_uri()).connect(f"run of {loss}")
         tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {STAGE: "train"})
         points = [Point("loss", 1 / step + number, step, step) for step in range(1, 9)]
-        points += [Point("after/ndcg_at_10", 0.3 + number / 10, 0, 9)]
+        points += [Point("after/letters/ndcg_at_10", 0.3 + number / 10, 0, 9)]
         tracker.log(points)
         actual = {name: {"metrics": {"ndcg_at_10": values(name, number)}, "top": [[]] * 40} for name in SYSTEMS}
         whole = {"dataset": "letters", "queries": QUERIES, "texts": QUERIES, "relevant": [[]] * 40, "models": actual}
@@ -62,7 +62,7 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
     shown = json.loads(text.split('id="data">')[1].split("</script>")[0])["queries"]
     assert set(shown["letters"]["models"]) >= {"run of mw", "run of infonce"}
     assert "run of older" not in shown["letters"]["models"]
-    wanted = "metrics.`after/ndcg_at_10` > 0.35 and metrics.`after/ndcg_at_10` < 0.45"
+    wanted = "metrics.`after/letters/ndcg_at_10` > 0.35 and metrics.`after/letters/ndcg_at_10` < 0.45"
     assert run("compare", [wanted, "--output", "one.html"]) == 0
     assert "1 runs: run of infonce." in Path("one.html").read_text()
     capsys.readouterr()
@@ -123,7 +123,7 @@ def test_a_mistyped_path_is_no_filter(error_line: ErrorLine, word: str) -> None:
         "tags.`mlflow.parentRunId`='0'",
         "status IN ('FINISHED')",
         "params.x IS NULL",
-        "metrics.`after/ndcg_at_10` > 0.5",
+        "metrics.`after/letters/ndcg_at_10` > 0.5",
         "attributes.run_name LIKE '%mw%'",
         "run_name ilike '%a%'",
         "param.a != 'b'",

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
 from raytriever import __version__
+from raytriever.cli import use
 from raytriever.cli.command import Given
-from raytriever.cli.commands import COMMANDS
+from raytriever.cli.commands import COMMANDS, Row
 from raytriever.cli.main import run
 
 HEAVY = ("torch", "transformers", "ray", "mlflow", "numpy", "matplotlib")
@@ -28,32 +29,20 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_without_a_stage_the_stages_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    assert call(monkeypatch, *words) == 0
-    out = capsys.readouterr().out
-    assert all(f"  {stage} " in out for stage in COMMANDS)
-
-
 def test_an_unknown_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "trian") == 2
     assert capsys.readouterr().err == "error: unknown command 'trian'; did you mean 'train'?\n"
-
-
-def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(monkeypatch, "search", "x", "--top", "0") == 2
-    assert capsys.readouterr().err == "error: --top: 0 is out of range; give at least 1\n"
 
 
 def test_the_command_of_the_contributors_page_is_added_in_one_place(
     letters: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    exec(page.split("## Add a command")[1].split("```python\n")[1].split("```")[0], names)  # the page is ours
-    monkeypatch.setitem(COMMANDS, "passages", names["PASSAGES"])
+    file, row = (block.split("```")[0] for block in page.split("## Add a command")[1].split("```python\n")[1:3])
+    module = ModuleType("raytriever.cli.passages")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(file, module.__dict__)  # the page is ours
+    monkeypatch.setitem(COMMANDS, "passages", eval(row, {"Row": Row})["passages"])  # noqa: S307
     assert run("passages", ["--dataset", str(letters), "--rows", "2"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert call(monkeypatch) == 0
@@ -66,7 +55,7 @@ def test_a_broken_pipe_to_a_process_is_no_quiet_end(monkeypatch: pytest.MonkeyPa
     def break_pipe(given: Given) -> list[str]:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setitem(COMMANDS, "search", replace(COMMANDS["search"], run=break_pipe))
+    monkeypatch.setattr(use, "SEARCH", replace(use.SEARCH, run=break_pipe))
     with pytest.raises(BrokenPipeError):
         run("search", ["x"])
 

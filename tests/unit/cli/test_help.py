@@ -11,7 +11,7 @@ import pytest
 from raytriever.cli.commands import COMMANDS
 from raytriever.cli.main import run
 from raytriever.cli.suggestions import _ADVICE, _COMMANDS, _FLAGS, suggest_for_command, suggest_for_flag
-from raytriever.cli.train import COMMON, _parser
+from raytriever.cli.train import COMMON
 
 ErrorLine = Callable[..., str]
 
@@ -39,7 +39,7 @@ def test_help_of_train_shows_the_twenty_common_flags_in_one_line_each(
     shown = out.split("common flags:\n")[1].split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in shown] == list(COMMON)
     assert max(map(len, shown)) <= 100
-    parser = _parser()
+    parser = COMMANDS["train"].parser("train")
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]  # earlier names are hidden
     flags = sum(bool(action.option_strings) for action in actions)
     assert out.rstrip().endswith(f"--help-all shows all {flags} flags")
@@ -105,7 +105,7 @@ def test_every_suggestion_exists() -> None:
     assert not set(" ".join(_COMMANDS.values()).split()) & set(COMMANDS)
 
 
-def test_a_stage_that_was_removed_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_was_removed_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(None, ["plan", "--gpus", "8"]) == 2
     assert capsys.readouterr().err.startswith("error: 'plan' was removed; see docs/explanation/scale.md; ")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cli import train, tune
+from raytriever.cli import train
 from raytriever.cli.commands import COMMANDS
 from raytriever.errors import ConfigError, DataError
 from raytriever.experiment.start import check_explicit_settings
@@ -95,10 +95,10 @@ def test_a_flag_that_the_search_space_varies_is_named(
         ("--loss mw --search-space learning-rate", ""),
     ):
         with pytest.raises(DataError):
-            tune.main([*words.split(), "--dataset", "nowhere/at/all"])
+            COMMANDS["tune"].main("tune", [*words.split(), "--dataset", "nowhere/at/all"])
         assert capsys.readouterr().err.strip() == line
 
 
 def test_a_varied_setting_may_give_a_flag_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = tune._parser().parse(["--margin", "0.2", "--search-space", "loss"])
+    arguments = COMMANDS["tune"].parser("tune").parse(["--margin", "0.2", "--search-space", "loss"])
     check_explicit_settings(train.resolve_settings(arguments), arguments.explicit_flags, varied=["loss"])

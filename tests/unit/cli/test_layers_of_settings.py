@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from raytriever.cli.commands import COMMANDS
 from raytriever.cli.main import run
-from raytriever.cli.train import _parser, resolve_settings
+from raytriever.cli.train import resolve_settings
 from raytriever.config import NAME, SECTIONS, Config, dump_config, load_config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
@@ -20,7 +21,7 @@ from raytriever.training.config import TrainingConfig
 
 
 def resolved(*words: object) -> Config:
-    return resolve_settings(_parser().parse([str(word) for word in words]))
+    return resolve_settings(COMMANDS["train"].parser("train").parse([str(word) for word in words]))
 
 
 @pytest.fixture
@@ -67,8 +68,10 @@ def test_a_loss_file_of_a_settings_file_runs_only_if_the_command_line_names_it(
     assert not Path("executed").exists()
     if settings.startswith("stages"):  # whose settings override flags
         with pytest.raises(ConfigError, match=r"its loss own/hinge\.py:hinge is a program"):
-            resolve_settings(_parser().parse([*words, "--loss", "own/hinge.py:other"]))
-    assert resolve_settings(_parser().parse([*words, "--loss", f"{tmp_path}/own/hinge.py:hinge"])).loss.files
+            resolved(*words, "--loss", "own/hinge.py:other")
+    assert resolve_settings(
+        COMMANDS["train"].parser("train").parse([*words, "--loss", f"{tmp_path}/own/hinge.py:hinge"])
+    ).loss.files
 
 
 def test_a_loss_file_of_a_search_space_runs_only_if_the_command_line_names_it(
@@ -85,14 +88,6 @@ def test_the_default_recipe_is_that_of_pydocs(tmp_path: Path) -> None:
     assert resolved("--dataset", "elsewhere") == Config(data=DataConfig(dataset="elsewhere"))
     (tmp_path / "empty.yaml").write_text("loss: {}\n")
     assert resolved("--config", tmp_path / "empty.yaml") == Config()
-
-
-def test_epochs_override_the_steps_of_a_recipe(recipe: str) -> None:
-    assert resolved("--recipe", recipe).training.max_steps == 7
-    config = resolved("--recipe", recipe, "--epochs", "2")
-    assert (config.training.max_steps, config.training.epochs) == (None, 2.0)
-    config = resolved("--recipe", recipe, "--epochs", "2", "--max-steps", "5")
-    assert config.training.max_steps == 5
 
 
 def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
@@ -139,7 +134,7 @@ def test_every_setting_changes_the_hash() -> None:
 
 
 def test_every_setting_has_a_help_text_and_a_flag_or_a_line_that_names_its_file() -> None:
-    parser = _parser()
+    parser = COMMANDS["train"].parser("train")
     flags = {flag for action in parser._actions for flag in action.option_strings}
     assert sum(bool(action.option_strings) for action in parser._actions) <= 75
     for kind in SECTIONS.values():
@@ -151,9 +146,9 @@ def test_every_setting_has_a_help_text_and_a_flag_or_a_line_that_names_its_file(
 
 def test_a_setting_of_a_file_is_read_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("training: {max_grad_norm: 3}\n")
-    assert resolve_settings(_parser().parse(["--config", f"{tmp_path}/run.yaml"])).training.max_grad_norm == 3
+    assert resolved("--config", f"{tmp_path}/run.yaml").training.max_grad_norm == 3
     with pytest.raises(ConfigError, match=r"^--max-grad-norm: has no flag; write `training: {max_grad_norm: VALUE}`"):
-        _parser().parse(["--max-grad-norm=3"])
+        resolved("--max-grad-norm=3")
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cli.train import _parser, resolve_settings
+from raytriever.cli.commands import COMMANDS
+from raytriever.cli.train import resolve_settings
 from raytriever.config import check_config, dump_config, load_config
 from raytriever.errors import ConfigError
 from raytriever.training.config import TrainingConfig
 
 
 def training(*words: object) -> TrainingConfig:
-    config = resolve_settings(_parser().parse([str(word) for word in words]))
+    config = resolve_settings(COMMANDS["train"].parser("train").parse([str(word) for word in words]))
     check_config(config)
     return config.training
 

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from raytriever.config import dump_config
+import pytest
+
+from raytriever.config import Config, dump_config
+from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
 from raytriever.recipes import RECIPES
 
@@ -20,3 +23,19 @@ def test_a_run_of_another_loss_in_the_output_is_refused(tmp_path: Path, error_li
 
 def test_settings_of_training_are_those_of_train(error_line: Callable[..., str]) -> None:
     assert error_line("quickstart", "--max-steps", "3").startswith("--max-steps: unknown flag")
+
+
+def test_it_is_the_training_of_the_recipe_with_a_name(
+    error_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def start(config: Config, base: Config, output: Path, run_name: str, fresh: bool, *others: object) -> None:
+        calls.append((config, base, output, run_name, fresh))
+        raise ConfigError("stopped here")
+
+    monkeypatch.setattr("raytriever.cli.train.start_run", start)
+    assert error_line("quickstart", "--fresh") == error_line("train") == "stopped here"
+    pydocs = RECIPES["pydocs"]()
+    assert calls[0] == (pydocs, pydocs, Path("runs/quickstart"), "quickstart", True)
+    assert calls[1] == (pydocs, pydocs, Path("runs/pydocs-minilm-mw-seed0"), None, False)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from raytriever.cli.train import _flags, _overridden_flags, _parser, resolve_settings
+from raytriever.cli.commands import COMMANDS
+from raytriever.cli.train import _flags, _overridden_flags, resolve_settings
 from raytriever.config import Config, difference, dump_config, load_config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.experiment.start import default_run_name
@@ -43,7 +44,7 @@ def paper(tmp_path: Path) -> Path:
 
 
 def resolved(*words: object) -> Config:
-    return resolve_settings(_parser().parse([str(word) for word in words]))
+    return resolve_settings(COMMANDS["train"].parser("train").parse([str(word) for word in words]))
 
 
 def test_a_stage_overrides_the_run_and_not_the_stage_before(paper: Path) -> None:
@@ -81,7 +82,7 @@ def test_stages_override_flags_and_flags_override_file_and_recipe(paper: Path, m
         assert (training.patience, training.batch_size, config.loss.temperature, training.seed) == (3, 128, 1.0, 5)
     assert [stage.loss.loss for stage in curriculum.stages] == ["lsepair", "infonce"]
     # A flag that a stage overrides is expected, and only such a one.
-    expected = list(_overridden_flags(curriculum, _flags(_parser().parse(words))))
+    expected = list(_overridden_flags(curriculum, _flags(COMMANDS["train"].parser("train").parse(words))))
     assert expected == ["--loss mw: the --config file overrides it in stage llm, human"]
 
 
@@ -202,11 +203,6 @@ def test_a_user_error_in_a_stage(
     line = error_line("train", "--config", file)
     assert expected in line
     assert line.startswith((f"{file}: ", "stage 'b': "))
-
-
-def test_a_misspelt_list_of_stages(error_line: ErrorLine, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("stage: [{name: a}]\n")
-    assert "unknown section 'stage'; did you mean 'stages'?" in error_line("train", "--config", tmp_path / "mine.yaml")
 
 
 def test_the_evaluated_split_is_that_of_the_run(

@@ -22,10 +22,3 @@ def test_a_directory_of_other_files_is_refused(error_line: ErrorLine, work: Path
     assert expected == "output s: holds another study (ratio; this command asks for mine); give another directory"
     (folder / SETTINGS).write_text('{"study": "mw-in')
     assert "study.json: is damaged or changed: it is not JSON" in error_line("study", "mine.yaml", "--output", "s")
-
-
-def test_a_name_is_no_file(error_line: ErrorLine, work: Path) -> None:
-    for name in ("mw-in-domain", "abstain"):
-        line = error_line("study", name, "--output", "s")
-        assert line.startswith(f"{name!r} is no file of a study; give the path of a YAML file: one of yours, or one of")
-    assert not (work / "s").exists()

@@ -24,16 +24,6 @@ def step(number: int) -> StepEvent:
     return StepEvent(number, {"loss": 1.0})
 
 
-def test_events_are_taken_once_and_in_order() -> None:
-    async def body(queue: Any) -> None:
-        assert [await queue.send(step(number)) for number in (1, 2, 3)] == [1, 2, 3]
-        assert await queue.take(0) == [step(1), step(2), step(3)]
-        await queue.send(step(4))
-        assert await queue.close(3) == [step(4)]
-
-    with_queue(body)
-
-
 def test_events_of_a_sender_that_arrive_in_another_order_are_put_in_order() -> None:
     async def body(queue: Any) -> None:
         late = [asyncio.ensure_future(queue.send(step(number), "worker", number)) for number in (2, 1)]

@@ -6,7 +6,7 @@ import gc
 import shutil
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from saved_checkpoint import move_weights, save_checkpoint
 from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.cluster.train import mining_round
-from raytriever.cluster.train.clients import ThreadClient
+from raytriever.cluster.train.jobs import ThreadClient
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
@@ -25,11 +25,9 @@ from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.index import exact
-from raytriever.mining import miner
 from raytriever.mining.job import run_mining
-from raytriever.mining.miner import CandidateFilter
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.background import JobError
@@ -66,8 +64,7 @@ Make = Callable[..., MiningRounds]
 
 
 @pytest.fixture
-def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path, own_cache: Path) -> Make:
 
     def make(first: NegativesTable | None = None, **refresh: object) -> MiningRounds:
         config = Config(
@@ -101,10 +98,9 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
 
 
 def test_mining_by_hand_with_the_checkpoint_finds_the_negatives_of_the_round(
-    later: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    later: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
     """Documents that another split judges relevant are negatives of neither."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     folder = Path(shutil.copytree(tiny_dataset, tmp_path / "judged"))
     with (folder / "qrels" / "test.tsv").open("a") as stream:
         stream.writelines(f"q{query}\td{document}\t1\n" for query in range(8) for document in range(100, 140))
@@ -175,63 +171,6 @@ def test_the_memory_of_a_round_is_given_back_whether_it_ends_or_fails(
         assert [encoder() for encoder in encoders] == [None] * len(encoders)
     finally:
         gc.enable()
-
-
-@pytest.mark.slow
-def test_an_interrupted_round_continues_and_other_weights_start_again(
-    rounds: Make, checkpoint: Path, later: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded: list[int] = []
-    stop_after = 1
-
-    def run(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
-        for number in missing:
-            if len(encoded) == stop_after:
-                raise KeyboardInterrupt
-            encode_in_process(encoder, [number], advance)
-            encoded.append(number)
-
-    monkeypatch.setattr(mining_round, "encode_in_process", run)
-    with pytest.raises(KeyboardInterrupt):
-        rounds().run(1, checkpoint)
-    stop_after = 99
-    rounds().run(1, checkpoint)
-    assert len(encoded) == 2  # the shard of the queries, then that of the documents
-    encoded.clear()
-    stop_after = 1
-    with pytest.raises(KeyboardInterrupt):
-        rounds().run(2, checkpoint)
-    stop_after = 99
-    rounds().run(2, later)
-    assert len(encoded) == 3
-    assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
-
-
-@pytest.mark.slow
-def test_an_interrupted_mining_continues_after_its_last_block(
-    rounds: Make, checkpoint: Path, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds().run(1, checkpoint)
-    mined: list[int] = []
-    mine_block = CandidateFilter._mine
-
-    def interrupted(self, finder, rows, first, end):  # type: ignore[no-untyped-def]
-        if len(mined) == 2:
-            mined.append(-1)
-            raise KeyboardInterrupt
-        mined.append(int(rows[0]))
-        return mine_block(self, finder, rows, first, end)
-
-    monkeypatch.setattr(miner, "BLOCK", 100)
-    monkeypatch.setattr(CandidateFilter, "_mine", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        rounds().run(2, checkpoint)
-    rounds().run(2, checkpoint)
-    assert mined[2] == -1
-    assert len(set(mined)) == len(mined) > 4
-    whole, continued = (_table(tmp_path, number, dataset) for number in (1, 2))
-    assert np.array_equal(whole.documents, continued.documents)
-    assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
 
 
 def test_rows_of_other_origins_stay_where_they_have_a_share(

@@ -17,12 +17,6 @@ from raytriever.errors import ConfigError
 
 
 @pytest.fixture
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-@pytest.fixture
 def silent_port() -> Iterator[int]:
     """A port that accepts no connection: its queue is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:

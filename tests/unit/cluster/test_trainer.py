@@ -25,7 +25,7 @@ def test_the_controller_does_not_import_what_training_needs(tmp_path: Path, monk
         queue=InlineEventQueue(print),
         driver=None,  # type: ignore[arg-type]
     )
-    made = trainer._trainer(job, (1, 1), tmp_path, in_process=False, gpus=1.0)
+    made = trainer._trainer(job, tmp_path)
     sent = made.train_run_context, made._create_default_callbacks()
     assert b"raytriever.cluster.train.controller" in cloudpickle.dumps(sent)
     assert b"raytriever.cluster.train.worker" not in cloudpickle.dumps(sent)

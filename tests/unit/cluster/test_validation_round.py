@@ -20,7 +20,8 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_this_process
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError, DataError, ModelError, StorageError
-from raytriever.evaluation.systems import evaluate_retriever
+from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
@@ -71,7 +72,9 @@ def test_a_checkpoint_is_worth_what_its_model_is(config: Config, own: RetrievalD
     validations = Validations(config, describe_datasets(config, own), tmp_path / "evaluations")
     record = validations.run(4, checkpoint)
     model = ModelConfig(str(tmp_path / "model"))
-    expected = evaluate_retriever(own, "dev", model, load_for_encoding(model, "fp32", torch.device("cpu"))).metrics
+    expected = evaluate(
+        own, "dev", DenseSystem(own, model, load_for_encoding(model, "fp32", torch.device("cpu")))
+    ).metrics
     assert {name: record.measured[f"dev/{name}"] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert record.value == record.measured["dev/ndcg_at_5"]
     assert 0 < record.value < 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from processes import free_port
 
 sys.path.append(str(Path(__file__).parents[3] / "dashboards"))
 import programs
@@ -30,12 +31,6 @@ os.chdir({served!r})
 address = os.environ["GF_SERVER_HTTP_ADDR"], int(os.environ["GF_SERVER_HTTP_PORT"])
 http.server.HTTPServer(address, http.server.SimpleHTTPRequestHandler).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_the_configuration_is_the_committed_one_for_another_ray(tmp_path: Path) -> None:

@@ -168,22 +168,6 @@ def test_negatives_are_mixed_by_origin(positives: int) -> None:
             assert not set(passages[row][held:].tolist()) & set(known)
 
 
-def test_shares_are_of_the_negatives_that_a_group_has() -> None:
-    # One positive of four asked for: of the five negatives that may be needed, four are.
-    examples = Examples.of(DATASET, "train", seed=2, negatives=MIXED, shares=parse_mix("bm25=1,dense=1"))
-    for epoch in range(20):
-        _, passages = examples.groups(*every(examples, epoch), 4, 1)
-        group = of_origin(passages[0][passages[0] != 1])
-        assert [len(group[name]) for name in ("bm25", "dense", "random")] == [2, 2, 0]
-
-
-def test_shares_hold_over_epochs_for_a_single_negative() -> None:
-    examples = Examples.of(DATASET, "train", seed=2, negatives=MIXED, shares=parse_mix("bm25=3,dense=1"))
-    drawn = hard_negatives(examples, np.zeros(2000, np.int64), np.arange(2000), 1)[:, 0]
-    assert set(drawn.tolist()) == {3, 4, 6, 8}
-    assert abs((drawn == 8).mean() - 0.25) < 0.03
-
-
 def test_the_mixed_draws_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     examples = Examples.of(DATASET, "train", seed=5, negatives=MIXED, shares=parse_mix("bm25=0.5,random=0.5"))

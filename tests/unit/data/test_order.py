@@ -15,22 +15,6 @@ from raytriever.data.sampling.order import Order, Shuffled, permutation, worker_
 from raytriever.data.sampling.spread import shared
 from raytriever.errors import ConfigError
 
-SIZES = {"examples": st.integers(1, 60), "batch_size": st.integers(1, 150), "seed": st.integers(-5, 2**64)}
-
-
-@settings(max_examples=40, deadline=None)
-@given(**SIZES, epochs=st.integers(1, 4))
-def test_every_example_is_seen_exactly_once_an_epoch(examples: int, batch_size: int, seed: int, epochs: int) -> None:
-    order = Order(examples, batch_size, seed)
-    steps = order.steps(epochs)
-    assert (steps - 1) * batch_size < epochs * examples <= steps * batch_size
-    stream = np.concatenate([order.batch(step) for step in range(steps)])
-    seen_in = np.concatenate([order.epochs(step) for step in range(steps)])
-    assert len(stream) == steps * batch_size
-    for epoch in range(epochs):
-        assert sorted(stream[epoch * examples : (epoch + 1) * examples]) == list(range(examples))
-        assert (seen_in[epoch * examples : (epoch + 1) * examples] == epoch).all()
-
 
 def test_the_order_never_changes() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
@@ -104,16 +88,6 @@ def test_weights_are_held_round_by_round(
             assert (np.abs(slots / run - wanted) < 1).all()
         exact = order_of(sizes, sizes, batch, seed).stream  # with the sizes as weights, a round is one epoch of each
         assert np.bincount(part_of(sizes, exact.epoch(rounds).examples), minlength=len(sizes)).tolist() == sizes
-
-
-@settings(max_examples=40, deadline=None)
-@given(sizes=SEVERAL_SIZES, weights=WEIGHTS, batch=st.integers(1, 20), seed=SEEDS)
-def test_batch_by_batch_no_batch_holds_two_data_sets(
-    sizes: list[int], weights: list[int], batch: int, seed: int
-) -> None:
-    order = order_of(sizes, weights, batch, seed, run=batch)
-    for step in range(order.steps(3)):
-        assert len(set(part_of(sizes, order.batch(step)))) == 1
 
 
 @settings(max_examples=40, deadline=None)

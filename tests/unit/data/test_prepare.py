@@ -31,8 +31,7 @@ from raytriever.training.training_data import TrainingData
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def cache(tmp_path: Path, own_cache: Path) -> Path:
     return tmp_path / "cache"
 
 
@@ -218,14 +217,15 @@ def flip(path: Path, pattern: str) -> Path:
 
 
 @pytest.mark.parametrize("pattern", ["documents/*.arrow", "documents/*.tokens.npy", "queries/*.offsets.npy"])
-def test_a_shard_whose_digest_is_off(small: Path, words: Tokenisation, tmp_path: Path, pattern: str) -> None:
+def test_a_shard_whose_digest_is_off(
+    small: Path, words: Tokenisation, tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     request = Request(str(small), words)
-    # In the cache it is made again with a report; at a path of the user it is an error.
+    # In the cache it is made again with a warning; at a path of the user it is an error.
     good = files_of(path := prepare(request))
     flip(path, pattern)
-    lines, say = recorder()
-    assert files_of(prepare(request, report=say)) == good
-    assert "its SHA-256 is not the manifest's; preparing again" in lines[0]
+    assert files_of(prepare(request)) == good
+    assert "its SHA-256 is not the manifest's; making it again" in capsys.readouterr().err
     own = prepare(request, output=tmp_path / "own")
     file = flip(own, pattern)
     with pytest.raises(StorageError, match=f"{file}.*SHA-256"):

@@ -154,7 +154,8 @@ def test_batches_are_about_as_large_as_asked(tmp_path: Path) -> None:
 def test_a_bad_row_is_quarantined_alone(tmp_path: Path) -> None:
     raw = pa.array([b"good", b"\xffbad", None, b"good", b" "], pa.binary())
     text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
-    file = write_parquet(tmp_path / "a.parquet", _id=["1", "2", "3", "4", "5"], text=text)
+    ids = pa.array(["1", "2", "3", "4", "5"]).dictionary_encode()
+    file = write_parquet(tmp_path / "a.parquet", _id=ids, text=text)
     (result,) = (parse_chunk(part_of_parquet(file), chunk) for chunk in read_chunks(part_of_parquet(file), 0))
     assert [row.id for row in result.records.documents] == ["1", "4"]
     assert [(entry["row"], entry["reason"]) for entry in result.bad] == [
@@ -318,7 +319,7 @@ def test_few_bad_rows_are_written_down_and_counted(tmp_path: Path) -> None:
     assert nothing.path is None
     assert not list((tmp_path / "run").iterdir())
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="a file is in the way"):
+    with pytest.raises(StorageError, match="a part of the path is a file"):
         result.write(tmp_path / "file")
 
 

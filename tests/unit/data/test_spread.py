@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import Positives
-from raytriever.data.sampling.mixture import Mixture
 from raytriever.data.sampling.order import Order, Shuffled, worker_slice
 from raytriever.data.sampling.spread import Spread, shared
 
@@ -57,16 +56,10 @@ ROWS = st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=4), min_size=1
 
 @settings(max_examples=40, deadline=None)
 @given(rows=ROWS, batch=st.integers(1, 90), seed=SEEDS)
-def test_every_example_comes_once_an_epoch_whatever_is_shared(rows: list[list[int]], batch: int, seed: int) -> None:
-    order = order_of(positives_of(rows), batch, seed)
-    check_whole_epochs(order, 3)
-
-
-@settings(max_examples=40, deadline=None)
-@given(rows=ROWS, batch=st.integers(1, 40), seed=SEEDS)
-def test_what_is_shared_is_counted_literally(rows: list[list[int]], batch: int, seed: int) -> None:
+def test_epochs_are_whole_and_what_is_shared_is_counted(rows: list[list[int]], batch: int, seed: int) -> None:
     positives = positives_of(rows)
     order = order_of(positives, batch, seed)
+    check_whole_epochs(order, 3)
     literal = sum(shared_in(positives, order.batch(step)) for step in range(5))
     assert shared(order, positives, range(5)) == literal
     assert shared(order, positives, range(0)) == 0
@@ -114,21 +107,6 @@ def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
     for workers in (1, 2, 4):
         shares = [worker_slice(alone.batch(step), rank, workers) for rank in range(workers)]
         assert (np.concatenate(shares) == alone.batch(step)).all()
-
-
-@pytest.mark.parametrize("weights", [[60, 90], [1, 1]])
-def test_mixed_data_sets_are_spread_too(weights: list[int]) -> None:
-    rows = [[number // 3] for number in range(60)] + [[100 + number // 3] for number in range(90)]
-    positives = positives_of(rows)
-    mixture = Mixture([Shuffled(60, 1), Shuffled(90, 2)], weights, 0)
-    plain = Order(150, 8, 0, mixture)
-    order = Order(150, 8, 0, Spread(mixture, 8, positives))
-    steps = order.steps(5)
-    assert shared(order, positives, range(steps)) < shared(plain, positives, range(steps)) / 5
-    for number in range(5):
-        mine, theirs = order.stream.epoch(number), mixture.epoch(number)
-        pairs = [sorted(zip(each.examples.tolist(), each.seen_in.tolist(), strict=True)) for each in (mine, theirs)]
-        assert pairs[0] == pairs[1]
 
 
 def test_the_spread_order_never_changes() -> None:

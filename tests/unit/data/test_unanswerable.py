@@ -34,11 +34,6 @@ def add_queries(folder: Path, **texts: str) -> None:
         stream.writelines(json.dumps({"_id": name, "text": text}) + "\n" for name, text in texts.items())
 
 
-def names_of(folder: Path) -> dict[str, list[str]]:
-    dataset = open_all_splits(folder, max_bad_rows=1.0)
-    return {split: [dataset.queries.ids[row] for row in rows] for split, rows in dataset.unanswerable.items()}
-
-
 def test_they_are_no_part_of_anything_but_their_own_list(small: Path) -> None:
     before = open_all_splits(small)
     without_answer(small, "test", ["u1", "u2"])
@@ -66,14 +61,6 @@ def test_the_layouts_give_one_digest(small: Path, kind: str) -> None:
     if kind == "parquet":
         pq.write_table(pa.table({"query-id": ["u2", "u1"]}), small / "unanswerable" / "test-00000-of-00001.parquet")
     assert open_all_splits(small).digest == digest
-
-
-def test_the_digest_knows_them_and_is_that_of_earlier_versions_without(small: Path) -> None:
-    add_queries(small, u1="nobody knows u1")
-    before = open_all_splits(small).digest
-    assert before == "b809ace5f81ac2b5482636aeb5a26e478fcb12dac6b8ba1a7d94eb45f39e84ab"
-    without_answer(small, "test", [], ["u1"])
-    assert open_all_splits(small).digest != before
 
 
 def test_a_split_may_hold_nothing_else(small: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from raytriever.documents.passages import Chunker, passage_id
-from raytriever.errors import ConfigError
 from raytriever.reading.documents.sections import ParsedDocument, Section, TableRows
 
 
@@ -71,11 +69,6 @@ def test_different_paths_and_anchors_have_different_ids() -> None:
     ids = [passage_id(*part) for part in parts]
     assert len(set(ids)) == len(ids)
     assert all(len(name.split()) == 1 for name in ids)
-
-
-def test_too_large_an_overlap_is_refused() -> None:
-    with pytest.raises(ConfigError, match="overlap_tokens: 23 is too many: next to a title a passage has 46 tokens"):
-        chunker(64, 23)
 
 
 def test_each_piece_of_a_table_has_its_header() -> None:

@@ -167,14 +167,6 @@ def test_documents_that_answer_one_question_share_a_split() -> None:
     assert [splits[path] for path in paths[51:]] == [alone[path] for path in paths[51:]]
 
 
-@pytest.mark.parametrize("row", ["q,,,no", "q,none,,", "q,None,,no", "q,NONE,,0", "q,,,false"])
-def test_a_question_without_an_answer(tmp_path: Path, row: str) -> None:
-    questions = read(tmp_path, f"question,file,answer,answerable\n{row}\nopen,,,\nmaybe,,,yes\n")
-    assert [question.text for question in questions.unanswerable.values()] == ["q"]
-    assert [question.text for question in questions.unjudged] == ["open", "maybe"]
-    assert questions.bad == []
-
-
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
@@ -214,10 +206,3 @@ def test_a_file_of_test_questions(tmp_path: Path) -> None:
     assert [(entry["file"], entry["row"], entry["reason"]) for entry in questions.bad] == [
         (str(tmp_path / "test.csv"), 4, "conflicting: the split is 'dev', but all questions of this file are test")
     ]
-
-
-def test_files_with_a_common_question_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "test.csv").write_text("question,file\nWhat  is it,manual.pdf\n")
-    (tmp_path / "qa.csv").write_text("question,file\nb,setup.md\nwhat is it,setup.md\n")
-    with pytest.raises(DataError, match=r"test.csv line 2: the question is in .*qa.csv line 3 too; remove it from one"):
-        Questions(str(tmp_path / "qa.csv"), "", PATHS, "/data/docs", str(tmp_path / "test.csv"))

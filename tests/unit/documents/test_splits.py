@@ -9,7 +9,7 @@ import pytest
 
 from raytriever.data.formats.division import Division, HashSplit, Shares, few_questions, split_by_hash
 from raytriever.documents.splits import assign_splits
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import DataError
 
 PAGES = [f"p{number}.md" for number in range(120)]
 
@@ -37,12 +37,6 @@ def questions_by_split(splits: dict[str, str], groups: list[list[str]]) -> list[
 )
 def test_sizes_of_dev_and_test(shares: Shares, count: int, sizes: tuple[int, int]) -> None:
     assert shares.sizes(count) == sizes
-
-
-def test_shares_of_more_than_all_questions() -> None:
-    with pytest.raises(ConfigError) as error:
-        Shares(0.6, 0.5)
-    assert str(error.value).endswith("are more than all questions; give shares with a sum of at most 1")
 
 
 def test_evaluation_alone_needs_no_train() -> None:
@@ -109,16 +103,6 @@ def test_questions_without_an_answer_are_divided_by_their_text() -> None:
     assert split_by_hash(dict(reversed(texts.items())), (12, 12)) == splits
     more = split_by_hash({**texts, "u40": "text 40"}, (12, 12), 0, splits)
     assert {name: more[name] for name in texts} == splits
-
-
-def test_both_kinds_of_queries_have_their_share() -> None:
-    queries = [(f"q{number}", True) for number in range(56)] + [(f"u{number}", False) for number in range(4)]
-    division = Division.of(queries, "faq.csv", Shares())
-    counts = Counter((division.split_of(*query), query[1]) for query in queries)
-    assert counts == {
-        ("train", True): 24, ("dev", True): 16, ("test", True): 16,
-        ("train", False): 2, ("dev", False): 1, ("test", False): 1,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,15 @@ def test_only_missing_or_damaged_shards_are_encoded_again(case: Case) -> None:
     case.encode()
     assert files(whole.path) == before
     assert {n for n, stamp in stamps.items() if shard_folder(whole.path, n).stat().st_mtime_ns == stamp} == {0, 2}
+
+
+def test_few_embeddings_of_the_cache_are_not_waited_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: waits.append(Path(f"/proc/self/fd/{file}").readlink().name))
+    case.embed()
+    assert not [name for name in waits if "embeddings.npy" in name or "manifest" in name]
+    case.encode()
+    assert waits.count("embeddings.npy") == 4
 
 
 def test_a_directory_with_other_content_is_not_changed(case: Case) -> None:

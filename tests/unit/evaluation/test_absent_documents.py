@@ -49,9 +49,8 @@ SHARE = 0.5
 
 
 @pytest.fixture
-def folder(tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tiny_dataset: Path, tmp_path: Path, own_cache: Path) -> Path:
     """A data set whose test split judges absent documents; the only relevant document of q129 is one of them."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     path = Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
     test = path / "qrels" / "test.tsv"
     lines = [row for row in test.read_text().splitlines() if not row.startswith("q129\t")]
@@ -105,11 +104,9 @@ def graded(folder: Path) -> RetrievalDataset:
 def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_encoder: Path) -> None:
     job = EvaluationJob(
         models=read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
-        datasets=describe_datasets([str(folder)], "test"),
+        datasets=describe_datasets([str(folder)], "test", Protocol((*TREC, "auc")), SHARE),
         baselines=["bm25"],
-        protocol=Protocol((*TREC, "auc")),
         precision="fp32",
-        max_bad_rows=SHARE,
     )
     output = tmp_path / "out"
     results = run_evaluation(job, output, False, Tracker, lambda _: None)
@@ -124,7 +121,7 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
     about = content["about"]["letters"]
     assert (about["absent_relevant"], about["relevant"], about["unanswerable_queries"]) == (3, 34, 1)
     for model in ("bm25", "tiny"):
-        theirs = by_trec_eval(folder, output / "runs" / f"{model}.letters.trec")
+        theirs = by_trec_eval(folder, output / "runs" / model / "letters.trec")
         [mteb] = json.loads((output / "mteb" / model / "letters.json").read_bytes())["scores"]["test"]
         for name in ("ndcg_at_10", "recall_at_100", "map_at_100"):
             assert content["models"][model]["letters"][name] == pytest.approx(theirs[name], abs=1e-6)

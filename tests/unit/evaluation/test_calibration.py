@@ -17,14 +17,13 @@ from raytriever.evaluation.calibration import _later
 from raytriever.evaluation.config import CONFIDENCES
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, questions_of, threshold_rows
-from raytriever.evaluation.directory import points_of
-from raytriever.evaluation.document import document, format_results, thresholds_markdown
+from raytriever.evaluation.document import document, format_results, points_of, thresholds_markdown
 from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement, auc_rows
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.results import Results, ThresholdRow
 from raytriever.evaluation.systems import Bm25System
-from raytriever.evaluation.table import Cell, ReportTable
+from raytriever.evaluation.tables import Cell, ReportTable
 from raytriever.metrics.answering import decide
 from raytriever.metrics.calibration import ScoredPools, achieve_pairs, choose_pair_threshold
 from raytriever.metrics.confidence import RankedQuestions
@@ -135,10 +134,7 @@ def test_combined_promises_nothing() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.2])
-def test_a_question_that_loses_its_answer_counts_once(
-    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_a_question_that_loses_its_answer_counts_once(share: float, tmp_path: Path, own_cache: Path) -> None:
     # The second best document of every question is relevant too, and question 0 has three copies of its best one.
     documents = [text for n in range(40) for text in (f"word{n} word{n}", f"word{n} more", f"word{n} other thing")]
     documents += ["word0 word0"] * 3

@@ -16,7 +16,7 @@ from raytriever.evaluation import evaluate as module
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import write_run
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
-from raytriever.evaluation.systems import Bm25System, evaluate_embeddings, evaluate_retriever
+from raytriever.evaluation.systems import Bm25System, DenseSystem, evaluate_embeddings
 from raytriever.metrics.auc import pooled_auc
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
@@ -115,12 +115,12 @@ def test_a_dense_and_a_lexical_system_are_measured_alike(
     assert bm25.metrics["ndcg_at_10"] > 0.99  # a passage begins with its query's word
     config = ModelConfig(str(tiny_encoder))
     retriever = load_retriever(config)
-    first = evaluate_retriever(dataset, "test", config, retriever)
+    first = evaluate(dataset, "test", DenseSystem(dataset, config, retriever))
     assert first.metrics.keys() == bm25.metrics.keys()
-    assert evaluate_retriever(dataset, "test", config, retriever).metrics == first.metrics  # from the cache
+    assert evaluate(dataset, "test", DenseSystem(dataset, config, retriever)).metrics == first.metrics  # from the cache
     assert len(list((tmp_path / "embeddings").iterdir())) == 1
     shorter = ModelConfig(str(tiny_encoder), passage_length=5)
-    evaluate_retriever(dataset, "test", shorter, load_retriever(shorter))
+    evaluate(dataset, "test", DenseSystem(dataset, shorter, load_retriever(shorter)))
     assert len(list((tmp_path / "embeddings").iterdir())) == 2  # other lengths, other embeddings
 
 

@@ -10,7 +10,7 @@ import pytest
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import DataError
 from raytriever.evaluation.protocol import FOREIGN, Protocol, select_judged_queries
-from raytriever.evaluation.request import OpenPart, add_unanswerable
+from raytriever.evaluation.request import OpenPart, add_foreign_questions
 
 
 def write(folder: Path, documents: dict[str, str], queries: dict[str, str], judged: dict[str, str]) -> Path:
@@ -34,9 +34,9 @@ def test_questions_that_this_data_set_answers_are_left_out(tmp_path: Path) -> No
     dataset = open_dataset(own, ["test"])
     part = OpenPart("own", dataset, {"test": select_judged_queries(dataset, "test", Protocol())})
     lines: list[str] = []
-    made = add_unanswerable(part, [str(other)], 0.0, lines.append)
+    made = add_foreign_questions(part, [str(other)], 0.0, lines.append)
     added = made.judged["test"].unanswerable[FOREIGN].tolist()
     assert [made.dataset.queries.texts[query] for query in added] == ["Who called?"]
     assert lines == ["other: 2 of 3 questions are left out: own has the question, or a relevant passage of it"]
     with pytest.raises(DataError, match=r"own, split 'test': has no question that own does not have; leave it out of"):
-        add_unanswerable(part, [str(own)], 0.0, lines.append)
+        add_foreign_questions(part, [str(own)], 0.0, lines.append)

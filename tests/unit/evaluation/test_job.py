@@ -81,9 +81,8 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
     few.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in graded))
     job = EvaluationJob(
         models=read_models(["bm25", f"tiny={own}"], ModelConfig()),
-        datasets=describe_datasets([str(tiny_dataset), str(forums)], "test"),
+        datasets=describe_datasets([str(tiny_dataset), str(forums)], "test", Protocol(METRICS)),
         baselines=["bm25"],
-        protocol=Protocol(METRICS),
         aims=[("recall", 0.8), ("answered", 0.6)],
         confidence="score",
         precision="fp32",
@@ -96,12 +95,12 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
 
         tracker = Kept()
         results = again(tracker)
-        places = {"letters": tiny_dataset, "forums-one": forums / "one", "forums-two": forums / "two"}
+        places = {"letters": tiny_dataset, "forums/one": forums / "one", "forums/two": forums / "two"}
         yield Done(folder / "out", results, job, tracker, places, again)
 
 
 def by_trec_eval(done: Done, model: str, name: str) -> dict[str, dict[str, float]]:
-    with (done.output / "runs" / f"{model}.{name}.trec").open() as stream:
+    with (done.output / "runs" / model / f"{name}.trec").open() as stream:
         run = pytrec_eval.parse_run(stream)
     qrels: dict[str, dict[str, int]] = {}
     for line in (done.places[name] / "qrels" / "test.tsv").read_text().splitlines()[1:]:
@@ -113,12 +112,12 @@ def by_trec_eval(done: Done, model: str, name: str) -> dict[str, dict[str, float
 @pytest.mark.parametrize("model", ["bm25", "tiny"])
 def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
     results = done.results
-    for name, where in (("letters", "models"), ("forums-one", "parts"), ("forums-two", "parts")):
+    for name, where in (("letters", "models"), ("forums/one", "parts"), ("forums/two", "parts")):
         theirs = by_trec_eval(done, model, name)
         for ours, trec in TREC.items():
             mean = np.mean([values[trec] for values in theirs.values()])
             assert getattr(results, where)[model][name][ours] == pytest.approx(mean, abs=1e-6)
-    assert results.parts["tiny"]["forums-two"]["ndcg_at_10"] < 0.95
+    assert results.parts["tiny"]["forums/two"]["ndcg_at_10"] < 0.95
     # By query, and by MTEB's names and rounding.
     content = json.loads((done.output / "per_query" / "letters.json").read_bytes())
     theirs = by_trec_eval(done, model, "letters")
@@ -143,7 +142,7 @@ def score_of_mteb(content: dict[str, Any]) -> float:
 def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: Done) -> None:
     results = done.results
     about = results.about["forums"]
-    assert (about.queries, about.documents, about.parts) == (40, 320, ["forums-one", "forums-two"])
+    assert (about.queries, about.documents, about.parts) == (40, 320, ["forums/one", "forums/two"])
     for model in ("bm25", "tiny"):
         for metric in METRICS:
             parts = [results.parts[model][name][metric] for name in about.parts]
@@ -161,10 +160,10 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     # Two data sets and their mean; the pooled AUC is tested by pseudo-values.
     assert len(results.pairs) == 3 * len(METRICS)
     for model in ("bm25", "tiny"):
-        with np.load(done.output / "scores" / f"forums.{model}.npz", allow_pickle=False) as pools:
+        with np.load(done.output / "scores" / model / "forums.npz", allow_pickle=False) as pools:
             assert len(pools["positives"]) == 41
             assert pools["negative_queries"].max() == 39
-        with np.load(done.output / "scores" / f"letters.{model}.npz", allow_pickle=False) as pools:
+        with np.load(done.output / "scores" / model / "letters.npz", allow_pickle=False) as pools:
             result = pooled_auc(pools["positives"], pools["negatives"])
         assert result == pytest.approx(results.models[model]["letters"]["auc"], abs=1e-12)
     content = json.loads((done.output / "per_query" / "forums.json").read_bytes())
@@ -195,7 +194,7 @@ def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done)
     assert len(rows) == 2 * 2 * 2
     [row] = [one for one in rows if (one.dataset, one.model, one.aim) == ("letters", "tiny", "recall")]
     assert row.threshold is not None
-    with np.load(done.output / "scores" / "letters.tiny.npz", allow_pickle=False) as pools:
+    with np.load(done.output / "scores" / "tiny" / "letters.npz", allow_pickle=False) as pools:
         above = float((pools["positives"] >= row.threshold).mean())
     assert (row.chosen_on, row.checked_on) == ("dev", "test")
     assert row.chosen is not None

@@ -26,15 +26,13 @@ from raytriever.tracking.tracker import Tracker
 
 
 @pytest.fixture
-def job(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvaluationJob:
+def job(tiny_encoder: Path, tiny_dataset: Path, own_cache: Path) -> EvaluationJob:
     """An evaluation of BM25 and of an encoder in all types, whole and of 12 components."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     models = read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig())
     return EvaluationJob(
         models=add_forms(models, EvaluationConfig(dtype="fp32,int8,binary,ubinary", truncate_dim="12,32")),
-        datasets=describe_datasets([str(tiny_dataset)], "test"),
+        datasets=describe_datasets([str(tiny_dataset)], "test", Protocol(("ndcg_at_10", "auc"))),
         baselines=["tiny"],
-        protocol=Protocol(("ndcg_at_10", "auc")),
         aims=[("recall", 0.2)],
         precision="fp32",
     )
@@ -65,7 +63,7 @@ def test_forms_are_measured_from_one_encoding(
     assert metrics["tiny-12-binary"] == metrics["tiny-12-ubinary"] != metrics["tiny-12-fp32"]
     assert rows["tiny"].changed == rows["tiny-32-fp32"].changed == 0
     assert rows["tiny-32-int8"].recall > 0
-    with np.load(output / "scores" / "letters.tiny-12-int8.npz", allow_pickle=False) as pools:
+    with np.load(output / "scores" / "tiny-12-int8" / "letters.npz", allow_pickle=False) as pools:
         accepted = pools["positives"] >= rows["tiny"].threshold
     assert rows["tiny-12-int8"].recall == pytest.approx(accepted.mean())
     assert rows["tiny-12-int8"].metrics == metrics["tiny-12-int8"]

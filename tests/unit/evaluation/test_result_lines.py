@@ -14,19 +14,18 @@ from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.datasets import (
     BEIR,
     EvaluationDataset,
-    check_file_names,
     describe_datasets,
+    distinct_names,
     find_beir,
     rename_duplicates,
+    unique_names,
 )
 from raytriever.evaluation.differences.significance import collect_marks, pair_rows
 from raytriever.evaluation.document import document, format_results
 from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.metric_tables import MetricTables, split_text
-from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics, removed_share
 from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
-from raytriever.evaluation.table import printed
+from raytriever.evaluation.tables import MetricTables, printed, split_text
 from raytriever.models.config import ModelConfig
 from raytriever.tracking.tracker import Tracker
 
@@ -58,7 +57,7 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
         describe_datasets([str(tmp_path / one) if "://" not in one else one for one in given], "test")
     )
     names = [one.name for one in sets]
-    assert names == ["a_letters", "b_letters", "forums", "forums-one-2", "c_d", "c_d-2"]
+    assert names == ["a_letters", "b_letters", "forums", "forums-one", "c_d", "c_d-2"]
     assert [one.is_divided for one in sets] == [False, False, True, False, False, False]
     assert list(sets[2].parts) == ["one", "t_wo", "t_wo-2"]
     with pytest.raises(ConfigError, match="two data sets are called 'letters'; give each data set once"):
@@ -70,37 +69,6 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
     with pytest.raises(ConfigError, match="two models are called 'x'"):
         read_models(["x=org/a", "org/x"], ModelConfig())
     assert unique_names(["a", "a", "a-2", "a"]) == ["a", "a-3", "a-2", "a-4"]
-
-
-@pytest.mark.parametrize(
-    ("models", "sets", "line"),
-    [
-        (["a", "a.b"], ["c", "b.c"], "'a.b' on 'c' and 'a' on 'b.c' would both be written to runs/a.b.c.trec"),
-        (["c", "b.c"], ["a", "a.b"], "'b.c' on 'a' and 'c' on 'a.b' would both be written to scores/a.b.c.npz"),
-        (
-            ["m"],
-            {"a": ["b-c", "d"], "a-b": ["c", "d"]},
-            "'m' on 'a-b-c' and 'm' on 'a-b-c' would both be written to runs/m.a-b-c.trec",
-        ),
-        (["a", "a.b"], ["c", "c.b"], ""),
-        (["a.b", "c.d"], ["b.c", "a.b"], ""),
-    ],
-)
-def test_two_results_that_would_be_one_file_are_refused(
-    models: list[str], sets: list[str] | dict[str, list[str]], line: str
-) -> None:
-    parts = sets if isinstance(sets, dict) else {name: [name] for name in sets}
-    named = [EvaluationDataset(name, {one: f"/{one}" for one in own}, "test") for name, own in parts.items()]
-    job = EvaluationJob(
-        models=read_models([f"{name}=org/{name}" for name in models], ModelConfig()), datasets=named, baselines=[]
-    )
-    if not line:
-        check_file_names(models, named)
-        return
-    with pytest.raises(ConfigError) as message:
-        run_evaluation(job, Path("out"), fresh=False, tracker=pytest.fail, log=pytest.fail)
-    remedy = "give one of them another name, a model by NAME=MODEL, or evaluate them one by one"
-    assert str(message.value) == f"model, datasets: {line}; {remedy}"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +158,7 @@ def test_missing_data_sets_of_the_suite_are_reported(tmp_path: Path) -> None:
         if one.name not in ("scifact", "msmarco", "webis-touche2020"):
             raise DataError("not there", one.name)
 
-    result, missing = find_beir(tmp_path, opens)
+    result, missing = find_beir(tmp_path, describe_datasets, opens)
     assert [(one.name, one.split, one.task) for one in result] == [
         ("msmarco", "dev", "MSMARCO"),
         ("webis-touche2020", "test", "Touche2020"),
@@ -240,10 +208,7 @@ def test_a_caption_names_the_split_of_each_data_set() -> None:
     assert split_text({"one": "test", "two": "test"}) == "test"
 
 
-def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(tmp_path: Path, own_cache: Path) -> None:
     folder = tmp_path / "中文"
     (folder / "qrels").mkdir(parents=True)
     texts = [f"今天天气很好，我们去第{'一二三四五六七八九'[i]}公园散步吧。" for i in range(9)]
@@ -255,9 +220,8 @@ def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
     job = EvaluationJob(
         models=read_models(["bm25"], ModelConfig()),
-        datasets=describe_datasets([str(folder)], "test"),
+        datasets=describe_datasets([str(folder)], "test", bm25_language="en"),
         baselines=["bm25"],
-        bm25_language="en",
     )
     said: list[str] = []
     results = run_evaluation(job, tmp_path / "out", False, Tracker, said.append)
@@ -270,7 +234,8 @@ def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(
         assert analysis["warning"] in shown
     assert "stop words: English; stemmer: Snowball, English" in text
     assert "stemmer: Snowball, English." in page
-    recognised = run_evaluation(replace(job, bm25_language=None), tmp_path / "zh", False, Tracker, said.append)
+    job = replace(job, datasets=describe_datasets([str(folder)], "test"))
+    recognised = run_evaluation(job, tmp_path / "zh", False, Tracker, said.append)
     line = "Analyser of BM25 for Chinese, --bm25-language zh: terms of 2 adjacent characters"
     assert line in format_results(recognised)
     assert recognised.models["bm25"]["中文"]["ndcg_at_10"] > results.models["bm25"]["中文"]["ndcg_at_10"]

@@ -16,10 +16,9 @@ from raytriever.evaluation.differences.significance import (
     pair_rows,
     pairs_with,
 )
-from raytriever.evaluation.directory import points_of, points_of_training
-from raytriever.evaluation.document import training_notes
-from raytriever.evaluation.metric_tables import metrics_table
+from raytriever.evaluation.document import points_of, training_notes
 from raytriever.evaluation.results import About, AnalysisAbout, Results
+from raytriever.evaluation.tables import metrics_table
 from raytriever.metrics.significance import holm, paired_t_test
 from raytriever.mining.analyser import analyser_line
 
@@ -140,11 +139,11 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     assert [row.queries for row in pairs] == [50] * 6
     assert all(row.difference >= 0 and row.p_holm >= row.p for row in pairs)
     assert (warning, notes[-1]) == (analysis["warning"], analyser_line(analysis))
-    points = {point.name: point.value for point in points_of_training(results)}
-    assert points["significance/after-before/ndcg_at_10_p"] == one.p_holm
-    assert points["significance/after-before/ndcg_at_10_low"] == one.low
-    assert points["after/auc"] == results.models["after"]["set"]["auc"]
-    assert "significance/bm25-before/set/ndcg_at_10_difference" in {point.name for point in points_of(results)}
+    points = {point.name: point.value for point in points_of(results)}
+    assert points["significance/after-before/set/ndcg_at_10_p"] == one.p_holm
+    assert points["significance/after-before/set/ndcg_at_10_low"] == one.low
+    assert points["after/set/auc"] == results.models["after"]["set"]["auc"]
+    assert "significance/bm25-before/set/ndcg_at_10_difference" in points
     lower = next(row for row in pairs_with(pairs, "after") if row.model == "before")
     upper = next(row for row in pairs if (row.model, row.against) == ("after", "before"))
     assert (lower.difference, lower.low, lower.high) == (-upper.difference, -upper.high, -upper.low)

@@ -9,8 +9,7 @@ from evaluations import threshold_row
 
 from raytriever.evaluation import results
 from raytriever.evaluation.document import thresholds_markdown
-from raytriever.evaluation.metric_tables import MetricTables, metrics_table
-from raytriever.evaluation.table import Cell, ReportTable, latex, printed
+from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, latex, metrics_table, printed
 from raytriever.terminal import markdown_table, printable, text_table
 
 MODELS = {

@@ -166,12 +166,6 @@ def test_another_split_of_moved_data_is_another_setting(tmp_path: Path) -> None:
             RunDirectory.open(tmp_path / "run", settings(place, "test"), fresh=False)
 
 
-def test_a_setting_that_an_older_version_did_not_have_differs(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(TEXT.replace("  patience: 5\n", ""))
-    with pytest.raises(ConfigError, match=r"training\.patience is None there and 5 here"):
-        opened(tmp_path)
-
-
 @pytest.mark.parametrize("content", ["loss: {", "- a", b"\xff"])
 def test_an_invalid_configuration_is_a_user_error(tmp_path: Path, content: str | bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -55,7 +55,7 @@ def test_the_tracker_gets_the_resolved_settings(
     base = replace(base, training=replace(base.training, batch_size=16, max_steps=2))
     stages = replace(base, name="one"), replace(base, name="two", model=replace(base.model, pooling="cls"))
     staged = replace(base, stages=stages)
-    used = open_run(staged, lambda line: None)[0].settings()
+    used = open_run(staged, lambda line: None).settings()
     assert used["model"] == {
         "model": str(tiny_encoder),
         "pooling": "mean",
@@ -78,6 +78,21 @@ def test_the_tracker_gets_the_resolved_settings(
     assert all(
         value is not None for section in used.values() if isinstance(section, dict) for value in section.values()
     )
+
+
+def test_the_driver_reads_no_weights_and_finds_that_they_do_not_fit(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are loaded where they are used: by the processes that evaluate and train."""
+    monkeypatch.setattr("raytriever.models.encoder.load_weights", lambda *_: pytest.fail("weights are read"))
+    config = Config(data=DataConfig(str(tiny_dataset)), model=ModelConfig(str(tiny_encoder)))
+    assert open_run(config, lambda line: None).encoder.startswith("mean pooling, cosine, 64 tokens")
+    other = Path(shutil.copytree(tiny_encoder, tmp_path / "other"))
+    weights = load_file(other / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"][:, :16].contiguous()
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"embeddings\.word_embeddings\.weight"):
+        open_run(replace(config, model=ModelConfig(str(other))), lambda line: None)
 
 
 def test_a_guide_is_checked_before_any_data_is_opened(tiny_encoder: Path, tmp_path: Path) -> None:
@@ -122,9 +137,8 @@ def opened(tiny_encoder: Path, dataset: Path, **data: bool) -> list[str]:
 
 
 def test_many_overlapping_queries_are_refused_unless_allowed(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     dataset = with_repeated(tiny_dataset, tmp_path / "set", 8)
     with pytest.raises(DataError, match=r"set: 8 of 40 queries of split 'test' \(20.0%\) .*; leave these queries out"):
         opened(tiny_encoder, dataset)
@@ -135,21 +149,19 @@ def test_many_overlapping_queries_are_refused_unless_allowed(
 
 
 def test_a_few_overlapping_queries_are_logged(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     [line] = opened(tiny_encoder, with_repeated(tiny_dataset, tmp_path / "set", 1))
     assert line.startswith("set: 1 of 33 queries of split 'test' (3.0%) are training queries too")
     assert opened(tiny_encoder, tiny_dataset) == []
 
 
 def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     base = Config(data=DataConfig(str(tiny_dataset)), model=ModelConfig(str(tiny_encoder)))
     lines: list[str] = []
-    whole, _ = open_run(replace(base, stages=(replace(base, name="one"),)), lines.append)
+    whole = open_run(replace(base, stages=(replace(base, name="one"),)), lines.append)
     assert set(whole.dataset.judgements) == {"dev", "test"}
 
     # Another data set that has a test split alone is measured, too, and gets no calibration.
@@ -157,7 +169,7 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     for split in ("train", "dev"):
         (measured / "qrels" / f"{split}.tsv").unlink()
     data = replace(base.data, dataset=str(measured), allow_split_overlap=True)
-    whole, _ = open_run(replace(base, data=data, stages=(replace(base, name="one"),)), lines.append)
+    whole = open_run(replace(base, data=data, stages=(replace(base, name="one"),)), lines.append)
     assert set(whole.dataset.judgements) == {"test"}
     [line] = [line for line in lines if line.startswith("the trained model gets no calibration.json: ")]
     assert "'dev'" in line
@@ -171,10 +183,7 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     assert [line for line in lines if line.startswith("letters: 32 of 32 queries of split 'dev'")]
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_said(
-    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_a_warm_up_that_is_longer_than_the_run_is_said(tiny_encoder: Path, tiny_dataset: Path, own_cache: Path) -> None:
     config = Config(data=DataConfig(str(tiny_dataset)), model=ModelConfig(str(tiny_encoder)))
 
     def lines(steps: int) -> list[str]:

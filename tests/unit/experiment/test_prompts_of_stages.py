@@ -38,6 +38,8 @@ from raytriever.search.exact import search_dataset
 from raytriever.tracking.tracker import Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 QUERY, PASSAGE, OTHER = "Ask: ", "Tell: ", "Else: "
 
 
@@ -84,11 +86,6 @@ def begins(instructed: Path, monkeypatch: pytest.MonkeyPatch) -> Begins:
 
     monkeypatch.setattr(Encoder, "forward", spy)
     return seen
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
 
 BOTH = {"Ask:", "Tell:"}
@@ -191,7 +188,7 @@ def test_training_refresh_validation_and_the_saved_model(
     shutil.copytree(tiny_dataset, extra)
     own = {"more-query": "Own: "}
     lines: list[str] = []
-    opened, _ = open_run(config_of(instructed, tiny_dataset, extra=extra, dataset_prompts=own), lines.append)
+    opened = open_run(config_of(instructed, tiny_dataset, extra=extra, dataset_prompts=own), lines.append)
     assert any(line.startswith("more: queries begin with 'Own: ' (prompt 'more-query')") for line in lines)
     [training] = opened.trainings
     model = training.config.model
@@ -231,7 +228,7 @@ def test_training_refresh_validation_and_the_saved_model(
 
 
 def test_a_flag_of_training_is_stored_for_its_data_sets(instructed: Path, tiny_dataset: Path, tmp_path: Path) -> None:
-    opened, _ = open_run(config_of(instructed, tiny_dataset, query_prompt="Flag: "), lambda line: None)
+    opened = open_run(config_of(instructed, tiny_dataset, query_prompt="Flag: "), lambda line: None)
     [training] = opened.trainings
     trained = load_retriever(training.config.model)
     write_model(trained, tmp_path)

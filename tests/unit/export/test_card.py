@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import yaml
 from evaluations import about_of, threshold_row
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
@@ -75,12 +74,6 @@ def test_the_card_shows_data_prefixes_results_and_thresholds() -> None:
     )
     assert row in text
     assert "- other set, mine, precision 0.9: Few answers: 1 of 30 queries" in text
-
-
-def test_the_card_contains_the_settings() -> None:
-    text = card(config=CONFIG, trained=TRAINED, results=RESULTS).text
-    settings = text.split("```yaml\n")[1].split("```")[0]
-    assert yaml.safe_load(settings) == CONFIG
 
 
 def test_no_text_of_the_settings_leaves_its_code_block() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,15 +149,6 @@ def test_few_questions_are_counted_at_the_threshold_that_decides() -> None:
     assert raised.value.remedy == "a threshold of entropy needs 20 questions"
     with pytest.raises(MetricInputError, match="29 questions are too few"):
         decide(choosing, checking.where(np.arange(11)), [("f1", None)], "combined")
-
-
-def test_the_confidence_does_not_depend_on_which_answers_are_right() -> None:
-    questions = drawn(np.random.default_rng(3), 60)
-    names = {
-        decide(some, some, [("f1", None)]).confidence
-        for some in (questions, replace(questions, relevant=~questions.relevant & questions.answerable[:, None]))
-    }
-    assert [one.name for one in names] == ["entropy"]
 
 
 def test_questions_without_a_document_are_never_shown_one() -> None:

@@ -41,11 +41,6 @@ def test_scores_that_differ_only_in_float64_are_ordered() -> None:
     assert pooled_auc(np.array([1 + 1e-12]), np.array([1.0], np.float32)) == 1
 
 
-def test_ties_count_half() -> None:
-    assert pooled_auc(np.array([1.0]), np.array([1.0, 1.0, 0.0, 2.0])) == 0.5
-    assert pooled_auc(np.array([0.0]), np.array([-0.0])) == 0.5
-
-
 def test_an_empty_pool_has_no_area() -> None:
     assert np.isnan(pooled_auc(np.array([]), np.array([1.0])))
 

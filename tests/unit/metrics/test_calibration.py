@@ -88,17 +88,6 @@ def test_equals_trying_every_score(seed: int, aim: str, tenths: int) -> None:
         assert result.value == max(each["precision"] for each in tried.values())
 
 
-def test_ties_are_taken_all_or_none() -> None:
-    # Four of the five best scores are equal: half of the positives cannot be taken apart.
-    result = choose_pair_threshold(ScoredPools(np.array([5.0, 3.0, 3.0]), np.array([3.0, 3.0, 1.0])), "recall", 0.5)
-    assert (result.score, result.value) == (3, 1)
-
-
-def test_unreachable_precision_is_reported() -> None:
-    result = choose_pair_threshold(ScoredPools(np.array([1.0, 0.5]), np.array([2.0, 0.1])), "precision", 0.9)
-    assert (result.reached, result.score, result.value) == (False, np.inf, 2 / 3)
-
-
 @pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])
 def test_refuse_aims_out_of_range(wanted: float) -> None:
     with pytest.raises(MetricInputError, match="give a precision or recall"):

@@ -190,9 +190,8 @@ def adapters_of_peft(base: Path, folder: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft
 def test_adapters_of_peft_are_read_with_the_settings_of_their_base(
-    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     # The base may lie anywhere, also in a folder of adapters.
     base_folder = shutil.copytree(tiny_encoder, tmp_path / "adapters" / "base")
     folder = adapters_of_peft(base_folder, tmp_path / "adapters" / "mine")
@@ -211,10 +210,7 @@ def test_adapters_of_peft_are_read_with_the_settings_of_their_base(
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft
-def test_adapters_that_cannot_be_read_are_one_line(
-    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_adapters_that_cannot_be_read_are_one_line(tiny_encoder: Path, tmp_path: Path, own_cache: Path) -> None:
     folder = adapters_of_peft(tiny_encoder, tmp_path / "adapters")
     file, settings = folder / "adapter_config.json", json.loads((folder / "adapter_config.json").read_text())
     other = write_transformer(tmp_path / "other", "qwen3", end_token=False)

@@ -25,6 +25,8 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 from raytriever.training.training_data import TrainingData
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 PROMPTS = {"rows-query": "Ask me this: ", "letters-query": "Ask: ", "letters-document": "Here it is: ", "query": "Q: "}
 OWN = "One more instruction: "
 
@@ -59,11 +61,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
 
 def expected(library: SentenceTransformer, prompts: list[str], texts: list[str]) -> np.ndarray:
@@ -111,7 +108,7 @@ def test_a_training_batch_of_two_data_sets(
         batch = source.batch(step, retriever, ALONE)
         with torch.no_grad():
             queries, _ = embed(retriever.eval(), batch.queries, batch.passages)
-        positions = batch.ids.queries.tolist()
+        positions = batch.relevance.queries.tolist()
         prompts = ["Ask: " if n < first else OWN if (n - first) % 2 else "Ask me this: " for n in positions]
         seen |= set(prompts)
         wanted = expected(library, prompts, [str(texts[n]) for n in positions])

@@ -39,9 +39,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tasks() -> list[Any]:
-    from mteb_tasks import TinyClassification, TinyClustering, TinyReranking, TinyRetrieval, TinySimilarity
+    from mteb_tasks import TinyReranking, TinyRetrieval, TinySimilarity
 
-    return [TinyRetrieval(), TinyReranking(), TinySimilarity(), TinyClassification(), TinyClustering()]
+    return [TinyRetrieval(), TinyReranking(), TinySimilarity()]
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scores_of(result: Any) -> dict[str, float]:
     return {name: value for name, value in result.scores["test"][0].items() if isinstance(value, float)}
+
+
+def main_scores(results: Any) -> list[float]:
+    return [metrics["main_score"] for metrics in results.models["tiny"].values()]
 
 
 def evaluate(encoder: Path, tasks: list[Any], output: Path, **settings: Any) -> tuple[Any, list[str]]:
@@ -72,18 +76,17 @@ def test_scores_are_those_of_mteb_with_sentence_transformers(encoder: Path, task
     library = SentenceTransformer(str(encoder), device="cpu", local_files_only=True)
     cached = mteb.ResultCache(cache_path=tmp_path / "out").load_results(models=["tiny"])
     stored = {one.task_name: one for one in cached.model_results[0].task_results}
-    for task, row in zip(tasks, results.scores, strict=True):
+    for task, (of, metrics) in zip(tasks, results.models["tiny"].items(), strict=True):
         for model in (library, rt.load_model(encoder, precision="fp32")):
             own = mteb.evaluate(model, type(task)(), cache=None, show_progress_bar=False, co2_tracker=False)
             expected = scores_of(own.task_results[0])
-            found = scores_of(stored[row.task])
-            # The last bit of an embedding may move a text across the border of two classes.
-            tolerance = 0.05 if row.task in ("TinyClassification", "TinyClustering") else 1e-4
+            found = scores_of(stored[of])
             for name in expected:
                 if "nauc" not in name:  # areas of differences of hardly anything
-                    assert found[name] == pytest.approx(expected[name], abs=tolerance, nan_ok=True), (row.task, name)
-    assert all(0.05 < row.main < 0.95 for row in results.scores)
-    assert results.scores[0].metrics["ndcg_at_10"] == pytest.approx(results.scores[0].main, abs=1e-4)
+                    assert found[name] == pytest.approx(expected[name], abs=1e-4, nan_ok=True), (of, name)
+        assert 0.05 < metrics["main_score"] < 0.95
+    first = results.models["tiny"]["TinyRetrieval"]
+    assert first["ndcg_at_10"] == pytest.approx(first["main_score"], abs=1e-4)
 
 
 def test_a_task_of_several_is_their_mean(encoder: Path, tmp_path: Path) -> None:
@@ -98,10 +101,9 @@ def test_a_task_of_several_is_their_mean(encoder: Path, tmp_path: Path) -> None:
         parts[0]["ndcg_at_10"],
         json.loads((folder / "TinyReranking.json").read_text())["scores"]["test"][0]["main_score"],
     ]
-    assert results.scores[0].main == pytest.approx(sum(expected) / 2, abs=1e-4)
+    assert main_scores(results) == [pytest.approx(sum(expected) / 2, abs=1e-4)]
     again, lines = evaluate(encoder, [TinyTogether()], tmp_path / "out")
-    [score] = again.scores
-    assert score.main == pytest.approx(results.scores[0].main, rel=1e-12)
+    assert main_scores(again) == pytest.approx(main_scores(results), rel=1e-12)
     assert any("TinyTogether: tiny was evaluated before" in line for line in lines)
 
 
@@ -124,7 +126,7 @@ def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[An
     assert content.about["TinyRetrieval"].documents == 60
     per_query = json.loads((folder / "per_query" / "TinyRetrieval.json").read_text())
     assert len(per_query["queries"]) == 21
-    lines = (folder / "runs" / "tiny.TinyRetrieval.trec").read_text().splitlines()
+    lines = (folder / "runs" / "tiny" / "TinyRetrieval.trec").read_text().splitlines()
     assert not [line for line in lines if line.split()[0] == line.split()[2]]  # `ignore_identical_ids`
 
 
@@ -138,9 +140,9 @@ def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp
         rows = [f"{split}{row}\ta\t1" for row in range(9)]
         (other / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
     made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "aims": [("answered", 0.5)]}
-    made["unanswerable"] = ["removed", str(other)]
+    made |= {"removed": 0.5, "foreign": [str(other)]}
     results, lines = evaluate(encoder, tasks[:1], tmp_path / "out", **made)
-    assert results.scores[0].main == evaluate(encoder, tasks[:1], tmp_path / "plain")[0].scores[0].main
+    assert main_scores(results) == main_scores(evaluate(encoder, tasks[:1], tmp_path / "plain")[0])
     [folder] = (tmp_path / "out" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
     [row] = Results.read(folder).thresholds
     assert row.unanswerable["foreign"].whole == 2 * 9  # with few queries, those of both splits choose
@@ -169,13 +171,13 @@ def test_prompts_are_those_that_mteb_chooses(encoder: Path, tasks: list[Any], tm
     }
     library = SentenceTransformer(str(encoder), device="cpu", local_files_only=True, prompts=prompts)
     library.save(str(tmp_path / "prompted"))
-    results, _ = evaluate(tmp_path / "prompted", tasks[:3], tmp_path / "out")
-    plain, _ = evaluate(encoder, tasks[:3], tmp_path / "plain")
-    for task, row, other in zip(tasks[:3], results.scores, plain.scores, strict=True):
+    results, _ = evaluate(tmp_path / "prompted", tasks, tmp_path / "out")
+    plain, _ = evaluate(encoder, tasks, tmp_path / "plain")
+    for task, score, other in zip(tasks, main_scores(results), main_scores(plain), strict=True):
         wrapped = mteb.SentenceTransformerEncoderWrapper(library, model_prompts=prompts)
         own = mteb.evaluate(wrapped, type(task)(), cache=None, show_progress_bar=False, co2_tracker=False)
-        assert row.main == pytest.approx(own.task_results[0].get_score(), abs=1e-4)
-        assert row.main != pytest.approx(other.main, abs=1e-4)
+        assert score == pytest.approx(own.task_results[0].get_score(), abs=1e-4)
+        assert score != pytest.approx(other, abs=1e-4)
 
 
 def test_finished_tasks_are_not_repeated_after_a_kill(encoder: Path, tmp_path: Path) -> None:
@@ -192,13 +194,13 @@ def test_finished_tasks_are_not_repeated_after_a_kill(encoder: Path, tmp_path: P
     assert "TinyRetrieval: tiny was evaluated before" in resumed.stderr
     assert "is damaged; the task is evaluated again" in resumed.stderr
     assert sorted(path.stem for path in first.parent.glob("Tiny*.json")) == sorted(NAMES.split(","))
-    assert "mean over 3 tasks" in (tmp_path / "out" / "table.md").read_text()
+    assert "Average" in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_tasks_that_fail_leave_the_others(encoder: Path, tmp_path: Path) -> None:
     names = "FarAway,Broken,TinySimilarity"
     command = [sys.executable, str(SUPPORT / "mteb_tasks.py"), "--suite", "mteb", "--tasks", names]
-    command += ["--model", str(encoder), "--output", str(tmp_path / "out"), "--tracker", "tensorboard"]
+    command += ["--model", str(encoder), "--output", str(tmp_path / "out"), "--tracker", "none"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "MISSING: FarAway: the data set nobody/no-such-data-set cannot be loaded" in done.stderr
@@ -209,17 +211,8 @@ def test_tasks_that_fail_leave_the_others(encoder: Path, tmp_path: Path) -> None
     assert line in done.stderr.splitlines()
     assert "in _evaluate_subset" in report.read_text()
     assert "error: no result of FarAway, Broken" in done.stderr.splitlines()[-1]
-    assert "| tiny | TinySimilarity | STS |" in done.stdout
+    assert "TinySimilarity main_score" in done.stdout
     assert "Traceback" not in done.stderr
-
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    [events] = (tmp_path / "tensorboard").rglob("events.*")
-    tracked = EventAccumulator(str(events)).Reload()
-    assert tracked.Tags()["scalars"] == ["tiny/TinySimilarity/main_score"]
-    [result] = report.parent.glob("TinySimilarity.json")
-    [score] = tracked.Scalars("tiny/TinySimilarity/main_score")
-    assert score.value == pytest.approx(json.loads(result.read_text())["scores"]["test"][0]["main_score"])
 
 
 def test_a_calibration_split_that_cannot_be_loaded_is_said(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
@@ -233,7 +226,7 @@ def test_a_calibration_split_that_cannot_be_loaded_is_said(encoder: Path, tasks:
     results, lines = evaluate(encoder, [Strict()], tmp_path / "out", calibration_split="validation", **made)
     reason = "(ValueError: unknown split validation)"
     assert f"TinyRetrieval: the calibration split 'validation' cannot be loaded {reason}; it is left out" in lines
-    assert results.scores[0].metrics["ndcg_at_10"] > 0
+    assert results.models["tiny"]["TinyRetrieval"]["ndcg_at_10"] > 0
 
 
 def test_results_of_another_revision_are_refused_or_removed(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:

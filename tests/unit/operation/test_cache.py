@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.cli.operate.cache import read_size
+from raytriever.cli.operate import read_size
 from raytriever.operation.cache import cache_entries, entries_to_prune
 from raytriever.store.cache import hold, remove_entry
 from raytriever.store.capacity import format_size

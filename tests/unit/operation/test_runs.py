@@ -183,8 +183,6 @@ def test_list_prints_the_step_and_the_command_that_continues(folder: Path, capsy
     assert lines[4].endswith(f"{folder}/interrupted (at step 8 of 10)")
     command = f"raytriever train --config {folder}/interrupted/config.yaml --output {folder}/interrupted"
     assert lines[5] == f"continue with: {command}"
-    assert run("runs", ["show", str(folder / "interrupted")]) == 2
-    assert "'runs show' was removed; `raytriever runs list RUN` prints the step and " in capsys.readouterr().err
 
 
 def test_a_flag_may_be_before_between_and_after_the_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +237,7 @@ def test_a_run_that_was_resumed_since_it_was_listed_is_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = find_runs([folder])
-    monkeypatch.setattr("raytriever.cli.operate.runs.find_runs", lambda folders: listed)
+    monkeypatch.setattr("raytriever.cli.operate.find_runs", lambda folders: listed)
     lock = acquire(folder / "interrupted")
     try:
         assert run("runs", ["clean", "--interrupted", "--finished", "--yes"]) == 0

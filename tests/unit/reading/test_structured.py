@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.reading.arrays import read_array, read_arrow
 from raytriever.reading.structured import conform, parse_json, read_json, read_yaml
 
 
@@ -146,6 +148,24 @@ def yaml_message(tmp_path: Path, text: str) -> str:
 )
 def test_hostile_yaml_is_one_line_at_once(tmp_path: Path, text: str, says: str) -> None:
     assert yaml_message(tmp_path, text).startswith(says)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: read_json(path, dict[str, int], "make it again"),
+        lambda path: read_yaml(path, "correct it"),
+        lambda path: read_array(path, ["int64"], (None,), "make it again"),
+        lambda path: read_arrow(path, {"id": "int64"}, "make it again"),
+    ],
+)
+def test_what_the_disk_refuses_names_the_file(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with pytest.raises(StorageError, match=f"^{tmp_path}/a: a folder is in the way; give the path of a file$"):
+        read(tmp_path / "a")
+    with pytest.raises(StorageError, match=f"^{tmp_path}/circle: symbolic links lead in a circle"):
+        read(tmp_path / "circle")
 
 
 def test_aliases_that_stand_for_billions_of_values_are_refused(tmp_path: Path) -> None:

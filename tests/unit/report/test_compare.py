@@ -17,8 +17,8 @@ from evaluations import about_of, write_evaluation
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import UserError
 from raytriever.evaluation.differences.significance import pair_rows
-from raytriever.evaluation.directory import write_evaluation as write_evaluation_of
 from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.job import write_evaluation as write_evaluation_of
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
 from raytriever.report import comparison
@@ -95,10 +95,10 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting() -> None:
     merged = {name: runs[index].queries["letters"]["models"][model] for (index, model), name in names.items()}
     [table] = seed_tables(runs, names, {"letters": {"models": merged}})
     shown = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
-    assert [row[2:5] + row[6:7] for row in shown] == [
-        ["loss.loss mw", "loss.loss infonce", "yes, p <0.001", "3 and 3"],
-        ["loss.loss mw", "before", "yes, p <0.001", "3 and 1"],
-        ["loss.loss infonce", "before", "yes, p <0.001", "3 and 1"],
+    assert [row[2:5] for row in shown] == [
+        ["loss.loss mw (3 seeds)", "loss.loss infonce (3 seeds)", "yes, p <0.001"],
+        ["loss.loss mw (3 seeds)", "before", "yes, p <0.001"],
+        ["loss.loss infonce (3 seeds)", "before", "yes, p <0.001"],
     ]
     assert seed_tables(runs[:1] + runs[3:4], names, {"letters": {"models": merged}}) == []
 
@@ -151,14 +151,11 @@ def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: 
 
 def test_an_arm_of_a_study_has_the_queries_of_its_evaluations(tmp_path: Path) -> None:
     arm = training_run(tmp_path / "seed-0", "mw", 0.5)
-    measured = {name: {"ndcg_at_10": 0.5} for name in ("letters", "numbers")}
-    content = {"format": FORMAT, "dataset": "path/letters", "split": "test", "after": measured["letters"]}
-    (arm / "metrics.json").write_text(json.dumps(content | {"measured": measured}))
-    for name in measured:
-        write_evaluation(arm / "measured" / name, ["MW"], [name])
+    (arm / "metrics.json").write_text(json.dumps({"format": FORMAT, "dataset": "path/letters", "after": {}}))
+    write_evaluation(arm / "evaluation", ["after"], ["letters", "numbers"])
     run = read_directory(arm, "seed-0")
-    assert (run.name, run.splits) == (f"{tmp_path.name} seed-0", {"letters": "test", "numbers": "test"})
-    assert run.figures == {"after": measured}
+    assert run.splits == {"letters": "test", "numbers": "test"}
+    assert run.figures == Results.read(arm / "evaluation").models
     assert [list(one["models"]) for one in run.queries.values()] == [["after"], ["after"]]
     study = tmp_path / "study" / "arms" / "MW"
     study.mkdir(parents=True)
@@ -206,14 +203,6 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
         (None, "", "holds no run; give a directory"),
         ("config.yaml", "loss: {}", "holds a run that is not finished"),
         ("trials.json", "{}", "holds a sweep; give .*/best, its best trial, when it is finished"),
-        ("metrics.json", "{", "is not JSON"),
-        ("metrics.json", "[]", "is damaged or changed: the content is a list"),
-        (
-            "metrics.json",
-            '{"format": 7}',
-            "is of format 7; this version reads format 1; remove it and give the command",
-        ),
-        ("metrics.json", '{"format": 1, "measured": 3}', "'measured' is 3, expected an object"),
         ("metrics.json", '{"format": 1}', "evaluation: holds no results.json"),
         ("results.json", '{"models": {}}', "has no number of its format; this version reads format 3; evaluate again"),
     ],

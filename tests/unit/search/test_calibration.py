@@ -16,9 +16,10 @@ import pytest
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.errors import StorageError
 from raytriever.evaluation.calibration import describe_calibration, save_calibration
+from raytriever.metrics.answering import AnswersAchieved
 from raytriever.metrics.confidence import COMBINED, FEATURES, Confidence, RankedQuestions
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.probability import IsotonicMap, PlattMap
+from raytriever.metrics.probability import CalibrationError, IsotonicMap, PlattMap
 from raytriever.models.config import ModelConfig
 from raytriever.search.calibration import (
     FILE,
@@ -35,6 +36,13 @@ DATASET = RetrievalDataset(
     "towns", Documents(["d0", "d1", "d2"], ["", "Graz", ""], ["a", "b", "c"]), Queries([], []), {}
 )
 SHARE = Proportion(40, 60, 0.54, 0.77)
+
+
+def achieved(top_precision: Proportion) -> dict[str, Any]:
+    """Return the shares of a threshold; all but one are `SHARE`."""
+    return vars(AnswersAchieved(SHARE, top_precision, SHARE, SHARE, {}))
+
+
 CALIBRATION = Calibration(
     format=FORMAT,
     date="2026-11-23",
@@ -47,15 +55,13 @@ CALIBRATION = Calibration(
     checked_on="test",
     checked_queries=60,
     thresholds=[
-        AnswerThreshold("top_precision", 0.9, 0.5, SHARE, Proportion(38, 40, 0.83, 0.99), SHARE),
-        AnswerThreshold("f1", None, 0.3, SHARE, Proportion(0, 0, 0.0, 1.0), SHARE),
+        AnswerThreshold(**achieved(Proportion(38, 40, 0.83, 0.99)), aim="top_precision", wanted=0.9, score=0.5),
+        AnswerThreshold(**achieved(Proportion(0, 0, 0.0, 1.0)), aim="f1", wanted=None, score=0.3),
     ],
     first=IsotonicMap([0.2, 0.6], [0.1, 0.9]),
     later=PlattMap(2.0, -3.0),
-    first_error=0.02,
-    later_error=0.01,
-    first_error_interval=(0.0, 0.1),
-    later_error_interval=(0.0, 0.1),
+    first_error=CalibrationError(0.02, 0.0, 0.1),
+    later_error=CalibrationError(0.01, 0.0, 0.1),
     int8=False,
     passages=3,
     sample=[],
@@ -90,9 +96,8 @@ def test_the_aim_that_decides_is_named_and_whether_it_is_missed() -> None:
     low = replace(CALIBRATION.thresholds[0], top_precision=Proportion(32, 40, 0.65, 0.89))
     line = describe_calibration(replace(CALIBRATION, thresholds=[low]))
     assert line.startswith("threshold 0.5000 of score, chosen for top-precision 0.9, which it misses; on test")
-    line = describe_calibration(
-        replace(CALIBRATION, thresholds=[AnswerThreshold("missed", 0.1, 0.5, SHARE, SHARE, SHARE)])
-    )
+    missed = AnswerThreshold(**achieved(SHARE), aim="missed", wanted=0.1, score=0.5)
+    line = describe_calibration(replace(CALIBRATION, thresholds=[missed]))
     assert "chosen for missed 0.1, which it misses;" in line  # 20 of 60, and at least 0.23
     line = describe_calibration(replace(CALIBRATION, chosen_on="dev and test", checked_on="dev and test"))
     assert "; on the same questions of dev and test 40 of 60 queries" in line
@@ -203,8 +208,8 @@ CHANGES: list[dict[str, Any]] = [
     {"model": "abc"},
     {"corpus": "1" * 63 + "\n"},
     {"date": "x" * 2_000},
-    {"first_error": float("nan")},
-    {"later_error": -1.0},
+    {"first_error": {"value": float("nan"), "low": 0.0, "high": 0.1}},
+    {"later_error": {"value": -1.0, "low": 0.0, "high": 0.1}},
     {"first": {"method": "isotonic", "scores": [0.2, 0.1], "probabilities": [0.1, 0.9]}},
     {"first": {"method": "isotonic", "scores": [0.1, float("inf")], "probabilities": [0.1, 0.9]}},
     {"later": {"method": "platt", "slope": -1.0, "intercept": 0.0}},

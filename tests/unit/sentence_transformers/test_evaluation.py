@@ -34,9 +34,8 @@ def model(folder: Path) -> SentenceTransformer:
 
 @pytest.mark.slow
 def test_the_figures_are_those_of_raytriever(
-    folder: Path, model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, model: SentenceTransformer, tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     grades = {"test": {query: dict.fromkeys(documents, 1) for query, documents in RELEVANT.items() if documents}}
     data = rt.Dataset.from_dict(CORPUS, QUERIES, grades)
     expected = rt.evaluate([str(folder)], data, metrics="ndcg@10,auc", precision="fp32").to_pandas().iloc[0]

@@ -263,11 +263,6 @@ def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer
     assert both.citation == "".join(library.RetrievalLoss(model, name).citation for name in ("mw", "infonce"))
 
 
-def test_a_mini_batch_size_makes_a_loss_cached(model: SentenceTransformer) -> None:
-    assert library.InfoNCELoss(model, mini_batch_size=32).uses_gradient_cache
-    assert "mini_batch_size" not in library.InfoNCELoss(model).get_config_dict()
-
-
 def test_a_loss_of_a_file_trains(model: SentenceTransformer, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def hinge(scores, positives):\n    return (scores * ~positives).relu().mean()\n")
     loss = library.RetrievalLoss(model, f"{tmp_path / 'mine.py'}:hinge", temperature=1.0)

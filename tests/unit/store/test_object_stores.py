@@ -41,9 +41,6 @@ def write(path: Path, content: str = "content", name: str = "data.txt") -> None:
         (folder / name).write_text(content)
 
 
-# ------------------------------------------------------------------------------------------------------------ addresses
-
-
 @pytest.mark.parametrize("uri", ["s3://bucket/a b/c", "gs://bucket", "s3://bucket/x?endpoint_override=h:1&scheme=http"])
 def test_an_address_and_its_copy_name_each_other(uri: str) -> None:
     assert address_of(copy_of(uri)) == uri
@@ -59,12 +56,6 @@ def test_an_address_that_is_no_path_in_a_bucket_is_refused(uri: str) -> None:
         copy_of(uri)
 
 
-def test_a_secret_in_an_address_is_refused() -> None:
-    with pytest.raises(DataError, match="password") as caught:
-        copy_of("s3://key:hushhush@bucket/x")
-    assert "hushhush" not in str(caught.value)
-
-
 def test_settings_and_arguments_that_name_paths_take_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = "s3://bucket/x"
     for read in (path_of, PATH, MODEL, EMBEDDINGS, NEGATIVES):
@@ -75,9 +66,6 @@ def test_settings_and_arguments_that_name_paths_take_addresses(monkeypatch: pyte
     monkeypatch.setenv("RAYTRIEVER_RUNS", uri)
     monkeypatch.setenv("RAYTRIEVER_CACHE", uri)
     assert address_of(runs_folder()) == address_of(cache_folder()) == uri
-
-
-# -------------------------------------------------------------------------------------------------------------- commits
 
 
 def test_another_machine_reads_what_was_committed(
@@ -171,9 +159,6 @@ def test_an_object_that_is_a_folder_too_is_refused(machine: Callable[[str], None
     machine("two")
     with pytest.raises(StorageError, match="is an object and a folder"):
         complete(path_of(uri))
-
-
-# --------------------------------------------------------------------------------------------------------------- leases
 
 
 @pytest.fixture
@@ -317,7 +302,7 @@ def test_google_cloud_without_credentials_is_refused() -> None:
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"^gs://raytriever-test/x.*: the store refuses \(.*access token"):
         check_writable(copy_of("gs://raytriever-test/x"))
-    with pytest.raises(DataError, match=r"^gs://raytriever-test/x: cannot be reached \(.*access token"):
+    with pytest.raises(StorageError, match=r"^gs://raytriever-test/x.*: the store refuses \(.*access token"):
         open_dataset("gs://raytriever-test/x", ["test"])
     assert time.monotonic() - began < 60
 

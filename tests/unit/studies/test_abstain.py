@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,8 @@ from measures import POOLED
 from questions import MIXTURE, StudySize, StudySource, write_questions
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
-from raytriever.studies.arm import arm_folder, evaluation_of
-from raytriever.studies.definition import Evaluated, MeasuredDataset
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.studies.arm import arm_folder
 from raytriever.studies.file import load_study
 
 QUERIES, DOCUMENTS, SEEDS = 120, 200, 3
@@ -100,14 +99,15 @@ def test_no_question_is_trained_on_and_training_documents_exist(tmp_path: Path) 
 
 
 def write_evaluation(
-    folder: Path, model: str, questions: MeasuredDataset, seed: int, quality: float, margin: float = 0.0
-) -> Evaluated:
+    folder: Path, questions: EvaluationDataset, seed: int, quality: float, margin: float = 0.0
+) -> None:
     """Write the files of an evaluation that the analysis reads.
 
     `quality` and `margin` are by how much the score and the margin are higher for right answers.
     """
-    dataset = open_dataset(questions.dataset, [questions.split], max_bad_rows=1.0)
-    names = sorted(read_qrels(Path(questions.dataset), questions.split))
+    [source] = questions.parts.values()
+    dataset = open_dataset(source, [questions.split], max_bad_rows=1.0)
+    names = sorted(read_qrels(Path(source), questions.split))
     position = {name: row for row, name in enumerate(dataset.queries.ids)}
     rng = np.random.default_rng([len(questions.name), seed])
     answerable = np.array([name.startswith("answerable:") for name in names])
@@ -120,19 +120,18 @@ def write_evaluation(
         "dataset": questions.name,
         "queries": names,
         "texts": [dataset.queries.texts[position[name]] for name in names],
-        "models": {model: {"metrics": metrics, "top": [[[one, "", "", 1.0, None]] for one in best]}},
+        "models": {"after": {"metrics": metrics, "top": [[[one, "", "", 1.0, None]] for one in best]}},
         "relevant": [[["d", "", "", 1]] if one else [] for one in answerable],
     }
-    (folder / "per_query").mkdir(parents=True)
-    (folder / "runs").mkdir()
+    (folder / "per_query").mkdir(parents=True, exist_ok=True)
+    (folder / "runs" / "after").mkdir(parents=True, exist_ok=True)
     (folder / "per_query" / f"{questions.name}.json").write_text(json.dumps(content))
     lines = [
-        f"{name} Q0 d{rank} {rank} {score:.9g} {model}\n"
+        f"{name} Q0 d{rank} {rank} {score:.9g} after\n"
         for name, first, other in zip(names, top, second, strict=True)
         for rank, score in enumerate([first, *(other - 0.1 * rank for rank in range(9))])
     ]
-    (folder / "runs" / f"{model}.{questions.name}.trec").write_text("".join(lines))
-    return Evaluated(seed, folder, model, questions.name)
+    (folder / "runs" / "after" / f"{questions.name}.trec").write_text("".join(lines))
 
 
 STUDY = """
@@ -161,9 +160,8 @@ def test_a_finished_study_is_analyzed_and_written(tmp_path: Path, monkeypatch: p
     for arm in load_study(tmp_path / "study.yaml").arms:
         for seed in range(1 if arm.curriculum is None else 2):
             folder = arm_folder(output, arm, seed)
-            for dataset in arm.datasets:
-                one = evaluation_of(folder, arm, dataset, seed)
-                write_evaluation(one.folder, one.model, replace(dataset, name=one.dataset), seed, len(arm.name) / 20)
+            for dataset in arm.datasets.values():
+                write_evaluation(folder / "evaluation", dataset, seed, len(arm.name) / 20)
             (folder / "metrics.json").write_text("{}")
     analysis = analyze(tmp_path / "study.yaml", output)
     assert analysis.results.rows == [UNTRAINED, "CL", "MW", "MW+CL"]

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.evaluation.differences.seeds import ABOVE, NOISE, SeededResults, SeedMetrics, seeded_pair_rows
+from raytriever.evaluation.differences.seeds import (
+    ABOVE,
+    NOISE,
+    SeedComparison,
+    SeededResults,
+    SeedMetrics,
+    seeded_pair_rows,
+)
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,
@@ -17,7 +24,6 @@ from raytriever.studies.claims import (
     best,
     every,
     larger_gain,
-    mean_difference,
     mostly_above,
     no_worse_on_average,
     steadier,
@@ -44,13 +50,17 @@ def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, 
 
 def test_a_mean_over_data_sets_weighs_each_alike_and_is_tested_by_queries() -> None:
     result = results({("a", "x"): [0.6], ("b", "x"): [0.5], ("a", "y"): [0.5], ("b", "y"): [0.54]})
-    one = mean_difference(result, "a", "b", NDCG[0])
+    one = on_average(result)
     assert one.difference == pytest.approx(0.03)
     assert one.outcome == ABOVE
     rough = results({("a", "x"): [0.6], ("b", "x"): [0.5], ("a", "y"): [0.5], ("b", "y"): [0.54]}, deviation=1.0)
-    assert mean_difference(rough, "a", "b", NDCG[0]).outcome == NOISE
+    assert on_average(rough).outcome == NOISE
     error = np.sqrt(sum(np.var(d, ddof=1) / 200 for d in _differences(rough))) / 2
-    assert mean_difference(rough, "a", "b", NDCG[0]).p == pytest.approx(_two_sided(0.03 / error), rel=1e-2)
+    assert on_average(rough).p == pytest.approx(_two_sided(0.03 / error), rel=1e-2)
+
+
+def on_average(result: SeededResults) -> SeedComparison:
+    return result.contrast({"a": 1, "b": -1}, ["x", "y"], NDCG[0])
 
 
 def _differences(result: SeededResults) -> list[np.ndarray]:

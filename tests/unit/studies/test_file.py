@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from raytriever.cli.main import run
+from raytriever.config import dump_config
 from raytriever.errors import UserError
 from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
-from raytriever.studies.arm import measure
+from raytriever.studies.arm import measure, open_arm
 from raytriever.studies.claims import HELD
 from raytriever.studies.file import load_study
 from raytriever.studies.run import SETTINGS, settings_of
@@ -52,10 +52,10 @@ def test_every_arm_trains_on_every_data_set(file: Path) -> None:
     names = ["untrained", "BM25", "InfoNCE-Letters", "InfoNCE-Half", "MW-2-Letters", "MW-2-Half"]
     assert [arm.name for arm in study.arms] == names
     untrained, bm25, _, _, letters, half = study.arms
-    assert [one.name for one in untrained.datasets] == ["Letters", "Half"]
+    assert list(untrained.datasets) == ["Letters", "Half"]
     assert (untrained.lengths, bm25.model, bm25.lengths) == ((16, 32), "bm25", None)
-    assert [one.split for one in (*letters.datasets, *half.datasets)] == ["test", "dev"]
-    assert letters.datasets[0].metrics == ("ndcg_at_10", "auc")
+    assert [one.split for arm in (letters, half) for one in arm.datasets.values()] == ["test", "dev"]
+    assert letters.datasets["Letters"].protocol.metrics == ("ndcg_at_10", "auc")
     assert letters.curriculum is not None
     config = letters.curriculum
     assert (config.loss.loss, config.loss.temperature, config.training.learning_rate) == ("mw", 0.02, 1e-4)
@@ -77,14 +77,24 @@ def test_one_length_serves_untrained_encoders_too(
 
 
 def test_bm25_is_measured_in_the_language_of_the_settings(file: Path) -> None:
-    plain = settings_of(load_study(file), Path("out"))
+    plain = load_study(file).arms[1]
+    trained, _ = open_arm(Path("out"), plain, 0)
+    trained.begin("model: {model: bm25}")
+    measure(plain, "bm25", None, trained.path / "evaluation")
     file.write_text(FILE.replace("settings:", "settings:\n  data: {bm25_language: it}"))
     study = load_study(file)
     [arm] = [arm for arm in study.arms if arm.model == "bm25"]
-    letters = replace(arm.datasets[0], metrics=("ndcg_at_10",))
-    measure(letters, arm, "bm25", None, {}, Path("out"))
-    assert "Snowball, Italian" in (Path("out") / "measured" / "Letters" / "results.json").read_text()
-    assert settings_of(study, Path("out"))["arms"] != plain["arms"]
+    measure(arm, "bm25", None, Path("italian"))
+    assert "Snowball, Italian" in (Path("italian") / "results.json").read_text()
+    with pytest.raises(UserError, match=r"arm BM25/as-it-is: holds another evaluation \(data sets: "):
+        open_arm(Path("out"), arm, 0)
+
+
+def test_one_split_is_measured_by_two_rules(file: Path) -> None:
+    sets = "measured: {a b: letters, a_b: {dataset: letters, drop_own: false}}"
+    file.write_text(f"metrics: auc\n{sets}\nsettings: {{data: {{dataset: letters}}}}\narms: {{BM25: bm25}}\n")
+    [arm] = load_study(file).arms
+    assert list(measure(arm, "bm25", None, Path("out"))) == ["a_b", "a_b-2"]
 
 
 def test_claims_are_judged(file: Path) -> None:
@@ -160,11 +170,12 @@ def test_arms_are_measured_on_data_sets_that_they_are_not_trained_on(file: Path)
     study = load_study(file)
     assert [arm.name for arm in study.arms] == ["untrained", "BM25", "InfoNCE", "MW-2"]
     for arm in study.arms:
-        assert [(one.name, one.split, one.level) for one in arm.datasets] == [
+        assert [(one.name, one.split, one.protocol.level) for one in arm.datasets.values()] == [
             ("Letters", "test", 1),
             ("Half", "dev", 2),
         ]
-        assert arm.datasets[0].metrics == ("auc", "ndcg_at_10", "steps_to_best")
+        assert arm.datasets["Letters"].protocol.metrics == ("auc", "ndcg_at_10")
+    assert study.steps_to_best
     curriculum = study.arms[2].curriculum
     assert curriculum is not None
     assert curriculum.data.dataset == "letters"
@@ -181,14 +192,16 @@ def test_published_figures_are_read(file: Path) -> None:
 
 
 def test_a_changed_file_does_not_continue_the_study(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = Path("out")
-    output.mkdir()
-    (output / SETTINGS).write_text(json.dumps(settings_of(load_study(file), output)))
+    output, arm = Path("out"), load_study(file).arms[2]
+    trained, config = open_arm(output, arm, 0)
+    assert config is not None
+    trained.begin(dump_config(config))
+    (output / SETTINGS).write_text(json.dumps(settings_of(load_study(file))))
     file.write_text(FILE.replace("max_steps: 4", "max_steps: 5"))
     assert run("study", [str(file), "--output", "out"]) == 2
     line = capsys.readouterr().err
     assert line.startswith(
-        "error: output out: holds this study with other settings (arm InfoNCE-Half differs in training.max_steps)"
+        "error: arm InfoNCE-Letters/seed-0: holds a run with other settings (training.max_steps is 4 there and 5 here)"
     )
     with pytest.raises(UserError, match=r"gone.yaml: cannot be read"):
         load_study(Path("gone.yaml"))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from beir import write_beir
 
-from entities import Vocabulary, names_in, number_type, tokens_of
 from hard_questions import hard_questions
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_all_splits
@@ -61,25 +60,3 @@ def test_years_and_numbers(tmp_path: Path) -> None:
     assert year in {1800 + 7 * number for number in range(10)}
     assert 3 <= abs(year - 1850) <= 60
     assert 1 not in made  # no other number of three digits
-
-
-def test_rare_terms_of_a_corpus_without_capitals(tmp_path: Path) -> None:
-    pages = [
-        f"patients with disease{'abcdefghij'[n // 10]}{'abcdefghij'[n % 10]}x took tablets" for n in range(100)
-    ] * 2
-    pages = [page.replace("disease", "fever") for page in pages] + ["patients with fevermmx took beds of wood"] * 2
-    dataset = opened(tmp_path, pages, [("patients with fevermmx took beds", 200)])
-    made = hard_questions(dataset, [0], 0)
-    assert made[0].startswith("patients with fever")
-    assert made[0] != "patients with fevermmx took beds"
-
-
-def test_names_and_numbers_in_a_text() -> None:
-    tokens = tokens_of("Later the University of the West met J. R. Müller's Heir. Another day in New York, Paris")
-    names = [" ".join(tokens[begin:end]) for begin, end in names_in(tokens)]
-    assert names == ["University of the West", "J", "Heir", "New York", "Paris"]
-    assert [number_type(one) for one in ("1999", "2030", "19th", "3.5", "7", "75", "a1", "00")] == [
-        "year", "number", "ordinal", "number", None, "number", None, None,
-    ]  # fmt: skip
-    vocabulary = Vocabulary.of(["we met May in may and may go in May or may not", "she saw Ada there"])
-    assert [vocabulary.is_name(name) for name in ("May", "Ada")] == [False, True]

@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from packs import Subset, write_subset
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
-from raytriever.errors import DataError
 
 DOCUMENTS, QUERIES, EACH = 200, 60, 3
 SPLITS = {"train": range(30), "dev": range(30, 40), "test": range(40, 60)}
@@ -77,21 +75,6 @@ def test_queries_with_the_text_of_a_test_query_are_not_trained_on(tmp_path: Path
     assert len(names_of(dataset, "test")) == 20
 
 
-def test_positives_are_ranked_by_grade(tmp_path: Path) -> None:
-    dataset = open_subset(tmp_path / "cut", Subset(10, 4, 6, 100))
-    rows = dataset.judgements["train"].where(dataset.judgements["train"].scores > 0)
-    assert (rows.ranks[rows.scores == 2] == 0).all()
-    assert sorted(rows.ranks[rows.queries == rows.queries[0]].tolist()) == [0, 1, 2]
-
-
-def test_documents_judged_0_and_gold_negatives_stay_negatives(tmp_path: Path) -> None:
-    dataset = open_subset(tmp_path / "cut", Subset(train=30, dev=10, test=20, documents=200))
-    rows = dataset.judgements["train"]
-    assert (rows.scores == 0).sum() == 30 + 5
-    assert dataset.negatives is not None
-    assert len(dataset.negatives.queries) >= 35
-
-
 def test_a_budget_removes_labels_and_queries_of_the_training_split_only(tmp_path: Path) -> None:
     dataset = open_subset(tmp_path / "cut", Subset(20, 4, 6, 100, share=0.5, labels=2))
     assert names_of(dataset, "train") == first_by_hash("train", 10)
@@ -106,18 +89,3 @@ def test_the_first_positive_is_human_and_the_others_are_of_an_llm(tmp_path: Path
     positives = dataset.positives("train")
     assert ((positives.sources == 0) == (positives.ranks == 0)).all()
     assert (dataset.positives("test").sources == 0).all()
-
-
-def test_the_same_data_gives_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_subset(make_dataset(), Subset(10, 4, 6, 100), tmp_path / name)
-    files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.jsonl")]
-    assert len(files) == 2
-    for file in files:
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-
-
-def test_a_split_without_positives_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="split 'train' has no query"):
-        write_subset(make_dataset(), Subset(0, 4, 6, 100), tmp_path / "cut")
-    assert not (tmp_path / "cut").exists()

@@ -15,22 +15,24 @@ import numpy as np
 import pytest
 from evaluations import about_of
 
-from raytriever.config import Config, override
+from raytriever.config import Config, dump_config, override
 from raytriever.errors import ConfigError, StorageError
-from raytriever.evaluation.results import Results
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.results import Results, as_read
 from raytriever.interruption import check_interrupted, interruptible
 from raytriever.metrics.auc import auc_pseudo_values, pooled_auc
-from raytriever.studies.arm import arm_folder
+from raytriever.studies.arm import arm_folder, evaluation_of, open_arm
 from raytriever.studies.claims import Claim, above
-from raytriever.studies.definition import Arm, Evaluated, MeasuredDataset, Study
-from raytriever.studies.outcome import read_seed_metrics, seeds_of, write_study
-from raytriever.studies.run import SETTINGS, check_directory, check_same, run_arms, settings_of
+from raytriever.studies.definition import Arm, Study
+from raytriever.studies.outcome import read_arm, seeds_of, write_study
+from raytriever.studies.run import SETTINGS, check_directory, run_arms, settings_of
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:
     """Return a study of MW, CL and the untrained encoder on a data set in its folder."""
     config = override(Config(), {"data": {"dataset": str(data)}, "loss": {"temperature": temperature}})
-    measured = (MeasuredDataset("letters", str(data), "test", ("auc",)),)
+    measured = {"letters": EvaluationDataset("letters", {"letters": str(data)}, "test", protocol=Protocol(("auc",)))}
     arms = (
         Arm("before", "before", measured, None, model="minilm", lengths=(16, 32)),
         Arm("cl", "CL", measured, config),
@@ -40,10 +42,19 @@ def study(data: Path, temperature: float = 0.01) -> Study:
 
 
 def start_study(folder: Path) -> Study:
-    """Write the directory of a study that has started."""
+    """Write the directory of a study that has started, with an arm that was measured as it is and one that trains."""
     (folder / "data" / "letters").mkdir(parents=True)
     started = study(folder / "data" / "letters")
-    (folder / SETTINGS).write_text(json.dumps(settings_of(started, folder)))
+    (folder / SETTINGS).write_text(json.dumps(settings_of(started)))
+    before, cl, _ = started.arms
+    run, _ = open_arm(folder, before, 0)
+    run.begin("model: {model: minilm}")
+    (run.path / "evaluation").mkdir()
+    request = as_read(evaluation_of(before, "minilm", "fp32").content("fp32"))
+    Results(request=request).write(run.path / "evaluation")
+    run, config = open_arm(folder, cl, 1)
+    assert config is not None
+    run.begin(dump_config(config))
     return started
 
 
@@ -51,20 +62,21 @@ def test_a_study_continues_after_its_directory_was_moved(tmp_path: Path) -> None
     start_study(tmp_path / "here")
     shutil.move(tmp_path / "here", tmp_path / "there")
     check_directory(tmp_path / "there", "mw-in-domain")
-    moved = study(tmp_path / "there" / "data" / "letters")
-    check_same(tmp_path / "there", settings_of(moved, tmp_path / "there"))
+    before, cl, _ = study(tmp_path / "there" / "data" / "letters").arms
+    assert open_arm(tmp_path / "there", before, 0)[0].state == "interrupted"
+    assert open_arm(tmp_path / "there", cl, 1)[0].state == "interrupted"
+    assert open_arm(tmp_path / "there", cl, 2)[0].state == "new"
 
 
 def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
-    start_study(tmp_path)
-    other = study(tmp_path / "data" / "letters", temperature=0.05)
-    with pytest.raises(
-        ConfigError, match=r"holds this study with other settings \(arm cl differs in loss.temperature\)"
-    ):
-        check_same(tmp_path, settings_of(other, tmp_path))
-    fewer = replace(other, arms=other.arms[:1], baselines=())
-    with pytest.raises(ConfigError, match=r"arm cl is missing now"):
-        check_same(tmp_path, settings_of(fewer, tmp_path))
+    started = start_study(tmp_path)
+    other = study(tmp_path / "data" / "letters", temperature=0.05).arms[1]
+    line = r"arm cl/seed-1: holds a run with other settings \(loss.temperature is 0.01 there and 0.05 here\)"
+    with pytest.raises(ConfigError, match=line):
+        open_arm(tmp_path, other, 1)
+    deeper = {"letters": replace(started.arms[0].datasets["letters"], protocol=Protocol(("ndcg_at_10",)))}
+    with pytest.raises(ConfigError, match=r"arm before/as-it-is: holds another evaluation \(data sets: "):
+        open_arm(tmp_path, replace(started.arms[0], datasets=deeper), 0)
 
 
 def test_a_setting_is_overridden_in_every_stage() -> None:
@@ -91,8 +103,8 @@ class ArmFolders:
         """Write a finished arm."""
         arm = next(one for one in self.study.arms if one.name == name)
         folder = arm_folder(self.output, arm, seed)
-        path = folder / "measured" / "letters"
-        for subfolder in ("per_query", "scores"):
+        path = folder / "evaluation"
+        for subfolder in ("per_query", "scores/after"):
             (path / subfolder).mkdir(parents=True)
         rng = np.random.default_rng([seed, len(name)])
         pools = {
@@ -101,16 +113,16 @@ class ArmFolders:
             "positive_queries": np.arange(20),
             "negative_queries": np.repeat(np.arange(20), 5),
         }
-        np.savez_compressed(path / "scores" / f"letters.{name}.npz", **pools)
+        np.savez_compressed(path / "scores" / "after" / "letters.npz", **pools)
         metrics = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
-        Results(models={name: {"letters": metrics}}, about={"letters": about_of(20, 60)}).write(path)
+        Results(models={"after": {"letters": metrics}}, about={"letters": about_of(20, 60)}).write(path)
         queries = [str(query) for query in range(20)]
         auc = auc_pseudo_values(*(pools[key] for key in pools), 20).tolist()
-        models = {name: {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "auc": auc, "top": [[]] * 20}}
+        models = {"after": {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "auc": auc, "top": [[]] * 20}}
         values = {"dataset": "letters", "queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
         (path / "per_query" / "letters.json").write_text(json.dumps(values))
         facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
-        (folder / "metrics.json").write_text(json.dumps({"measured": {"letters": metrics}, **facts}))
+        (folder / "metrics.json").write_text(json.dumps(facts))
 
 
 def finish_study(output: Path) -> Study:
@@ -198,17 +210,15 @@ def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path:
 
 
 def test_the_metrics_of_an_arm_are_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> None:
-    finish_study(tmp_path)
-    folder = tmp_path / "arms" / "mw" / "seed-1" / "measured" / "letters"
-    auc, evaluated = Results.read(folder).models["mw"]["letters"]["auc"], Evaluated(1, folder, "mw", "letters")
-    one = read_seed_metrics(evaluated, {"auc": auc, "steps_to_best": None})
+    arm, folder = finish_study(tmp_path).arms[2], tmp_path / "arms" / "mw" / "seed-1"
+    one = read_arm(arm, folder, 1)["letters"]
     assert one.seed == 1
-    assert np.isnan(one.metrics["steps_to_best"])
+    assert one.metrics == Results.read(folder / "evaluation").models["after"]["letters"]
     assert one.per_query["auc"].mean() == pytest.approx(one.metrics["auc"])
     assert np.isnan(one.per_query["ndcg_at_10"][1])
-    (folder / "per_query" / "letters.json").write_bytes(b"damaged")
+    (folder / "evaluation" / "per_query" / "letters.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match=r"letters\.json: is damaged or changed"):
-        read_seed_metrics(evaluated, {})
+        read_arm(arm, folder, 1)
 
 
 def test_a_full_disk_is_reported_in_one_line(full_disk: Path) -> None:
@@ -234,21 +244,6 @@ def test_after_an_error_the_arms_that_run_are_finished_and_no_other_starts(tmp_p
     with pytest.raises(ConfigError, match="arm one: has failed"):
         run_arms(run, pairs_of(tmp_path, 6), 2)
     assert (sorted(started), finished) == ([1, 2], [2])
-
-
-def test_an_interruption_ends_the_arms_of_all_threads(tmp_path: Path) -> None:
-    both = threading.Barrier(2, timeout=10)
-
-    def run(number: int, arm: Arm, seed: int) -> None:
-        if both.wait() == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        while True:
-            check_interrupted()
-            time.sleep(0.01)
-
-    with interruptible(), pytest.raises(KeyboardInterrupt):
-        run_arms(run, pairs_of(tmp_path, 4), 2)
-    assert not threads_of_arms()
 
 
 def test_an_interruption_while_a_thread_starts_ends_its_arm_too(

@@ -98,17 +98,6 @@ def test_a_run_is_resumed_by_its_id(uri: str, client: MlflowClient) -> None:
     assert [m.value for m in client.get_metric_history(first.run_id, "loss")] == [0.5, 0.25]
 
 
-def test_a_child_run(uri: str, client: MlflowClient) -> None:
-    server = MlflowServer(uri)
-    parent, other = server.connect("whole"), server.connect("another")
-    child = server.connect("whole/1-first", None, parent.run_id)
-    assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == parent.run_id
-    assert "mlflow.parentRunId" not in client.get_run(parent.run_id).data.tags
-    # Continued under a parent that was started again, it goes where its siblings will be.
-    assert server.connect("whole/1-first", child.run_id, other.run_id).run_id == child.run_id
-    assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == other.run_id
-
-
 @pytest.mark.parametrize(
     ("ending", "status"), [(None, "FINISHED"), (KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sqlite3
 import sys
 from pathlib import Path
@@ -17,12 +16,6 @@ def refusal(uri: str) -> str:
     with pytest.raises(UserError) as caught:
         check_uri(uri)
     return str(caught.value)
-
-
-@pytest.fixture
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.mark.parametrize(

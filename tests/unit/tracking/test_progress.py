@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from raytriever.progress import LINE_SECONDS, QUIET_SECONDS, Progress
+from raytriever.terminal import write_line
 
 
 class Clock:
@@ -119,35 +120,12 @@ def test_what_is_over_at_once_needs_no_line(clock: Clock) -> None:
     assert stream.getvalue() == ""
 
 
-def test_an_interruption_reports_the_progress(clock: Clock) -> None:
-    stream = io.StringIO()
-
-    def interrupted() -> None:
-        with Progress("train", 100, "step", stream=stream) as progress:
-            clock.now += 1
-            progress.advance(4)
-            clock.now += 4
-            progress.advance(16)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert stream.getvalue() == "train: 20/100 steps, 4 steps/s, 20 s left\n"
-
-
-def test_a_remark_is_a_line_of_its_own() -> None:
-    stream = io.StringIO()
-    with Progress("train", 3, "step", stream=stream) as progress:
-        progress.say("step 2: dev loss 0.5")
-    assert stream.getvalue() == "step 2: dev loss 0.5\n"
-
-
 def test_on_a_terminal_there_is_a_bar_and_remarks_do_not_tear_it() -> None:
     reader, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 120))
     with os.fdopen(terminal, "w") as stream, Progress("train", 3, "step", stream=stream) as progress:
         progress.advance(1, loss=0.25)
-        progress.say("step 1: dev loss 0.5")
+        write_line("step 1: dev loss 0.5", stream)
         progress.advance(2, loss=0.125)
         progress._bar.refresh()  # type: ignore[union-attr]
     shown = b""

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points, wait_for
@@ -16,7 +17,7 @@ from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.run_state import IDENTITY
 from raytriever.tracking.spool import send_pending
 from raytriever.tracking.steps import read_curve
-from raytriever.tracking.tracker import Point
+from raytriever.tracking.tracker import Point, RemoteRun
 from raytriever.tracking.trackers import DEFAULT_TRACKERS
 
 
@@ -90,6 +91,28 @@ def test_all_data_reaches_the_server(server: MlflowServer, faulty: FaultyServer,
     [file] = server.client.list_artifacts(spool.run_id, "figures/deep")
     assert file.path == "figures/deep/roc.png"
     assert spool.backlog().points == spool.backlog().files == 0
+
+
+def test_what_is_logged_while_a_server_is_connected_again_is_sent(
+    server: MlflowServer, faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = begin(faulty, tmp_path / "run")
+    connect = faulty.connect
+
+    def connect_slowly(*arguments: Any) -> RemoteRun:
+        run = connect(*arguments)
+        (tmp_path / "run" / "late").write_text("late")
+        spool.log_file(tmp_path / "run" / "late")
+        spool.describe({}, None, {"raytriever.lost_worker": "worker 1 died"})
+        return run
+
+    monkeypatch.setattr(faulty, "connect", connect_slowly)
+    faulty.lose_responses = 1  # ends the connection
+    spool.log(points(1, 2))
+    spool.finish("FINISHED")
+    actual = server.client.get_run(spool.run_id)
+    assert (actual.info.status, actual.data.tags["raytriever.lost_worker"]) == ("FINISHED", "worker 1 died")
+    assert [file.path for file in server.client.list_artifacts(spool.run_id)] == ["late"]
 
 
 def test_a_lost_server_costs_two_lines(server: MlflowServer, faulty: FaultyServer, tmp_path: Path) -> None:

@@ -166,7 +166,10 @@ spool.finish("FINISHED")
 
 
 @pytest.mark.slow
-def test_killed_drivers_lose_and_repeat_no_data(tmp_path: Path) -> None:
+def test_killed_drivers_lose_and_repeat_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(
+        "WANDB_SERVICE", raising=False
+    )  # W&B's process of an earlier test, which would serve the drivers
     used = [name for name in LOCAL if name != "trackio" or NEW_TRACKIO]
     run, last = tmp_path / "killed", 0
     run.mkdir()

@@ -18,12 +18,9 @@ from raytriever.training.checkpoint_writer import _buffer_for
 from raytriever.training.loop import train
 from raytriever.training.parallel.objective import Objective, with_default_operands
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 CHUNKS = {"whole": {}, "cached": {"grad_cache_chunk": 5}, "cached by tokens": {"grad_cache_tokens": 90}}
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.fast_every(99)

@@ -21,7 +21,7 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
-from raytriever.models.slices import Slice, whole_tensors
+from raytriever.models.slices import whole_tensors
 from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy
@@ -109,24 +109,6 @@ def test_a_step_is_that_of_ddp(variant: str, device: str, tiny_encoder: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_state_goes_to_ddp_and_back(device: str, tiny_encoder: Path) -> None:
-    expected = objective(tiny_encoder, device)
-    losses = steps(strategy_of("ddp", expected, device), expected, device, 3)
-    saved: list[Slice] = []
-    actual: list[float] = []
-    for strategy in ("fsdp2", "ddp", "fsdp2"):
-        model = objective(tiny_encoder, device)
-        built = strategy_of(strategy, model, device)
-        if saved:
-            built.load_state(saved)
-        actual += steps(built, model, device, 1)
-        saved = [Slice(one.name, one.values.clone().cpu(), one.start, one.shape) for one in built.state()]
-    assert actual == pytest.approx(losses, rel=1e-5 if device == "cpu" else 1e-4)
-    assert {float(one.values) for one in saved if one.name.endswith(":step")} == {3}
-
-
-@pytest.mark.slow
 def test_a_released_model_is_plain(tiny_encoder: Path) -> None:
     model = objective(tiny_encoder, "cpu", towers="separate")
     kinds = [type(module) for module in model.modules()]
@@ -140,7 +122,7 @@ def test_a_released_model_is_plain(tiny_encoder: Path) -> None:
     other = objective(tiny_encoder, "cpu", towers="separate")
     with torch.no_grad():
         for key, parameter in other.named_parameters():
-            parameter.copy_(saved[key])
+            parameter.copy_(saved.get(key, parameter))  # what is not trained is not saved
     for one in (model, copy.deepcopy(model)):
         value = one(batch(one, "cpu"), ALONE).value
         torch.testing.assert_close(value, other(batch(other, "cpu"), ALONE).value)

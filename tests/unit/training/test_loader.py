@@ -51,14 +51,6 @@ def test_batches_come_in_order_each_made_once(steps: range, depth: int) -> None:
     assert work.begun == list(steps)
 
 
-def test_batches_are_made_by_one_other_thread() -> None:
-    work = Work()
-    with Prefetcher(work, range(20)) as batches:
-        list(batches)
-    assert len(work.threads) == 1
-    assert threading.get_ident() not in work.threads
-
-
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_never_more_than_depth_ahead_of_a_slow_step_and_as_many_when_there_is_time(depth: int) -> None:
     work = Work()
@@ -110,16 +102,6 @@ def test_leaving_waits_for_the_batch_being_made() -> None:
     with Prefetcher(make, range(1_000)):
         assert begun.wait(60)
     assert not any(thread.name.startswith("loader") for thread in threading.enumerate())
-
-
-def test_an_error_of_the_step_is_raised() -> None:
-    def train() -> None:
-        with Prefetcher(Work(), range(100)) as batches:
-            next(batches)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        train()
 
 
 @pytest.mark.usefixtures("handled_interrupts")

@@ -28,8 +28,7 @@ SETTINGS = {"total_steps": 3, "eval_steps": 3, "dev_batches": 1, "loss": LossCon
 
 
 @pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Counts]:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def counts(own_cache: Path) -> Iterator[Counts]:
     with simulated_gpu() as counts:
         yield counts
 
@@ -132,9 +131,8 @@ def test_memory_that_another_process_takes_shrinks_the_chunk(
     assert second.losses == pytest.approx(expected[0], rel=1e-5)
     assert len(second.notices) == 3
     assert all(line.startswith("Step 2 ran out of memory (CUDA out of memory. Tried ") for line in second.notices)
-    [(chunk, texts, text_bytes)] = json.loads((tmp_path / "cache" / FILE).read_text()).values()
-    assert 1 <= chunk < texts
-    assert text_bytes > 0
+    [chunk] = json.loads((tmp_path / "cache" / FILE).read_text()).values()
+    assert chunk >= 1
 
 
 def test_one_text_that_does_not_fit_is_an_error_of_the_user(make_assignment, counts: Counts, tmp_path: Path) -> None:

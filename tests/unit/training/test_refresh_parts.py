@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
-from raytriever.errors import ConfigError
-from raytriever.training.config import RefreshConfig, check_refresh
+from raytriever.training.config import RefreshConfig
 from raytriever.training.loader import SourceVersions
 from raytriever.training.refresh import Ledger, Round, overlap, read_ledger
 
@@ -96,12 +94,3 @@ def test_the_settings_of_mining_are_those_asked_for() -> None:
     assert (mining.relative_margin, mining.absolute_margin, mining.max_score) == (0.05, None, None)
     assert RefreshConfig(refresh_pool="2:5").pool == (2, 5)
     assert RefreshConfig(refresh_pool=3).pool == (3, 3)
-
-
-def test_steps_are_looked_at_where_they_are_known() -> None:
-    data = DataConfig(negatives_per_query=1)
-    check_refresh(RefreshConfig(), DataConfig(), 1)
-    check_refresh(RefreshConfig(10), data, None)
-    check_refresh(RefreshConfig(10), data, 11)
-    with pytest.raises(ConfigError, match="no steps are left after the first refresh, at step 10 of 10"):
-        check_refresh(RefreshConfig(10), data, 10)

@@ -28,10 +28,7 @@ LOSSES = ("infonce", "mw", "infonce-symmetric", "kl")
 @pytest.mark.fast_every(99)
 @pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_step_waits_and_copies_little(
-    taught, name: str, cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_a_step_waits_and_copies_little(taught, name: str, cached: bool, own_cache: Path) -> None:
     settings = {"grad_cache_tokens": CHUNK} if cached else {}
     with simulated_gpu() as counts:
         work, recorder = taught(

@@ -61,18 +61,6 @@ def test_each_phase_has_its_own_time(timed) -> None:
         assert seconds >= least - 1e-3
 
 
-def test_a_look_is_no_step(timed) -> None:
-    stopwatch, loss, weight, optimizer = timed
-    loss(weight)
-    stopwatch.start()
-    loss(weight).backward()
-    stopwatch.mark()
-    optimizer.step()
-    first = stopwatch.stop()()
-    loss(weight)
-    assert len(first) == len(PHASES)
-
-
 def test_every_training_step_logs_its_times(make_assignment) -> None:
     work, recorder = make_assignment(total_steps=3)
     train(work)

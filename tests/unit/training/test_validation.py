@@ -19,9 +19,7 @@ from raytriever.training.config import TrainingConfig, ValidationConfig, check_v
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.validation import (
     Record,
-    Stop,
     read_records,
-    read_stop,
     record_path,
     summarize,
     write_record,
@@ -171,12 +169,9 @@ def test_patience_ends_training_and_later_verdicts_count_for_nothing(
     assert_left(work, run, 4)
     # Those after the eighth step are never evaluated, though lag may have let training get there.
     assert run.evaluators[0].begun == [2, 4, 6, 8]
-    stop = read_stop(run.evaluations)
-    assert stop is not None
-    assert stop.decided == 8
-    assert 8 <= stop.at <= STEPS
-    assert max(run.curve("loss")) == progression.step == stop.at
-    assert run.checkpoints == {"step-4", f"step-{stop.at}"}
+    assert read_records(run.evaluations)[-1].step == 8 <= progression.step <= STEPS
+    assert max(run.curve("loss")) == progression.step
+    assert run.checkpoints == {"step-4", f"step-{progression.step}"}
     assert [line for line in run.notices if "not improved since step 4" in line]
 
 
@@ -192,8 +187,8 @@ def test_killed_and_continued_it_is_as_in_peace(
     peace, interrupted = begin("peace"), begin("interrupted")
     in_peace, expected = peace.live(values=VALUES, lag=(3,), patience=patience)
     for number, step in enumerate(deaths):
-        stop = read_stop(interrupted.evaluations)
-        if stop is None or step < stop.at:
+        values = {record.step: record.value for record in read_records(interrupted.evaluations)}
+        if not summarize(values, patience).stopped or step < max(interrupted.logged):
             interrupted.live(values=VALUES, lag=(number + 1, 5), patience=patience, die_at=step)
     work, actual = interrupted.live(values=VALUES, lag=(2,), patience=patience)
     assert expected is not None
@@ -217,17 +212,15 @@ def test_killed_and_continued_it_is_as_in_peace(
 def test_where_a_killed_run_was_to_stop_the_continued_one_stops(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     values = {2: 0.5, 4: 0.4, 6: 0.3}
-    # Killed when it is written down where to stop, before the checkpoint of that step is.
+    # Killed when the value that ends patience is recorded, before the checkpoint of the last step is written.
     run.live(values=values, lag=(0, 0, 5), patience=2, die_at_evaluation=6)
-    stop = read_stop(run.evaluations)
-    assert stop is not None
-    assert stop.decided == 6 < stop.at
-    shutil.rmtree(run.folder / "checkpoints" / f"step-{stop.at}", ignore_errors=True)
+    last = max(run.curve("loss"))
+    assert read_records(run.evaluations)[-1].step == 6 < last
+    shutil.rmtree(run.folder / "checkpoints" / f"step-{last}", ignore_errors=True)
     work, progression = run.live(values=values, lag=(0,), patience=2)
     assert progression is not None
-    assert (progression.step, progression.best_step, progression.stopped) == (stop.at, 2, True)
-    assert sorted(run.curve("loss")) == list(range(1, stop.at + 1))
-    assert read_stop(run.evaluations) == stop
+    assert (progression.step, progression.best_step, progression.stopped) == (last, 2, True)
+    assert sorted(run.curve("loss")) == list(range(1, last + 1))
     assert_left(work, run, 2)
     assert not run.evaluators[1].begun
 
@@ -239,7 +232,6 @@ def test_a_decision_that_was_not_written_ends_training_at_its_logged_step(begin:
     for step, value in values.items():  # and it was, when the run was killed
         write_record(run.evaluations, Record(step, value, {"dev/ndcg_at_10": value}))
     _, progression = run.live(values=values, patience=2)
-    assert read_stop(run.evaluations) == Stop(6, 7)
     assert progression is not None
     assert (progression.step, progression.best_step) == (7, 2)
     assert max(run.curve("loss")) == 7
@@ -329,7 +321,8 @@ def test_other_dev_data_and_a_damaged_record_are_refused(begin: Callable[[str], 
 )
 def test_verdicts(values: dict[int, float], patience: int, best: int, without: int, decided: int | None) -> None:
     result = summarize(values, patience)
-    assert (result.best_step, result.validations_without, result.decided) == (best, without, decided)
+    assert (result.best_step, result.validations_without) == (best, without)
+    assert (result.step if result.stopped else None) == decided
 
 
 def test_settings_that_have_no_effect_are_refused() -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config
 from raytriever.tuning.ray.trial import TrialJob
 from raytriever.tuning.ray.tuner import Asha, TrialProposals
 
 
 def job(number: int) -> TrialJob:
-    return TrialJob(number=number, config=Config(), prepared=(), dev_sets=(), negatives="", total_steps=10, folder="")
+    training = TrainingJob(config=Config(), datasets=(), negatives=None, total_steps=10, folder=Path())
+    return TrialJob(number, training, "")
 
 
 @dataclass

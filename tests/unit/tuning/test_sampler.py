@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from raytriever.tuning.sampler import STARTUP_TRIALS, PastTrial, Sampler
+from raytriever.tuning.sampler import STARTUP_TRIALS, Sampler
 from raytriever.tuning.space import Point, SearchSpace, parse_space
+from raytriever.tuning.trial_log import FAILED, FINISHED, RUNNING, Trial
 
 
 @pytest.fixture
@@ -26,12 +28,12 @@ def came_to(point: Point) -> float:
     return -abs(point["loss.temperature"] - 0.02) * 10 + (0.1 if point["loss.loss"] == "mw" else 0.0)
 
 
-def swept(sampler: Sampler, trials: int, past: Sequence[PastTrial] = ()) -> list[PastTrial]:
+def swept(sampler: Sampler, trials: int, past: Sequence[Trial] = ()) -> list[Trial]:
     done = list(past)
     while len(done) < trials:
-        point = sampler.propose(len(done), done)
+        point = sampler.propose(done, "auc")
         assert point is not None
-        done.append(PastTrial(point, came_to(point), has_ended=True))
+        done.append(Trial(len(done), point, FINISHED, {"auc": came_to(point)}))
     return done
 
 
@@ -46,7 +48,7 @@ def test_a_resumed_sweep_proposes_the_same_points(space: SearchSpace, searcher: 
 
 @pytest.mark.parametrize("searcher", ["random", "optuna"])
 def test_points_are_distinct_and_in_the_space(space: SearchSpace, searcher: str) -> None:
-    points = [one.point for one in swept(Sampler(searcher, space, seed=0), 20)]
+    points = [one.settings for one in swept(Sampler(searcher, space, seed=0), 20)]
     assert all(point["loss.loss"] in ("infonce", "mw") for point in points)
     assert all(0.005 <= point["loss.temperature"] <= 0.5 for point in points)
     assert all(isinstance(point["training.warmup_steps"], int) for point in points)
@@ -59,20 +61,17 @@ def test_points_are_distinct_and_in_the_space(space: SearchSpace, searcher: str)
 def test_optuna_learns_from_past_trials(space: SearchSpace) -> None:
     done = swept(Sampler("optuna", space, seed=1), 40)
     first, last = done[:STARTUP_TRIALS], done[-STARTUP_TRIALS:]
-    assert sum(one.value or 0.0 for one in last) > sum(one.value or 0.0 for one in first)
+    assert sum(one.metrics["auc"] for one in last) > sum(one.metrics["auc"] for one in first)
     # With opposite values, it proposes other points.
-    other = [PastTrial(one.point, -(one.value or 0.0), has_ended=True) for one in done]
-    assert Sampler("optuna", space, seed=1).propose(40, other) != Sampler("optuna", space, seed=1).propose(40, done)
+    other = [replace(one, metrics={"auc": -one.metrics["auc"]}) for one in done]
+    sampler = Sampler("optuna", space, seed=1)
+    assert sampler.propose(other, "auc") != sampler.propose(done, "auc")
 
 
 def test_optuna_gets_failed_and_running_trials(space: SearchSpace) -> None:
     done = swept(Sampler("optuna", space, seed=2), 14)
-    failed = [
-        *done[:-2],
-        PastTrial(done[-2].point, None, has_ended=True),
-        PastTrial(done[-1].point, None, has_ended=False),
-    ]
-    assert Sampler("optuna", space, seed=2).propose(14, failed) is not None
+    failed = [*done[:-2], replace(done[-2], status=FAILED), replace(done[-1], status=RUNNING)]
+    assert Sampler("optuna", space, seed=2).propose(failed, "auc", settled=13) is not None
 
 
 @pytest.mark.parametrize("searcher", ["grid", "random", "optuna"])
@@ -80,17 +79,12 @@ def test_a_small_space_is_tried_completely(searcher: str) -> None:
     small = parse_space({"loss": {"loss": ["infonce", "mw"], "temperature": [0.01, 0.05]}}, "test")
     sampler = Sampler(searcher, small, seed=0)
     done = swept(sampler, 4)
-    points = {tuple(one.point.values()) for one in done}
+    points = {tuple(one.settings.values()) for one in done}
     assert points == {tuple(point.values()) for point in small.grid()}
-    assert sampler.propose(4, done) is None
-
-
-def test_a_grid_is_tried_in_order() -> None:
-    small = parse_space({"loss": {"temperature": [0.05, 0.01]}}, "test")
-    sampler = Sampler("grid", small, seed=0)
-    assert [sampler.propose(n, []) for n in range(3)] == [{"loss.temperature": 0.05}, {"loss.temperature": 0.01}, None]
+    assert sampler.propose(done, "auc") is None
 
 
 def test_random_points_do_not_depend_on_earlier_ones(space: SearchSpace) -> None:
     sampler = Sampler("random", space, seed=5)
-    assert sampler.propose(7, []) == sampler.propose(7, swept(sampler, 7))
+    done = swept(sampler, 7)
+    assert sampler.propose(done, "auc") == sampler.propose([replace(one, status=FAILED) for one in done], "auc")

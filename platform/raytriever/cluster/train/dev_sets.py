@@ -14,7 +14,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Runner
 from raytriever.errors import ConfigError, DataError, setting
-from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.datasets import safe_name
 from raytriever.evaluation.protocol import (
     AUC,
     QUERY_AUC,

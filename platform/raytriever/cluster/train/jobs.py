@@ -1,16 +1,21 @@
-"""Actors that do jobs on committed checkpoints during a training: they evaluate a checkpoint, or mine with it.
+"""Actors that do jobs on committed checkpoints during a training, and the clients of the first worker for them.
 
-The actor of a job has a GPU if training leaves one free; without GPUs it uses all cores, at a lower priority than
-training. A killed actor restarts, possibly on another node, and repeats its checkpoint; if it is killed too often, the
-job fails. Where training uses all GPUs, the first worker does the job between two steps: see `clients`."""
+A job evaluates a checkpoint, or mines with it. Its actor has a GPU if training leaves one free; without GPUs it uses
+all cores, at a lower priority than training. A killed actor restarts, possibly on another node, and repeats its
+checkpoint; if it is killed too often, the job fails.
+
+Where training leaves no GPU for other processes, a thread of the first worker does the job between two steps, while
+training waits. No second process takes memory of the GPU, and the memory of a job is given back before the next
+step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import ray
 import torch
@@ -24,12 +29,15 @@ from raytriever.cluster.train.validation import Validations
 from raytriever.config import Config
 from raytriever.errors import UserError, flag_of
 from raytriever.machine import usable_cores
+from raytriever.models.files import first_line
 from raytriever.store.commit import remove
+from raytriever.training.background import JobError
 from raytriever.training.config import SYNC
 from raytriever.training.validation import FOLDER as EVALUATIONS
 
 TRIES = 3  # times that a killed actor repeats its job before the job fails
 NEGATIVES, MODEL = "negatives", "model"
+Result = TypeVar("Result")
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
@@ -49,6 +57,74 @@ class CheckpointJob:
     def run(self, number: int, checkpoint: str) -> Any | UserError:
         """Do job `number` on a checkpoint; returns its result or a user error."""
         return result_or_error(lambda: self._job.run(number, Path(checkpoint)))
+
+
+class ActorClient(Generic[Result]):
+    """Client of a `CheckpointJob`; see `JobClient`.
+
+    Args:
+        show: called with whether a job is running. Alerts on steps that take long need to know it.
+    """
+
+    def __init__(self, actor: Any, show: Callable[[bool], None]) -> None:
+        self._actor, self._show = actor, show
+        self._result: Any = None
+
+    def submit(self, number: int, checkpoint: Path) -> None:
+        """See `JobClient.submit`."""
+        self._show(True)
+        self._result = self._actor.run.remote(number, str(checkpoint))
+
+    def poll(self) -> Result | None:
+        """See `JobClient.poll`."""
+        if not ray.wait([self._result], timeout=0)[0]:
+            return None
+        self._show(False)
+        try:
+            result: Result | UserError = ray.get(self._result)
+        except ray.exceptions.RayError as error:  # a defect, or the actor died too often
+            raise JobError(str(error).strip().splitlines()[-1]) from error
+        if isinstance(result, UserError):
+            raise result
+        return result
+
+
+class ThreadClient(Generic[Result]):
+    """Client of a thread that does one job after another on the device of this worker; see `JobClient`.
+
+    Args:
+        show: see `ActorClient`.
+    """
+
+    def __init__(self, work: Callable[[int, Path], Result], device: torch.device, show: Callable[[bool], None]) -> None:
+        self._work, self._device, self._show = work, device, show
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="between-steps")
+        self._job: Future[Result]
+
+    def submit(self, number: int, checkpoint: Path) -> None:
+        """See `JobClient.submit`."""
+        self._show(True)
+        self._job = self._thread.submit(self._run, number, checkpoint)
+
+    def poll(self) -> Result | None:
+        """See `JobClient.poll`."""
+        if not self._job.done():
+            return None
+        self._show(False)
+        return self._job.result()
+
+    def _run(self, number: int, checkpoint: Path) -> Result:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread
+        try:
+            return self._work(number, checkpoint)
+        except UserError as error:
+            reason = str(error)
+        except Exception as error:  # a defect, or the GPU has too little memory: the job fails, training does not
+            reason = first_line(error)  # not the error: its traceback would keep the tensors of the job
+        finally:
+            torch.cuda.empty_cache()
+        raise JobError(reason)
 
 
 @contextmanager

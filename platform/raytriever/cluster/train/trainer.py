@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -31,13 +32,10 @@ from raytriever.cluster.events import (
 from raytriever.cluster.placement import count_gpus, room_for
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.controller import FIRST, Failures, GroupReports
-from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.fit import fit
 from raytriever.cluster.train.jobs import start_evaluator, start_miner
 from raytriever.cluster.train.network import UNREACHABLE, VARIABLES
-from raytriever.cluster.train.worker import WorkerJob, train_worker
-from raytriever.config import Config
-from raytriever.data.negatives import NegativesTable
+from raytriever.cluster.train.worker import TrainingJob, WorkerJob, train_worker
 from raytriever.errors import UserError, setting
 from raytriever.store.remote import pull
 from raytriever.tracking.steps import read_curve
@@ -133,36 +131,16 @@ _RAY_TRAIN = {
 NO_CUDA = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported with GPUs", "not compiled with CUDA")
 
 
-def train_on_cluster(
-    config: Config,
-    datasets: Sequence[str],
-    negatives: NegativesTable | None,
-    total_steps: int,
-    folder: Path,
-    on_event: Callable[[Event], None],
-    dev_sets: Sequence[DevSet] = (),
-    in_process: bool = False,
-    runs_per_node: int = 1,
-    gpus: float = 1.0,
-) -> None:
+def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> None:
     """Train on `config.training.num_workers` processes; a range lets the group shrink and grow with the cluster.
 
     Args:
-        datasets: paths or URIs of its prepared data sets, on storage that every node sees.
-        negatives: the table of hard negatives, or None.
-        total_steps: after which training ends at the latest.
-        folder: the run directory, with the `steps.jsonl` of an earlier call, on storage that every node sees. Training
-            writes the best model to its `model`.
         on_event: called on the driver with every event.
-        dev_sets: that checkpoints are evaluated on during training; empty for none.
-        in_process: whether this process is the only worker. It saves the start of a process; an error that ends the
-            process ends the caller.
-        runs_per_node: number of runs that share the cores of a node, this one included.
-        gpus: GPUs of each worker on a cluster with GPUs; a fraction if several runs share one.
 
     Raises:
         UserError: a worker raised it, or the workers die again and again.
     """
+    config = job.config
     user_errors: list[UserError] = []
     ends: list[RestartsExhausted] = []
     wait = Wait(config.training.wait_minutes, on_event)
@@ -184,40 +162,32 @@ def train_on_cluster(
 
     for name, value in (_RAY_TRAIN | FIRST).items():
         os.environ.setdefault(name, value)
-    fewest, most = config.training.workers
-    most = config.training.sharing(most)
-    table = ray.put(negatives)
+    job = replace(job, folder=job.folder.resolve(), negatives=ray.put(job.negatives))
     with (
-        (open_inline_queue if in_process else open_event_queue)(handle) as events,
+        (open_inline_queue if job.in_process else open_event_queue)(handle) as events,
         TemporaryDirectory(prefix="raytriever-") as state,
-        start_miner(config, datasets, table, folder, log) as miner,
-        start_evaluator(config, dev_sets, folder, log) as evaluator,
+        start_miner(config, job.datasets, job.negatives, job.folder, log) as miner,
+        start_evaluator(config, job.dev_sets, job.folder, log) as evaluator,
     ):
-        job = WorkerJob(
-            config=config,
-            datasets=tuple(datasets),
-            negatives=table,
-            total_steps=total_steps,
-            folder=folder.resolve(),
+        worker_job = WorkerJob(
+            **vars(job),
             queue=events.queue,
             driver=DriverContext(),
-            last_logged_step=max((step for step, _ in read_curve(folder, "loss")), default=0),
+            last_logged_step=max((step for step, _ in read_curve(job.folder, "loss")), default=0),
             miner=miner,
             evaluator=evaluator,
-            dev_sets=tuple(dev_sets),
-            runs_per_node=runs_per_node,
         )
 
         def trainer() -> TorchTrainer:
             # Each attempt has a folder of its own for its state.
-            return _trainer(job, (fewest, most), Path(mkdtemp(dir=state)), in_process, gpus)
+            return _trainer(worker_job, Path(mkdtemp(dir=state)))
 
         failure = None
-        if in_process:
+        if job.in_process:
             trainer().fit()
         else:
             failure = fit(trainer, events, partial(wait.check, events.queue.send))
-    pull(folder)  # what workers on other nodes have committed
+    pull(job.folder)  # what workers on other nodes have committed
     if user_errors:
         raise user_errors[0]
     if ends:
@@ -228,18 +198,19 @@ def train_on_cluster(
         raise failure
 
 
-def _trainer(job: WorkerJob, workers: tuple[int, int], state: Path, in_process: bool, gpus: float) -> TorchTrainer:
+def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
     use_gpu = count_gpus() > 0
-    fewest, most = workers
+    fewest, most = job.config.training.workers
+    most = job.config.training.sharing(most)
     reports = GroupReports(job.queue)
     return TorchTrainer(
         # Not in `train_loop_config`: the controller would import all that training needs before it starts the workers.
         partial(train_worker, job),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=0 if in_process else most if most == fewest else workers,
+            num_workers=0 if job.in_process else most if most == fewest else (fewest, most),
             use_gpu=use_gpu,
-            resources_per_worker={"CPU": 1, "GPU": gpus} if use_gpu else None,
+            resources_per_worker={"CPU": 1, "GPU": job.gpus} if use_gpu else None,
             elastic_resize_monitor_interval_s=RESIZE_SECONDS,
         ),
         run_config=RunConfig(

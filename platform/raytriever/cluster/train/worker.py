@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,9 +22,8 @@ from raytriever.cluster.event_queue import EventQueue
 from raytriever.cluster.events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
 from raytriever.cluster.gauges import Gauges, run_label
 from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.clients import ActorClient, ThreadClient
 from raytriever.cluster.train.dev_sets import DevSet, digest_of
-from raytriever.cluster.train.jobs import NEGATIVES, kept_rows
+from raytriever.cluster.train.jobs import NEGATIVES, ActorClient, ThreadClient, kept_rows
 from raytriever.cluster.train.mining_round import CHECKPOINTS, MiningRounds
 from raytriever.cluster.train.validation import Validations
 from raytriever.config import Config
@@ -48,19 +47,24 @@ from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.refresh import RefreshPlan
 from raytriever.training.training_data import TrainingData
 from raytriever.training.validation import FOLDER as EVALUATIONS
-from raytriever.training.validation import Record, ValidationPlan
+from raytriever.training.validation import ValidationPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerJob:
-    """Job that the driver sends to every worker of a group; see `train_on_cluster` for fields that have no note here.
+class TrainingJob:
+    """Training whose settings and data have been checked, for any process of the cluster.
 
     Args:
-        negatives: reference to the table of hard negatives, or to None.
-        driver: working directory and locks of the driver.
-        miner: actor that mines hard negatives; None without refresh, and where the first worker mines.
-        evaluator: actor that evaluates checkpoints; None without validation by retrieval, and where the first worker
-            evaluates.
+        datasets: paths or URIs of its prepared data sets, on storage that every node sees.
+        negatives: the table of hard negatives, or None; on a worker a reference to it.
+        total_steps: after which training ends at the latest.
+        folder: the run directory, with the `steps.jsonl` of an earlier call, on storage that every node sees. Training
+            writes the best model to its `model`.
+        dev_sets: that checkpoints are evaluated on during training; empty for none.
+        in_process: whether the process that calls is the only worker. It saves the start of a process; an error that
+            ends the process ends the caller.
+        runs_per_node: number of runs that share the cores of a node, this one included.
+        gpus: GPUs of each worker on a cluster with GPUs; a fraction if several runs share one.
     """
 
     config: Config
@@ -68,13 +72,28 @@ class WorkerJob:
     negatives: Any
     total_steps: int
     folder: Path
+    dev_sets: tuple[DevSet, ...] = ()
+    in_process: bool = False
+    runs_per_node: int = 1
+    gpus: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerJob(TrainingJob):
+    """Training as the driver sends it to every worker of a group.
+
+    Args:
+        driver: working directory and locks of the driver.
+        miner: actor that mines hard negatives; None without refresh, and where the first worker mines.
+        evaluator: actor that evaluates checkpoints; None without validation by retrieval, and where the first worker
+            evaluates.
+    """
+
     queue: EventQueue
     driver: DriverContext
     last_logged_step: int = 0
     miner: Any = None
     evaluator: Any = None
-    dev_sets: tuple[DevSet, ...] = ()
-    runs_per_node: int = 1
 
 
 def train_worker(job: WorkerJob) -> None:
@@ -193,60 +212,55 @@ def _write(job: WorkerJob, retriever: Retriever) -> None:
             write_model(retriever, hidden, adapters_of=job.config.model)
 
 
-def _miner(
-    job: WorkerJob, negatives: NegativesTable | None, device: torch.device
-) -> ActorClient[dict[str, float]] | ThreadClient[dict[str, float]]:
-    """Return the access of the first worker to the miner."""
-    gauges, config = Gauges(run_label(job.folder)), job.config
-    waits = config.refresh.refresh_mode == SYNC
+def _client(
+    job: WorkerJob, name: str, actor: Any, work: Callable[[], Any], device: torch.device, waits: bool | None = None
+) -> Any:
+    """Return the access of the first worker to the process of its jobs: an actor, or without one a thread of its own.
+
+    Args:
+        name: first word of the gauges, which say whether a job is running, and whether steps wait for it.
+        work: makes the object whose `run` does a job in a thread.
+        waits: whether steps wait for a job; None for a job without this gauge.
+    """
+    gauges = Gauges(run_label(job.folder))
 
     def show(is_running: bool) -> None:
-        gauges.set("refresh_running", is_running, "1 while a round is under way, else 0")
-        gauges.set("refresh_waiting", is_running and waits, "1 while steps wait for a round, else 0")
+        gauges.set(f"{name}_running", is_running, f"1 while a job of {name} is running, else 0")
+        if waits is not None:
+            gauges.set(f"{name}_waiting", is_running and waits, f"1 while steps wait for a job of {name}, else 0")
 
-    if job.miner is not None:
-        return ActorClient(job.miner, show)
-    rounds = MiningRounds(config, list(job.datasets), job.folder / NEGATIVES, kept_rows(config, negatives))
-    return ThreadClient(rounds.run, device, show)
+    return ActorClient(actor, show) if actor is not None else ThreadClient(work().run, device, show)
 
 
 def _refresh_plan(
     job: WorkerJob, data: TrainingData, negatives: NegativesTable | None, workers: WorkerGroup, device: torch.device
 ) -> RefreshPlan | None:
     """Return the plan of the refreshes; all workers call it."""
-    refresh = job.config.refresh
+    config, refresh, folder = job.config, job.config.refresh, job.folder / NEGATIVES
     if refresh.refresh_every is None:
         return None
+    waits = refresh.refresh_mode == SYNC
+    rounds = partial(MiningRounds, config, list(job.datasets), folder, kept_rows(config, negatives))
     return RefreshPlan(
         every=refresh.refresh_every,
-        waits=refresh.refresh_mode == SYNC,
-        folder=job.folder / NEGATIVES,
+        waits=waits,
+        folder=folder,
         read=partial(read_negatives, dataset=data.combined),
-        miner=_miner(job, negatives, device) if workers.rank == 0 else None,
+        miner=_client(job, "refresh", job.miner, rounds, device, waits) if workers.rank == 0 else None,
         last_logged_step=_last_logged_step(job, workers, device),
     )
-
-
-def _evaluator(job: WorkerJob, device: torch.device) -> ActorClient[Record] | ThreadClient[Record]:
-    """Return the access of the first worker to the evaluator."""
-    gauges = Gauges(run_label(job.folder))
-
-    def show(is_running: bool) -> None:
-        gauges.set("evaluation_running", is_running, "1 while a checkpoint is evaluated, else 0")
-
-    if job.evaluator is not None:
-        return ActorClient(job.evaluator, show)
-    return ThreadClient(Validations(job.config, job.dev_sets, job.folder / EVALUATIONS).run, device, show)
 
 
 def _validation_plan(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> ValidationPlan | None:
     """Return the plan of the validations; all workers call it."""
     if not job.dev_sets:
         return None
+    folder = job.folder / EVALUATIONS
+    validations = partial(Validations, job.config, job.dev_sets, folder)
     return ValidationPlan(
-        folder=job.folder / EVALUATIONS,
+        folder=folder,
         behind=0 if job.evaluator is None else BEHIND,
-        evaluator=_evaluator(job, device) if workers.rank == 0 else None,
+        evaluator=_client(job, "evaluation", job.evaluator, validations, device) if workers.rank == 0 else None,
         on_metrics=lambda step, metrics: job.queue.send(ValidationEvent(step, dict(metrics))),
         last_logged_step=_last_logged_step(job, workers, device),
         digest=digest_of(job.dev_sets, job.config),

@@ -36,7 +36,7 @@ from raytriever.data.formats.plan import (
 )
 from raytriever.data.formats.row_formats import PAIRS, SENTENCE_TRANSFORMERS, anchor_of, corpus_row
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, column_names, numbered_rows, object_of, read_elements
-from raytriever.data.formats.unread import array_error, collection_error, json_error
+from raytriever.data.formats.unread import collection_error, json_error
 from raytriever.data.records import BadRow, Records
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
 from raytriever.errors import ConfigError, DataError, setting
@@ -44,6 +44,7 @@ from raytriever.options import did_you_mean
 
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$", re.IGNORECASE)
 _DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
+_ARRAY = re.compile(rb"\[\s*\{")
 _ROWS = 10
 _BLOCK = 1 << 16
 # Files that are called like judgements, with any ending but that of notes.
@@ -209,19 +210,16 @@ def peek(file: SourceFile) -> Peek:
     kind = kind_of(file.path)
     if kind in ("parquet", "arrow"):
         return Peek(kind, frozenset(column_names(file.where)))
-    if kind == "array":
-        with reading(file.where, [0]), closing(open_stream(file.where)) as stream:
-            begin = stream.read(_BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip()
-        if begin.startswith(b"["):
-            _, rows = next(read_elements(file.where, _BLOCK))
-            return Peek(kind, _fields(rows.split(b"\n")[:_ROWS]))
-        kind = "json"  # JSON lines are often published as .json
+    with reading(file.where, [0]), closing(open_stream(file.where)) as stream:
+        begin = stream.read(_BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip()
+    # JSON lines are often published as .json, and an array may be called .jsonl.
+    if begin.startswith(b"[") if kind == "array" else _ARRAY.match(begin):
+        _, rows = next(read_elements(file.where, _BLOCK))
+        return Peek("array", _fields(rows.split(b"\n")[:_ROWS]))
     numbered = numbered_rows(file.where)
     with closing(numbered):  # type: ignore[type-var]
         first = [row for _, row in islice(numbered, _ROWS)]
-    if error := array_error(file.where, first[0] if first else b""):
-        raise error
-    return Peek(kind, _fields(first))
+    return Peek("json", _fields(first))
 
 
 def _fields(rows: list[bytes]) -> frozenset[str]:

@@ -41,14 +41,6 @@ def json_error(files: Iterable[SourceFile]) -> DataError | None:
     return None
 
 
-def array_error(where: str, first: bytes) -> DataError | None:
-    """Return the error of a file of JSON lines, given its first row, that is one array; None if it is none."""
-    if not (first.strip() == b"[" or re.match(rb"\s*\[\s*\{", first)):
-        return None
-    name = re.sub(r"\.(?:jsonl|ndjson)(?=(?:\.gz)?$)", ".json", where.rsplit("/", 1)[-1], flags=re.IGNORECASE)
-    return DataError("is one JSON array, not one object a line", where, f"rename it to {name}")
-
-
 def collection_error(where: str, files: Sequence[SourceFile]) -> DataError | None:
     """Return the error of a folder with a collection and queries without headers; None if it is none."""
     found = [file.path for file in files if _COLLECTION.search(file.path)]

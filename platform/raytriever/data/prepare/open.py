@@ -1,16 +1,15 @@
-"""Opening of a data set by name, path or URI: it is prepared first if necessary, and fetched to this node if remote.
+"""Opening of a data set by name, path or URI: it is prepared first if necessary, and copied to this node if remote.
 
 If a data set has no `dev` split, `dev` is taken from `train`: a tenth of the training queries (at most 1,000), those
 whose ids have the smallest SHA-256, and as large a share of those without an answer. `train` opened together with that
 `dev` excludes them; `train` alone is complete.
 
-Training reads documents in random order, so every node has a complete local copy instead of reading each from the
-store. While a file is copied, its size and digest are compared with the manifest. Files are written only below the
-cache, with any name in the manifest."""
+Training reads documents in random order, so every node has a complete copy of a prepared data set in an object store
+(`store.remote`) instead of reading each document from there.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,82 +19,15 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
-from raytriever.data.digests import check_directory
 from raytriever.data.formats.division import DEV, TRAIN, split_by_hash
 from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
-from raytriever.data.prepare.prepared import DatasetMeta, PreparedDirectory
+from raytriever.data.prepare.prepared import PreparedDirectory
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.sources import open_raw
-from raytriever.errors import DataError, StorageError, setting
+from raytriever.errors import DataError, setting
 from raytriever.paths import expanded
-from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
-from raytriever.store.cache import cache_folder
-from raytriever.store.capacity import check_disk
-from raytriever.store.commit import FORMAT, MANIFEST, FileEntry, Manifest, committed_directory, entry_of, is_committed
-from raytriever.store.disk import disk_errors
-from raytriever.store.objects import address_of, is_uri
-from raytriever.store.parts import make_once
-
-_BLOCK = 1 << 22
-_REMEDY = "copy the prepared data set there again"
-
-
-def fetch_dataset(uri: str) -> Path | None:
-    """Copy the prepared data set of a URI to this node and return its path; None if the URI holds no prepared one.
-
-    Raises:
-        DataError: the store cannot be read.
-        StorageError: a file differs from the manifest, or cannot be written.
-    """
-    if not is_uri(uri):
-        return None
-    try:
-        with open_raw(_below(uri, MANIFEST)) as stream:
-            written = stream.read(MOST_JSON_BYTES)
-        manifest = parse_json(written, _below(uri, MANIFEST), Manifest, _REMEDY, format=FORMAT)
-    except (DataError, StorageError):
-        return None
-    if manifest["meta"].get("kind") != "dataset":
-        return None
-    meta = conform(manifest["meta"], _below(uri, MANIFEST), DatasetMeta, _REMEDY)
-    files = manifest["files"]
-    for name in (*files, meta["name"]):
-        _check_name(name, uri)
-    folder = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
-
-    def fetch() -> None:
-        check_disk(folder, sum(entry["size"] for entry in files.values()), "the files of the data set")
-        with committed_directory(folder, meta, replace=folder.exists(), entries=files) as aside:
-            for name, entry in files.items():
-                _copy(_below(uri, name), aside / name, entry)
-
-    return make_once(folder, fetch, check_directory)
-
-
-def _check_name(name: str, uri: str) -> None:
-    """Raise `StorageError` for a name that leads out of its folder."""
-    parts = name.split("/")
-    if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-        what = f"names a file {name!r}, which is none below it"
-        raise StorageError(what, _below(uri, MANIFEST), "copy it there again")
-
-
-def _copy(where: str, file: Path, entry: FileEntry) -> None:
-    left = entry["size"]
-    with disk_errors(file), open_raw(where) as source:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("wb") as target:
-            while left >= 0 and (block := source.read(_BLOCK)):
-                left -= len(block)
-                target.write(block)
-    if entry_of(file) != entry:
-        raise StorageError("differs from its manifest", where, _REMEDY)
-
-
-def _below(uri: str, name: str) -> str:
-    root, _, query = uri.partition("?")
-    return f"{root.rstrip('/')}/{name}" + (f"?{query}" if query else "")
-
+from raytriever.store.commit import MANIFEST
+from raytriever.store.objects import SCHEMES, address_of, copy_of
+from raytriever.store.remote import pull
 
 _DEV_SHARE, _DEV_QUERIES = 0.1, 1000
 
@@ -190,10 +122,12 @@ def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenisation: Token
 
 def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDirectory, str]:
     """Return the directory that the request names or `prepare` makes, and the path or URI to open it elsewhere."""
-    stored = fetch_dataset(request.dataset)
-    folder = stored or expanded(request.dataset)
-    if address_of(folder):  # prepared on another host, perhaps
-        is_committed(folder)  # which copies its files to this one
+    is_stored = request.dataset.partition("://")[0] in SCHEMES
+    folder = Path(copy_of(request.dataset)) if is_stored else expanded(request.dataset)
+    if address_of(folder):  # large files are copied when the data set is opened
+        pull(folder / MANIFEST)
+        if PreparedDirectory.find(folder) is not None:
+            pull(folder)
     directory = PreparedDirectory.find(folder) if os.path.isdir(folder) else None
     if directory is None:
         directory = prepare(request, run, report=report)
@@ -203,7 +137,7 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
         tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"
         remedy = f"prepare it with {setting('model')} as it is trained, or name its source"
         raise DataError(f"was prepared with {tokens}", str(folder), remedy)
-    return directory, request.dataset if stored else os.path.abspath(folder)
+    return directory, request.dataset if is_stored else os.path.abspath(folder)
 
 
 def lent_dev_line(dataset: RetrievalDataset) -> str:

@@ -35,11 +35,11 @@ from raytriever.data.records import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError, setting
 from raytriever.processes import ProcessDeath, map_in_processes
-from raytriever.store.cache import cache_folder, keep_within_bound
+from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk, format_size
-from raytriever.store.commit import FORMAT, FileEntry, committed_directory, one_writer
+from raytriever.store.commit import FORMAT, FileEntry, committed_directory
 from raytriever.store.disk import files_below
-from raytriever.terminal import warn
+from raytriever.store.parts import make_once
 
 # Raise it when the same files give other rows: the cache is then made again. Prepared directories stay readable.
 _READING = 1
@@ -138,14 +138,13 @@ def prepare(
             return work.make(output, replace=directory is not None, durable=True)
         return work.known(directory)
     folder = cache_folder() / "datasets" / f"{source.name}-{work.key[:16]}"
-    if (directory := work.cached(folder, ignore_line)) is None:
-        with one_writer(folder, wait=True, report=warn):
-            directory = work.cached(folder, report)  # made by another command meanwhile
-            if directory is None:
-                directory = work.make(folder, replace=folder.exists(), durable=work.size >= _DURABLE_FROM)
-                keep_within_bound(folder)
-                return directory
-    return work.known(directory)
+    found: list[PreparedDirectory] = []
+
+    def make() -> None:
+        found[:] = [work.make(folder, replace=folder.exists(), durable=work.size >= _DURABLE_FROM)]
+
+    make_once(folder, make, lambda _: found.append(work.known(work.cached(folder))))
+    return found[0]
 
 
 @dataclass(frozen=True)
@@ -168,19 +167,13 @@ class _Preparation:
         """Number of bytes of all files."""
         return sum(size for _, size in self.sizes)
 
-    def cached(self, folder: Path, report: Report) -> PreparedDirectory | None:
-        """Return an undamaged cached data set; None if it must be prepared."""
-        try:
-            directory = PreparedDirectory.find(folder)
-            if directory is not None and directory.meta["key"] == self.key:
-                directory.check()
-                return directory
-        except StorageError as damage:
-            report(f"{damage.where}: {damage.what}; preparing again")
-            return None
-        if folder.exists():
-            report(f"{folder}: has no manifest of a prepared data set; preparing again")
-        return None
+    def cached(self, folder: Path) -> PreparedDirectory:
+        """Return a cached data set; raise `StorageError` if it is missing or damaged."""
+        directory = PreparedDirectory.find(folder)
+        if directory is None or directory.meta["key"] != self.key:
+            raise StorageError("has no manifest of a prepared data set", str(folder))
+        directory.check()
+        return directory
 
     def known(self, directory: PreparedDirectory) -> PreparedDirectory:
         """Return a data set that was prepared before, if its bad rows are few enough for the request."""

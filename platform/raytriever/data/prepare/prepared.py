@@ -45,7 +45,6 @@ from raytriever.reading.arrays import read_array, read_arrow
 from raytriever.reading.structured import conform
 from raytriever.store.cache import hold
 from raytriever.store.commit import MANIFEST, Manifest, read_manifest
-from raytriever.store.disk import disk_errors
 
 T = TypeVar("T")
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
@@ -163,9 +162,8 @@ class PreparedDirectory:
         """
         against = "" if vocabulary is None else f", {vocabulary} tokens"
         examine = partial(self._read, None, full=True, vocabulary=vocabulary)
-        with disk_errors(self.folder, reading=True):
-            check_directory(self.folder, examine, against, manifest=self.manifest)
-            dataset = self._read(None if splits is None else set(splits), full=False)
+        check_directory(self.folder, examine, against, manifest=self.manifest)
+        dataset = self._read(None if splits is None else set(splits), full=False)
         hold(self.folder, dataset.documents.texts)  # every copy of the data set and of its documents has this column
         return dataset
 

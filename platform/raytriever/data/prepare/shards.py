@@ -35,13 +35,12 @@ from raytriever.data.keys import Forms, forms_of, key_of, keys_of
 from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
 from raytriever.data.prepare.tokenisation import Tokenisation, flat
 from raytriever.data.records import ORIGINS, SOURCES, Judgement, Negative, bad_entry
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import DataError, StorageError, disk_errors
 from raytriever.processes import TRIES
 from raytriever.prompts import TITLE, fill_title
 from raytriever.reading.arrays import read_arrays
 from raytriever.reading.structured import parse_json
 from raytriever.store.commit import FileEntry, entry_of, leftovers
-from raytriever.store.disk import disk_errors
 
 # Bytes by bytes of uncompressed source; texts include keys and judgements.
 _SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4

@@ -29,7 +29,6 @@ from numpy import ndarray
 
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import Shape, read_array
-from raytriever.store.disk import disk_errors
 from raytriever.threads import in_threads
 
 _FILES = ("neighbours.npy", "degrees.npy", "entry.npy")
@@ -70,11 +69,10 @@ class Graph:
             StorageError: the files are not a graph of this size, and a walk could leave the corpus.
         """
         shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
-        with disk_errors(folder, reading=True):
-            neighbours, degrees, entry = (
-                read_array(folder / name, [dtype], shape, "build the index again")
-                for name, dtype, shape in zip(_FILES, ("int32", "int32", "int64"), shapes, strict=True)
-            )
+        neighbours, degrees, entry = (
+            read_array(folder / name, [dtype], shape, "build the index again")
+            for name, dtype, shape in zip(_FILES, ("int32", "int32", "int64"), shapes, strict=True)
+        )
         is_valid = (
             0 <= int(entry[0]) < documents
             and degrees.min() >= 0

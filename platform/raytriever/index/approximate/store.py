@@ -31,7 +31,6 @@ from raytriever.index.approximate.vamana import Vamana
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import conform
 from raytriever.store.commit import MANIFEST, committed_directory, read_manifest
-from raytriever.store.disk import disk_errors
 
 KIND = "index"
 FINDER = "finder"
@@ -138,10 +137,9 @@ def read_index(path: Path) -> ApproximateIndex:
     meta = read_meta(path)
     check_directory(path)
     rows, width = meta["rows"], meta["width"]
-    with disk_errors(path, reading=True):
-        embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, width), _REMEDY, mapped="r")
-        documents = read_array(path / "documents.npy", ["int64"], (rows,), _REMEDY)
-        ties = read_array(path / "ties.npy", ["int64"], (None,), _REMEDY)
+    embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, width), _REMEDY, mapped="r")
+    documents = read_array(path / "documents.npy", ["int64"], (rows,), _REMEDY)
+    ties = read_array(path / "ties.npy", ["int64"], (None,), _REMEDY)
     for name, values in (("documents", documents), ("ties", ties)):
         if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(ties):
             reason = f"holds positions outside of a corpus of {len(ties):,} documents"

@@ -17,7 +17,6 @@ from raytriever.errors import ModelError
 from raytriever.models.files import REMEDY, WEIGHTS, check_tensor, model_errors, stored_tensors
 from raytriever.models.pipeline.modules import DENSE, DROPOUT, NORMALIZE, Module
 from raytriever.reading.arrays import open_tensors
-from raytriever.store.disk import disk_errors
 
 # Activations of torch.nn that compute each component alone and need no argument.
 ACTIVATIONS = (
@@ -164,7 +163,7 @@ def _weights(dense: Dense, folder: Path) -> dict[str, Tensor]:
         if name not in stored:
             raise ModelError(f"has no tensor {name}", str(file), _SAVE)
         check_tensor(name, stored[name], tensor.shape, file)
-    with disk_errors(file, reading=True), open_tensors(file, REMEDY, ModelError) as tensors:
+    with open_tensors(file, REMEDY, ModelError) as tensors:
         return {name: tensors.get_tensor(name).to(torch.float32, copy=True) for name in own}
 
 

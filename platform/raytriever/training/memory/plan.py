@@ -4,7 +4,7 @@ The parts add up to the largest moment of a step: the backward pass of a chunk, 
 and the embeddings of the whole batch exist.
 
 - Weights: as prepared for training. `fsdp2` gathers one block, and the next one, at a time, by messages that are copies
-  of them, and keeps no more gradients than its share and those of what is gathered.
+  of them, and keeps no more gradients than its share. Those of a chunk are freed one after another.
 - A share of the weights, gradients and the states of the optimizer: see `StateBytes`.
 - Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
 - Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes
+from raytriever.training.memory.arithmetic import StateBytes, WorkerTexts, batch_bytes
 from raytriever.training.memory.simulation import SimulatedEncoder
 
 # Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
@@ -46,21 +46,6 @@ class StepMemory:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Result for one amount of memory.
-
-    Args:
-        texts: texts of the longest length in a chunk; 0 if not even one text fits.
-        parts: bytes with this chunk, or with one text if none fits.
-        budget: bytes that training may use.
-    """
-
-    texts: int
-    parts: StepMemory
-    budget: int
-
-
 class MemoryPlan:
     """Memory of one worker as a function of the chunk.
 
@@ -74,7 +59,7 @@ class MemoryPlan:
         self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: WorkerTexts, guide: int = 0
     ) -> None:
         self.encoder, self.towers, self.training, self.share, self.guide = encoder, towers, training, share, guide
-        self._chunk = cache(lambda texts: encoder.chunk_bytes(texts, share.tokens))
+        self._chunk = cache(lambda texts: encoder.chunk_bytes(texts, share.tokens, training.strategy == "fsdp2"))
 
     @cached_property
     def trained(self) -> int:
@@ -96,18 +81,15 @@ class MemoryPlan:
         weights = self.towers * sum(p.nbytes for p in self.encoder.encoder.parameters())
         sizes = [parameter.numel() for parameter in self.encoder.trained] * self.towers
         state = StateBytes.of(settings, workers, weights, sizes, texts < self.share.texts)
-        gradients = state.gradients
         if settings.strategy == "fsdp2":
-            # Gathered: what is in no block, one block, and the next one. They travel in a message, which is a copy.
+            # Gathered: what is in no block and its message, which is a copy; or one block, the next, and a message.
             sizes = [sum(p.nbytes for p in block.parameters()) for block in self.encoder.encoder.blocks]
-            rest, largest = weights - self.towers * sum(sizes), max(sizes, default=0)
-            weights = rest + 2 * largest
-            gradients += min(FLOAT * self.trained, weights)
-            weights += max(rest, largest)
+            rest = weights - self.towers * sum(sizes)
+            weights = rest + max(rest, 3 * max(sizes, default=0))
         chunk = self._chunk(texts)
         return StepMemory(
             weights + state.share,
-            gradients,
+            state.gradients,
             state.optimizer,
             chunk.cast,
             batch_bytes(self.share, self.encoder.device),
@@ -116,16 +98,17 @@ class MemoryPlan:
             chunk.peak - chunk.kept - chunk.cast,
         )
 
-    def largest(self, budget: int) -> Fit:
-        """Return the largest chunk whose bytes are at most `budget`, up to 2 % smaller than possible.
+    def largest(self, budget: int) -> int:
+        """Return the texts of the largest chunk whose bytes are at most `budget`, up to 2 % less than possible.
 
-        The bytes are almost linear in the number of texts, so few numbers are simulated.
+        They are of the greatest length; 0 if not even one fits. The bytes are almost linear in the number of texts, so
+        few numbers are simulated.
         """
         parts, fits, fails = self.parts, 1, self.share.texts
         if parts(fails).total <= budget:  # as it mostly does: one simulation
-            return Fit(fails, parts(fails), budget)
+            return fails
         if parts(fits).total > budget:
-            return Fit(0, parts(fits), budget)
+            return 0
         step = 1
         while fails - fits > 1 + fits // 50:
             low, high = parts(fits).total, max(parts(fails).total, budget + 1)
@@ -135,4 +118,4 @@ class MemoryPlan:
                 fits, step = texts, 2 * step
             else:
                 fails, step = texts, 1
-        return Fit(fits, parts(fits), budget)
+        return fits

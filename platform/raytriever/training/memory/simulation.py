@@ -123,28 +123,40 @@ class SimulatedEncoder:
         """The parameters that training changes."""
         return [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
 
-    def chunk_bytes(self, texts: int, tokens: int) -> ChunkBytes:
+    def chunk_bytes(self, texts: int, tokens: int, frees_gradients: bool = False) -> ChunkBytes:
         """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it.
+
+        Args:
+            frees_gradients: each gradient is freed where it is complete, as `fsdp2` does once it is reduced.
 
         Raises:
             ModelError: the model does not encode tokens, or needs the values of tensors.
         """
         try:
-            return self._run(texts, tokens)
+            return self._run(texts, tokens, frees_gradients)
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
             kind = type(self.encoder.backbone).__name__
             raise ModelError(f"cannot be simulated ({first_line(error)})", kind, "give a text encoder") from error
 
-    def _run(self, texts: int, tokens: int) -> ChunkBytes:
+    def _run(self, texts: int, tokens: int, frees_gradients: bool) -> ChunkBytes:
         tracker = AllocationTracker()
         tracker.ignore(self.encoder)
+        trained = self.trained
+        hooks = [one.register_post_accumulate_grad_hook(_free_gradient) for one in trained if frees_gradients]
         with self.mode, tracker, autocast(self.precision, CPU):
             ids = torch.zeros(texts, tokens, dtype=torch.long)
             embeddings = self.encoder({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).float()
             cast, kept = tracker.cast, tracker.live - tracker.cast
-            gradients = torch.autograd.grad(embeddings, self.trained, torch.empty_like(embeddings), allow_unused=True)
-            del gradients
+            embeddings.backward(torch.empty_like(embeddings))
+        for hook in hooks:
+            hook.remove()
+        for parameter in trained:
+            _free_gradient(parameter)
         return ChunkBytes(cast, kept, tracker.peak)
+
+
+def _free_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def fake(module: nn.Module) -> FakeTensorMode:

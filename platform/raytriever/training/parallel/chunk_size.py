@@ -2,7 +2,8 @@
 
 1. Measure the activations of two small chunks; their difference is the memory of one text.
 2. Try as many texts as that predicts; halve the number as long as memory runs out.
-3. Store the result in the cache folder, under everything that it depends on. All workers use the smallest result."""
+3. All workers use the smallest result. A chunk with which a step ran out of memory is halved, and the cache folder
+   keeps the half, under everything that it depends on: no later search tries more."""
 
 from __future__ import annotations
 
@@ -65,21 +66,14 @@ def find_chunk(
         encode: embeddings of that many texts of the longest length, differentiable.
         parameters: trained ones behind it.
         texts: Texts of a worker's share of a batch, both sides.
-        key: under which the result is stored: everything that the chunk depends on.
+        key: of a chunk that an earlier run has halved: everything that the chunk depends on.
         reserve: bytes that training will allocate later: gradients, moments, embeddings of the batch, scores.
     """
-    chunk, of, text_bytes = _remembered().get(key, (0, 0, 0))
-    free = free_memory(device) - reserve
-    # Where all texts fitted, the stored number is only a lower bound. Where another process now takes memory, the
-    # stored number is too large.
-    fits_now = chunk * text_bytes <= 1.05 * SHARE * free
-    if not chunk or (chunk == of and texts > of) or not fits_now:
-        chunk, text_bytes = _estimate(encode, texts, free)
-        while not _fits(encode, parameters, chunk, device, reserve):
-            if chunk == 1:
-                raise memory_error("not even one text fits into the memory that is free", device, "passage_length")
-            chunk //= 2
-        _remember(key, chunk, texts, text_bytes)
+    chunk = _estimate(encode, min(texts, _halved().get(key, texts)), free_memory(device) - reserve)
+    while not _fits(encode, parameters, chunk, device, reserve):
+        if chunk == 1:
+            raise memory_error("not even one text fits into the memory that is free", device, "passage_length")
+        chunk //= 2
     return None if chunk >= texts else chunk
 
 
@@ -98,16 +92,16 @@ def trial(retriever: Retriever, length: int, precision: str, device: torch.devic
     return encode
 
 
-def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> tuple[int, int]:
-    """Return the number of texts to try first, and the bytes of a text, 0 where they are not known."""
+def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> int:
+    """Return the number of texts to try first, at most `texts`."""
     try:
         few, more = activations(lambda: encode(PROBE)), activations(lambda: encode(2 * PROBE))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return PROBE, 0
+        return min(texts, PROBE)
     per_text = max(1, (more - few) // PROBE)
-    return max(1, min(texts, int(SHARE * free) // per_text)), per_text
+    return max(1, min(texts, int(SHARE * free) // per_text))
 
 
 def _fits(
@@ -129,17 +123,11 @@ def _fits(
     return True
 
 
-def _remembered() -> dict[str, tuple[int, int, int]]:
-    """Return the stored results: chunk, texts of a share, bytes of a text; none where the file cannot be read."""
+def _halved() -> dict[str, int]:
+    """Return the texts of the chunks that ran out of memory, halved; none where the file cannot be read."""
     with suppress(OSError, StorageError):
-        stored = read_json(cache_folder() / FILE, dict[str, list[int]], "remove it")
-        return {key: (values[0], values[1], values[2]) for key, values in stored.items() if len(values) == 3}
+        return read_json(cache_folder() / FILE, dict[str, int], "remove it")
     return {}
-
-
-def _remember(key: str, chunk: int, texts: int, text_bytes: int) -> None:
-    results = {**_remembered(), key: (chunk, texts, text_bytes)}
-    write_atomically(cache_folder() / FILE, json.dumps(results, indent=1))
 
 
 class ChunkChoice:
@@ -236,16 +224,14 @@ class ChunkChoice:
         longest_text = max(
             tokens_of(one) // texts_of(one) if not is_packed(one) else int(lengths_of(one).max()) for one in chunks
         )
-        sizes = torch.tensor(
-            [sum(map(texts_of, chunks)), sum(map(tokens_of, chunks)), longest_text], device=self._device
-        )
-        texts, tokens, longest_text = (self._workers.all_reduce(sizes, "max") if is_agreed else sizes).tolist()
+        sizes = torch.tensor([sum(map(tokens_of, chunks)), longest_text], device=self._device)
+        tokens, longest_text = (self._workers.all_reduce(sizes, "max") if is_agreed else sizes).tolist()
         size = min(chunk or tokens, tokens)
         if size <= longest_text:
             raise memory_error("a step ran out of memory with one text at a time", self._device, "passage_length")
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if self._is_searched and (self._workers.rank == 0 or not is_agreed):
-            text_bytes = _remembered().get(self._key, (0, 0, 0))[2]
-            _remember(self._key, max(1, size // 2 // self._longest), texts, text_bytes)
+            halved = _halved() | {self._key: max(1, size // 2 // self._longest)}
+            write_atomically(cache_folder() / FILE, json.dumps(halved, indent=1))
         return size // 2

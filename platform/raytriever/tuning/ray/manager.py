@@ -27,7 +27,7 @@ from raytriever.tracking.tracker import STAGE, points_now
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.training_data import SweepData, trial_config
 from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
-from raytriever.tuning.sampler import OPTUNA, PastTrial, Sampler
+from raytriever.tuning.sampler import OPTUNA, Sampler
 from raytriever.tuning.space import short_name
 from raytriever.tuning.trial_log import FAILED, FINISHED, RUNNING, STOPPED, Status, Trial, find_best, write_trials
 
@@ -179,13 +179,7 @@ class TrialManager:
         settled = max(0, number - self._plan.at_once + 1)
         if self._plan.sampler.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:settled]):
             return None
-        past = [
-            PastTrial(
-                dict(trial.settings), trial.value(self._plan.metric) if index < settled else None, index < settled
-            )
-            for index, trial in enumerate(self.trials)
-        ]
-        point = self._plan.sampler.propose(number, past)
+        point = self._plan.sampler.propose(self.trials, self._plan.metric, settled)
         if point is None:
             self._log(f"all {number} points of the search space have been tried")
             self._plan = replace(self._plan, trials=number)
@@ -200,7 +194,7 @@ class TrialManager:
         config = trial_config(self._plan.base, dict(trial.settings))
         folder = self.folder_of(number)
         run = RunDirectory.open(folder, to_dict(config), fresh=False)
-        job = self._data.job(number, config, str(folder.resolve()))
+        job = self._data.job(number, config, folder.resolve())
         run.begin(dump_config(config), [config.loss])
         tracker = self._tracker.child(trial_run_name(trial, self._run_name), folder)
         tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}

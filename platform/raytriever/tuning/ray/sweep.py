@@ -23,7 +23,7 @@ from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.cluster.train.dev_sets import DEV, dev_protocol
-from raytriever.config import Config, check_config, dump_config, hash_of, to_dict
+from raytriever.config import Config, dump_config, hash_of, to_dict
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.protocol import Protocol, metric_title
@@ -33,7 +33,7 @@ from raytriever.experiment.run import open_run
 from raytriever.experiment.train import conclude
 from raytriever.machine import usable_cores
 from raytriever.models.config import ModelConfig
-from raytriever.options import check_options, did_you_mean
+from raytriever.options import did_you_mean
 from raytriever.store.commit import MANIFEST, committed_directory, remove, write_atomically
 from raytriever.terminal import markdown_table
 from raytriever.tracking.spool import Spool, send_pending
@@ -156,9 +156,7 @@ def run_sweep(
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
-    """Return the search space and the plan, after a check of every trial of a grid."""
-    check_options(search)
-    check_config(base)
+    """Return the search space and the plan, after a check of every trial of a grid; the settings have been checked."""
     if search.trial_gpus is not None and base.training.workers[1] > 1:
         raise ConfigError(
             "applies to trials of one worker",
@@ -241,7 +239,7 @@ def evaluate_best(
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     if rows := read_best(output, config):
         return rows
-    opened, retriever = open_run(config, lambda line: None)
+    opened = open_run(config, lambda line: None)
     dataset, split = opened.dataset, config.data.test_split
     run = RunDirectory.open(output / BEST, to_dict(config), fresh=True)
     run.begin(dump_config(config))
@@ -250,9 +248,9 @@ def evaluate_best(
     log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
     evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset))}
     precision = config.training.precision
-    evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
+    [evaluations["before"]] = evaluate_model(dataset, [split], config.model, precision)
     trained = ModelConfig(model=str(run.path / MODEL))
-    evaluations["after"] = evaluate_model(dataset, split, trained, precision)
+    [evaluations["after"]] = evaluate_model(dataset, [split], trained, precision)
     child = tracker.child(trial_run_name(best, run_name), folder)
     conclude(run, opened, [folder], evaluations, child, started)
     child.finish("FINISHED")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from raytriever.config import Config, check_config, override
 from raytriever.data.negatives import NegativesTable
 from raytriever.experiment.run import open_run
-from raytriever.experiment.training import NegativesCache, OpenTraining, resolved_config
+from raytriever.experiment.training import NegativesCache, OpenTraining, count_steps, resolved_config
 from raytriever.losses.registry import build_loss
 from raytriever.tracking.tracker import DatasetRecord
-from raytriever.training.config import check_refresh
 from raytriever.tuning.ray.trial import TrialJob
 from raytriever.tuning.space import Point, SearchSpace
 
@@ -54,24 +54,15 @@ class SweepData:
             point = {one.key: value for one, value in zip(searched, combination, strict=True)}
             self._open(trial_config(base, point))
 
-    def job(self, number: int, config: Config, folder: str) -> TrialJob:
-        """Return the description of a trial; raise `UserError` if its settings leave no training examples."""
+    def job(self, number: int, config: Config, folder: Path) -> TrialJob:
+        """Return a trial; raise `UserError` if its settings leave no training examples."""
         opened, table = self._trainings[_key(config)], _rows(config)
-        data, training = config.data, config.training
-        training_data = replace(opened.data, config=data, batch_size=training.batch_size, seed=training.seed)
-        order = training_data.train(self.tables[table]).order
-        total_steps = training.max_steps or order.steps(training.epochs or 1.0)
-        check_refresh(config.refresh, data, total_steps)
-        prepared = tuple(dataset.location for dataset in training_data.datasets if dataset.location)
-        return TrialJob(
-            number=number,
-            config=replace(config, model=opened.config.model),
-            prepared=prepared,
-            dev_sets=opened.dev_sets,
-            negatives=table,
-            total_steps=total_steps,
-            folder=folder,
-        )
+        training = config.training
+        data = replace(opened.data, config=config.data, batch_size=training.batch_size, seed=training.seed)
+        total_steps = count_steps(config, data.train(self.tables[table]).order)
+        config = replace(config, model=opened.config.model)
+        own = replace(opened, config=config, data=data, total_steps=total_steps)
+        return TrialJob(number, own.job(None, folder, in_process=training.workers[1] == 1), table)
 
     def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
         """Return the resolved settings of a trial, for the tracker."""
@@ -86,8 +77,7 @@ class SweepData:
     def _open(self, config: Config) -> None:
         key = _key(config)
         if key not in self._trainings:
-            run, _ = open_run(config, self.log)
-            [self._trainings[key]] = run.trainings
+            [self._trainings[key]] = open_run(config, self.log).trainings
             # Tables hold documents, so they do not depend on the encoder.
             self.tables[_rows(config)] = self._cache.table(self._trainings[key])
 

@@ -8,50 +8,34 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray import tune
 
+from raytriever.cluster.evaluation import evaluate_splits
 from raytriever.cluster.event_queue import EventQueue
 from raytriever.cluster.events import CheckpointEvent, Event, StepEvent, ValidationEvent
 from raytriever.cluster.placement import count_gpus
 from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.config import Config
+from raytriever.cluster.train.worker import TrainingJob
 from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import UserError
-from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
 
 # Keys of the results that a trial reports to Tune: the last one, and in each validation the step.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrialJob:
-    """Description of one trial.
-
-    Args:
-        dev_sets: data sets on which its checkpoints are evaluated; empty if they are not.
-        negatives: name of its table among the sweep's negatives tables.
-        total_steps: training ends after at most this many steps.
-    """
+    """One trial: a training, without its negatives, and the name of their table among those of the sweep."""
 
     number: int
-    config: Config
-    prepared: tuple[str, ...]
-    dev_sets: tuple[DevSet, ...]
-    negatives: str
-    total_steps: int
-    folder: str
+    training: TrainingJob
+    table: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +67,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
     """Run the trial of `{"job": TrialJob}`, and report its end to Tune, which may stop it by `SystemExit`."""
     job: TrialJob = config["job"]
     context.driver.enter()
-    folder, watched = Path(job.folder), context.watched_metric
+    folder, watched = job.training.folder, context.watched_metric
 
     def on_event(event: Event) -> None:
         """Send an event to the driver, and report a validation to Tune after the driver has stored all events."""
@@ -98,18 +82,9 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
 
     result: dict[str, Any]
     try:
-        train_on_cluster(
-            job.config,
-            job.prepared,
-            tables[job.negatives],
-            job.total_steps,
-            folder,
-            on_event,
-            job.dev_sets,
-            in_process=job.config.training.workers[1] == 1,
-            runs_per_node=context.trials_per_node,
-        )
-        result = {ENDED: True, METRICS: _evaluate(job) if context.searches_corpus else {}}
+        training = replace(job.training, negatives=tables[job.table], runs_per_node=context.trials_per_node)
+        train_on_cluster(training, on_event)
+        result = {ENDED: True, METRICS: _evaluate(job.training) if context.searches_corpus else {}}
     except UserError as error:
         result = {ENDED: False, REASON: str(error)}
     except Exception as error:  # a defect, which must not end the other trials
@@ -120,8 +95,8 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
     tune.report(result)
 
 
-def _evaluate(job: TrialJob) -> dict[str, float]:
-    if job.config.training.workers[1] == 1:
+def _evaluate(job: TrainingJob) -> dict[str, float]:
+    if job.in_process:
         return evaluate_on_dev(job)
     # The workers' resources are free again. The trial's own placement group, the default for its tasks, holds none.
     task = ray.remote(num_cpus=1, num_gpus=min(1, count_gpus()), scheduling_strategy="DEFAULT")(evaluate_on_dev)
@@ -129,13 +104,10 @@ def _evaluate(job: TrialJob) -> dict[str, float]:
     return metrics
 
 
-def evaluate_on_dev(job: TrialJob, driver: DriverContext | None = None) -> dict[str, float]:
+def evaluate_on_dev(job: TrainingJob, driver: DriverContext | None = None) -> dict[str, float]:
     """Search the whole corpus of a trial's first data set, and return the metrics on its dev split."""
     if driver is not None:
         driver.enter()
-    device = default_device()
-    dataset = open_dataset(job.prepared[0], [job.config.data.dev_split])
-    model = ModelConfig(model=str(Path(job.folder) / "model"))
-    retriever = load_for_encoding(model, choose_precision(job.config.training.precision, device), device)
-    evaluation = evaluate(dataset, job.config.data.dev_split, DenseSystem(dataset, model, retriever))
+    model, precision = ModelConfig(model=str(job.folder / "model")), job.config.training.precision
+    [evaluation] = evaluate_splits(job.datasets[0], [job.config.data.dev_split], model, precision)
     return {name: float(value) for name, value in evaluation.metrics.items()}

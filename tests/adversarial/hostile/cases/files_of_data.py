@@ -4,46 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import sys
 from pathlib import Path
 
 from hostile.case import Case, Maker, of_area
-from hostile.making import change, cut, folder, packed, removed, rows, write
+from hostile.making import change, folder, packed, removed, rows, write
 
 PREPARE = "prepare --dataset letters --model model --output out"
 SET = "prepare --dataset set --model model --output out"
 CORPUS = "letters/corpus.jsonl"
 PAIR = {"anchor": "what is a cell", "positive": "A cell is"}
 FLAG = {"query": "how tall", "pos": ["324 metres"], "neg": ["in Paris"]}
-
-
-def parquet(path: str, kind: str) -> Maker:
-    """A Parquet file whose column `positive` is of an unexpected kind."""
-
-    def action(file: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        texts = pa.array(["a cell", "b cell"])
-        columns = {
-            "number": pa.array([1, 2]),
-            "null": pa.nulls(2),
-            "nested": pa.array([{"a": 1}, {"a": 2}]),
-            "binary": pa.array([b"\xff\xfe", b"x"]),
-            "dictionary": texts.dictionary_encode(),
-            "pickled": texts,
-            "text": texts,
-        }
-        table = pa.table({"anchor": texts, "positive": columns[kind]})
-        if kind == "pickled":
-            about = {b"ARROW:extension:name": b"ray.data.arrow_pickled_object", b"ARROW:extension:metadata": b""}
-            field = pa.field("positive", pa.binary(), metadata=about)
-            columns = [texts, pa.array([b"\x80\x04.", b"\x80\x04."])]
-            table = pa.table(columns, schema=pa.schema([pa.field("anchor", pa.string()), field]))
-        pq.write_table(table, file)
-
-    return change(path, action)
 
 
 def endless(path: str) -> Maker:
@@ -116,16 +87,12 @@ CASES = of_area(
     corpus("a corpus with a byte order mark", "", dressed(CORPUS, before=b"\xef\xbb\xbf")),
     corpus("a corpus with lines that end as on Windows", "", dressed(CORPUS, line_ends=b"\r\n")),
     corpus("a corpus that is a folder", "letters: no corpus.jsonl or corpus.jsonl.gz in it", folder(CORPUS)),
-    corpus("a gzip that is cut", "the gzip is broken", packed(CORPUS, 500)),
     corpus("a gzip that is none", "the gzip is broken after row 0", removed(CORPUS), write(PACKED, b"not packed")),
     corpus(
         "a gzip with a wrong checksum",
         "letters/corpus.jsonl.gz: the gzip is broken after row 0",
         packed(CORPUS),
         change(PACKED, lambda f: f.write_bytes(f.read_bytes()[:-8] + bytes(8))),
-    ),
-    corpus(
-        "a gzip with garbage after it", "the gzip is broken after row 0", packed(CORPUS), dressed(PACKED, after=b"x")
     ),
     Case(
         "a gzip that unpacks to one row of 300 MB",
@@ -142,48 +109,11 @@ CASES = of_area(
         "letters: no split '../../etc/passwd'",
     ),
     other(
-        "two formats in one folder",
-        "set: not in one format",
-        rows("set/a-train.jsonl", FLAG),
-        rows("set/b-train.jsonl", PAIR),
-    ),
-    other("a folder of nothing", "dataset set: no file in it", folder("set")),
-    other("a folder of hidden files", "dataset set: no file in it", rows("set/.train.jsonl", PAIR)),
-    other("a folder of unknown files", "set: in no known format", write("set/notes.txt", "x")),
-    other(
         "an object of a hundred thousand fields",
         "set: in no known format",
         rows("set/train.jsonl", {f"field{i}": i for i in range(100_000)}),
     ),
-    other(
-        "an array that is cut off",
-        "set/train.json: the JSON array is cut off after row 1",
-        write("set/train.json", json.dumps([PAIR, PAIR])[:-10]),
-    ),
     other("an array nested deeply", "the JSON array is cut off after row 0", write("set/train.json", "[" * 100_000)),
-    Case(
-        "a format that is not that of the files",
-        "prepare --dataset letters --format dpr --model model --output out",
-        "letters: not in the format dpr",
-    ),
-    other("a Parquet file that is none", "the Parquet is broken", write("set/train.parquet", b"PAR1 not at all PAR1")),
-    other("a Parquet file of no bytes", "no row in it, the file is empty", write("set/train.parquet", b"")),
-    other(
-        "a Parquet file that is cut",
-        "set/train.parquet: the Parquet is broken",
-        parquet("set/train.parquet", "text"),
-        cut("set/train.parquet", -30),
-    ),
-    other(
-        "a Parquet column of pickled objects",
-        "set/train.parquet: column 'positive' is of the extension type 'ray.data.arrow_pickled_obje",
-        parquet("set/train.parquet", "pickled"),
-    ),
-    *[
-        other(f"a Parquet column of kind {kind}", "", parquet("set/train.parquet", kind))
-        for kind in ("number", "null", "nested", "binary")
-    ],
-    other("a Parquet column of a dictionary", "", parquet("set/train.parquet", "dictionary"), code=0),
     *[
         Case(f"a broken corpus for {stage}", words, "not JSON", (write(CORPUS, b"{\n"),))
         for stage, words in READERS.items()

@@ -6,9 +6,6 @@ from hostile.case import Case, of_area
 from hostile.making import fifo, folder, link, write
 
 TRAIN = "train --config mine.yaml --dataset letters --model model --output out"
-LAUGHS = "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
 
 
 def yaml(name: str, content: str | bytes, line: str = "") -> Case:
@@ -22,30 +19,17 @@ def space(name: str, content: str, line: str) -> Case:
     return Case(name, words, f"space.yaml: {line}", (write("space.yaml", content),))
 
 
-LARGE = "mine.yaml: is larger than 1 MB, too large for a file of settings"
-
 CASES = of_area(
     "settings",
     yaml("settings of no bytes", "", "holds no sections"),
-    yaml("a section twice", "loss: {loss: mw}\nloss: {loss: infonce}\n", "is given twice"),
-    yaml("a list as section", "? [a]\n: 1", "mine.yaml: is not YAML"),
     yaml("a batch of a date", "training: {batch_size: 2024-01-01}", "batch_size is"),
     yaml("a batch in base sixty", "training: {batch_size: 1:4}", "batch_size is '1:4'"),
-    yaml("a batch of a hundred digits", f"training: {{batch_size: {'9' * 100}}}", "batch_size"),
     yaml("a batch of ten thousand digits", f"training: {{batch_size: {'9' * 10_000}}}", "mine.yaml: is not YAML"),
     yaml("a rate of NaN", "training: {learning_rate: .nan}", "learning_rate: nan"),
     yaml("a data set with a NUL", 'data: {extra_datasets: "a\\0b"}', "extra_datasets a\\x00b: no data set of this"),
     yaml("an object of Python", "loss: {loss: !!python/object/apply:os.system ['touch HACKED']}", "is not YAML"),
-    yaml("a tag that is not known", "loss: !evil {loss: mw}", "is not YAML"),
-    yaml("a tab as indentation", "loss:\n\tloss: mw", "is not YAML"),
-    yaml("two documents", "loss: {loss: mw}\n---\nloss: {loss: infonce}\n", "is not YAML"),
     yaml("bytes that are no UTF-8", b"loss: {loss: \xff}", "is not YAML"),
     yaml("a control character", "loss: {loss: 'm\x07w'}", "is not YAML"),
-    yaml("lists nested deeply", "[" * 20_000, "mine.yaml: line 1: lists and mappings are nested more than"),
-    yaml("mappings nested deeply", "".join(f"{' ' * i}a:\n" for i in range(3000)), LARGE),
-    yaml("a billion laughs", f"a: &a [x]\n{LAUGHS}", "mine.yaml: line 6: there are more than 100,000 values, with"),
-    yaml("an anchor that holds itself", "loss: &a {loss: *a}", "mine.yaml: line 1: a value holds an alias of itself"),
-    yaml("settings of 20 MB", "x: [" + "1, " * 7_000_000 + "1]", LARGE),
     yaml("a stage called by a path", "stages: [{name: ../x}]", "mine.yaml: stage 1 has the invalid name '../x'"),
     Case("settings that are a folder", TRAIN, "mine.yaml: a folder is in the way", (folder("mine.yaml"),)),
     Case("settings that are a pipe", TRAIN, "mine.yaml: is a pipe, a socket or a device", (fifo("mine.yaml"),)),

@@ -69,13 +69,6 @@ def test_a_column_of_a_jsonl_file_names_splits(tmp_path: Path) -> None:
     assert sizes(opened(tmp_path / "faq.jsonl")) == {"dev": (2, 0), "test": (3, 0)}
 
 
-def test_evaluation_alone_needs_no_train(tmp_path: Path) -> None:
-    path = csv_file(tmp_path / "faq.csv", ROWS)
-    whole = opened(path, test_share=1.0)
-    assert sizes(whole).keys() == {"test"}
-    assert sizes(opened(path, test_share=0.5, dev_share=0.5)).keys() == {"dev", "test"}
-
-
 def test_another_share_is_another_data_set(tmp_path: Path) -> None:
     path = csv_file(tmp_path / "faq.csv", ROWS)
     assert opened(path, test_share=0.4).location != opened(path).location

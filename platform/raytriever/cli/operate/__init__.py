@@ -1,1 +1,0 @@
-"""Stages that operate runs and machines."""

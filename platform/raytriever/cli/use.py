@@ -1,0 +1,140 @@
+"""Commands that use a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from raytriever.cli.arguments import Argument, number
+from raytriever.cli.command import Command, Given, SettingsGroup
+from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, optional_path
+from raytriever.data.config import DataConfig
+from raytriever.encoding.config import EncodeConfig
+from raytriever.errors import ConfigError
+from raytriever.export.config import ExportConfig
+from raytriever.index.approximate.config import IndexConfig
+from raytriever.options import Need
+from raytriever.terminal import warn
+
+_TOP = Argument(
+    "--top",
+    "number of passages to print (default: 5)",
+    number("--top", int, 1, math.inf, "give at least 1"),
+    metavar="K",
+    default=5,
+)
+
+
+def _question(flag: str | None) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not text.strip():
+            raise ConfigError("the query is empty", flag, 'give a few words, such as "read a file line by line"')
+        return text
+
+    return read
+
+
+def search(given: Given) -> Iterator[str]:
+    """Find the best passages for a query."""
+    from raytriever.search.exact import format_hits, search_dataset
+
+    words = given.query, given.top, given.threshold
+    yield format_hits(search_dataset(given.model, given.data.dataset, *words, given.training.precision))
+
+
+SEARCH = Command(
+    search,
+    free_text="query",
+    arguments=[
+        Argument("query", "the question", _question(None)),
+        _TOP,
+        Argument(
+            "--threshold",
+            "lowest score of a passage to print (default: all; a line says if the best one is below the threshold "
+            "of the model's calibration.json)",
+            number("--threshold", float, -math.inf, math.inf, "give a score, such as 0.5"),
+            metavar="SCORE",
+        ),
+    ],
+    settings=[SettingsGroup("data", DataConfig, "data", "dataset"), MODEL, PRECISION],
+)
+
+
+def encode(given: Given) -> Iterator[str]:
+    """Encode the passages or the queries of a data set."""
+    from raytriever.cluster.encoding import run_encoding
+    from raytriever.encoding.store import EMBEDDINGS, SCALES
+
+    precision = given.training.precision
+    store = run_encoding(given.encoding, given.model, given.data, given.output, warn, precision=precision)
+    size = sum(file.stat().st_size for name in (EMBEDDINGS, SCALES) for file in store.path.rglob(name))
+    yield f"{len(store):,} embeddings of width {store.width}, {store.meta['dtype']}, {size / 1e6:,.1f} MB"
+    yield f"\n{given.output}"
+
+
+ENCODE = Command(
+    encode,
+    output="folder to write the embeddings to",
+    settings=[DATA, MODEL, SettingsGroup("encoding", EncodeConfig, "encoding"), PRECISION],
+)
+
+
+def index(given: Given) -> Iterator[str]:
+    """Build an approximate index, or open it, measure it and search it."""
+    from raytriever.search.approximate import format_answers, format_measurements, run_index
+
+    opened = run_index(
+        given.approximate,
+        given.model,
+        given.data,
+        given.output,
+        warn,
+        precision=given.training.precision,
+        seed=given.training.seed,
+        split=given.split,
+        embeddings=optional_path(given.embeddings),
+    )
+    built = opened.index
+    action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
+    yield (
+        f"{given.approximate.index} over {len(built.documents):,} passages of width {built.embeddings.shape[1]}, "
+        f"{action}; {built.finder.bytes / 1e6:,.1f} MB, and {built.embeddings.nbytes / 1e6:,.1f} MB of embeddings"
+    )
+    if given.split:
+        yield "\n" + format_measurements(opened, given.split)
+    if given.query:
+        yield "\n" + format_answers(opened, given.query, given.top)
+    yield f"\n{given.output}"
+
+
+INDEX = Command(
+    index,
+    free_text="query",
+    output="folder of the index; an existing index is opened, and built again if the passages have changed",
+    writes=lambda given: not given.output.exists(),
+    arguments=[
+        EMBEDDINGS,
+        Argument("--split", "compare the index with exact search on the queries of this split"),
+        Argument("--query", "print the best passages for this query", _question("--query"), metavar="TEXT"),
+        _TOP,
+    ],
+    settings=[DATA, MODEL, SettingsGroup("approximate", IndexConfig, "index"), PRECISION_AND_SEED],
+    needs={"top": [Need("query")]},
+)
+
+
+def export_model(given: Given) -> Iterator[str]:
+    """Write a model for other runtimes."""
+    from raytriever.export.model import export, push_to_hub
+
+    yield from map(str, export(given.model, given.export, given.output, warn))
+    if given.export.push_to_hub:
+        yield push_to_hub(given.output, given.export.push_to_hub)
+    yield f"\n{given.output}"
+
+
+EXPORT = Command(
+    export_model,
+    output="a new directory",
+    settings=[MODEL, SettingsGroup("export", ExportConfig, "export")],
+)

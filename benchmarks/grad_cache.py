@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from ends import End, parser, report
@@ -67,9 +68,10 @@ def take_step(strategy: Any, share: Any, number: int) -> None:
     strategy.step(value, number)
 
 
-def batch(rank: int, device: torch.device, chunk: int | None) -> object:
+def batch(rank: int, workers: int, device: torch.device, chunk: int | None) -> object:
     """Return the batch of a worker; every text has full length, so that only the caching differs."""
-    from raytriever.losses.batch import BatchIds
+    from raytriever.losses.batch import copy_all
+    from raytriever.losses.relevance import GlobalIds, find_relevance
     from raytriever.models.packing import Buckets
     from raytriever.training.batch import Batch
 
@@ -82,12 +84,12 @@ def batch(rank: int, device: torch.device, chunk: int | None) -> object:
         return Buckets(chunks, torch.arange(texts)).to(device)
 
     passages = QUERIES * (1 + HARD)
-    documents = torch.arange(passages) + rank * passages
-    ids = BatchIds(
-        torch.arange(QUERIES).to(device) + rank * QUERIES, documents[:QUERIES, None].to(device), documents.to(device)
-    )
+    documents = np.arange(workers * passages).reshape(workers, passages)
+    positives = documents[:, :QUERIES].reshape(-1, 1)
+    ids = GlobalIds(np.arange(len(positives)), positives, documents.reshape(-1))
+    relevance = copy_all(find_relevance(ids, rank, workers).map, device)
     tokens = chunk and chunk * PASSAGE_LENGTH
-    return Batch(side(QUERIES, QUERY_LENGTH), side(passages, PASSAGE_LENGTH), ids, tokens)
+    return Batch(side(QUERIES, QUERY_LENGTH), side(passages, PASSAGE_LENGTH), relevance, tokens)
 
 
 def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precision: str, device_type: str) -> None:
@@ -105,7 +107,7 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
         distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
     built, shares = {}, {}
     for name, chunk in (("whole", None), ("cached", CHUNK)):
-        model, shares[name] = objective(precision, device), batch(rank, device, chunk)
+        model, shares[name] = objective(precision, device), batch(rank, size, device, chunk)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         built[name] = build_strategy(TrainingConfig(strategy=strategy), model, optimizer, current_workers(), device)
     durations: dict[str, list[float]] = {name: [] for name in built}

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -45,22 +46,24 @@ def scores(batch: int) -> torch.Tensor:
 
 def ours(name: str, inputs: list, positives: int = 1) -> Step:
     """Return a step of one of our losses: embeddings in, gradients of the embeddings out."""
-    from raytriever.losses.batch import BatchIds
+    from raytriever.losses.batch import copy_all
     from raytriever.losses.config import LossConfig
     from raytriever.losses.registry import build_loss
+    from raytriever.losses.relevance import GlobalIds, find_relevance
 
     queries, passages = inputs
     batch = len(queries)
     # A block of passages after another, and from the first again one further on.
-    step = torch.arange(positives, device=queries.device)
-    columns = torch.arange(batch, device=queries.device)[:, None] + step * batch + step // (1 + HARD)
+    step = np.arange(positives)
+    columns = np.arange(batch)[:, None] + step * batch + step // (1 + HARD)
     columns %= len(passages)
-    ids = BatchIds(columns[:, 0], columns, torch.arange(len(passages), device=queries.device))
+    relevance = find_relevance(GlobalIds(columns[:, 0], columns, np.arange(len(passages))), 0, 1)
+    relevance = copy_all(relevance.map, queries.device)
     loss = build_loss(LossConfig(loss=name, temperature=TAU))
 
     def run() -> object:
         queries.grad = passages.grad = None
-        loss(queries, passages, ids).value.backward()
+        loss(queries, passages, relevance).value.backward()
         return queries.grad
 
     return run
@@ -243,7 +246,7 @@ def from_scores() -> dict[str, End]:
 
 def from_embeddings() -> dict[str, End]:
     """Measure the engine: growth, many positives, and a batch of 4096."""
-    from raytriever.losses.config import LOSS_NAMES
+    from raytriever.losses.table import LOSS_NAMES
 
     results: dict[str, End] = {}
     single, double = embeddings(1024), embeddings(2048)
@@ -282,7 +285,7 @@ def of_sums() -> dict[str, End]:
 
 def in_fresh_processes(libauc: str | None) -> dict[str, End]:
     """Measure memory and the other implementations."""
-    from raytriever.losses.config import LOSS_NAMES
+    from raytriever.losses.table import LOSS_NAMES
 
     results: dict[str, End] = {}
     for name in LOSS_NAMES:

@@ -7,21 +7,21 @@ and computes them twice, as Inf-CL does (Cheng et al., 2024, arXiv:2410.17243). 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ends import End
 from on_gpu.measuring import Cases, Figures, at_most, peak_gb, reported, seconds_of
-from raytriever.losses.batch import BatchIds
+from raytriever.losses.batch import copy_all
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.losses.relevance import gather_relevance
+from raytriever.losses.relevance import GlobalIds, find_relevance
 
 TAU, NEGATIVES = 0.01, 5
 NAMES = ("infonce", "lsepair", "triplet", "joint")
@@ -99,15 +99,15 @@ def embeddings(batch: int, width: int, device: torch.device) -> tuple[Tensor, Te
 def ours(name: str, precision: str, queries: Tensor, passages: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     """Return a step of one of our losses: it returns the loss and the gradients of the embeddings."""
     batch = len(queries)
-    rows = torch.arange(batch, device=queries.device)
-    ids = BatchIds(rows, rows[:, None], torch.arange(len(passages), device=queries.device))
+    rows = np.arange(batch)
     # In training the loader works it out, ahead of the step.
-    ids = replace(ids, relevance=gather_relevance(ids, ALONE, queries.device))
+    relevance = find_relevance(GlobalIds(rows, rows[:, None], np.arange(len(passages))), 0, 1)
+    relevance = copy_all(relevance.map, queries.device)
     loss = build_loss(LossConfig(loss=name, temperature=TAU, loss_precision=precision), unit_length=True)
     loss.to(queries.device)
 
     def step() -> tuple[Tensor, ...]:
-        value = loss(queries, passages, ids).value
+        value = loss(queries, passages, relevance).value
         return value.detach(), *torch.autograd.grad(value, [queries, passages])
 
     return step

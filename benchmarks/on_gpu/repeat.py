@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from ends import End
 from on_gpu.measuring import Cases, Figures
 from on_gpu.models import contents, write_model
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
+from raytriever.losses.relevance import GlobalIds, find_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import Batch
@@ -43,11 +44,11 @@ class _Source:
     ) -> Batch:
         """Return the batch of a step."""
         group = self.positives_per_query + self.negatives_per_query
-        rows = torch.arange(self.queries)
+        rows = np.arange(self.queries)
         passages = contents(self.queries * group, 64, step + 1_000)
-        ids = BatchIds(rows, rows[:, None] * group, torch.arange(len(passages)), seed=0, step=step)
+        ids = GlobalIds(rows, rows[:, None] * group, np.arange(len(passages)), step=step)
         queries = retriever.batch_of(contents(self.queries, 32, step), "query", tokens=chunk)
-        return Batch(queries, retriever.batch_of(passages, "passage", tokens=chunk), ids, chunk)
+        return Batch(queries, retriever.batch_of(passages, "passage", tokens=chunk), find_relevance(ids, 0, 1), chunk)
 
 
 def cases(device: torch.device, size: str, scratch: Path) -> Cases:

@@ -17,19 +17,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from on_gpu.measuring import Cases, Figures, at_least, release, reported, seconds_of, synchronize
 from on_gpu.models import contents, write_model
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.losses.relevance import gather_relevance
+from raytriever.losses.relevance import GlobalIds, find_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import Batch, copy_to, wait_for_copy
@@ -161,11 +161,10 @@ def ours(case: Case, directory: Path, device: torch.device) -> dict[str, float]:
 def _batch(case: Case, retriever: Retriever, seed: int, chunk: int | None) -> Batch:
     queries = contents(case.queries, case.query_length, seed)
     passages = contents(case.queries * (1 + NEGATIVES), case.passage_length, seed + 100)
-    rows = torch.arange(case.queries)
-    ids = BatchIds(rows, rows[:, None] * (1 + NEGATIVES), torch.arange(len(passages)))
-    ids = replace(ids, relevance=gather_relevance(ids, ALONE, torch.device("cpu")))
+    rows = np.arange(case.queries)
+    relevance = find_relevance(GlobalIds(rows, rows[:, None] * (1 + NEGATIVES), np.arange(len(passages))), 0, 1)
     sides = retriever.batch_of(queries, "query", tokens=chunk), retriever.batch_of(passages, "passage", tokens=chunk)
-    return Batch(*sides, ids, chunk)
+    return Batch(*sides, relevance, chunk)
 
 
 def theirs(case: Case, directory: Path, device: torch.device) -> Iterator[tuple[str, float, float]]:

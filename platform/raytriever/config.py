@@ -23,7 +23,8 @@ from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.losses.config import DISTILLATION_LOSSES, LossConfig, check_loss
+from raytriever.losses.config import LossConfig, check_loss
+from raytriever.losses.table import DISTILLATION_LOSSES
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_changed, check_options, did_you_mean, read_option
 from raytriever.paths import PathKind, fetch_paths

@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from batch_ids import BatchIds, TeacherScores, build_loss
 
-from raytriever.errors import LossInputError
-from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
 from raytriever.losses.guide import GuideEmbeddings
-from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
 # Two losses of a user.
@@ -90,15 +89,4 @@ def main() -> dict[str, torch.Tensor]:
         for number, parameter in enumerate(parameters):
             # What data-parallel averaging does.
             out[f"{name}/gradient {number}"] = workers.all_reduce(parameter.grad) / size
-    if size > 1:
-        try:
-            build_loss(LossConfig())(
-                queries[: b + rank], passages[: n + rank], own_of(ids, b + rank, n + rank), workers
-            )
-        except LossInputError as error:
-            out["refused"] = torch.tensor(list(str(error).encode()))
     return out
-
-
-def own_of(ids: BatchIds, b: int, n: int) -> BatchIds:
-    return BatchIds(ids.queries[:b], ids.positives[:b], ids.passages[:n])

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from batch_ids import BatchIds, build_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
-from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
 from raytriever.models.packing import Buckets

@@ -15,12 +15,11 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
+from batch_ids import BatchIds, build_loss
 from steps import take_step
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
-from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.retriever import Retriever, load_retriever

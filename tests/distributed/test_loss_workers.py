@@ -52,13 +52,6 @@ def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: 
             torch.testing.assert_close(results(size)[rank][key], value, rtol=rtol, atol=1e-9, msg=f"{key} on {rank}")
 
 
-@pytest.mark.parametrize("size", SEVERAL)
-def test_unequal_shares_are_refused_by_every_worker(size: int, results: Results) -> None:
-    for rank in range(size):
-        message = bytes(results(size)[rank]["refused"].tolist()).decode()
-        assert "(queries, passages) differ between workers" in message
-
-
 @pytest.mark.parametrize("size", [1, *SEVERAL])
 def test_rows_are_gathered_and_their_gradients_summed_at_the_owner(size: int, gathered: Results) -> None:
     of = [gathered(size)[rank]["rows"] for rank in range(size)]

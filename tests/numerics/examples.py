@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from batch_ids import BatchIds, TeacherScores
 from reference_losses import query_scores
 from torch import Tensor
 
-from raytriever.losses.batch import BatchIds, Candidates, TeacherScores
+from raytriever.losses.batch import Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.relevance import gather_relevance
 
 
 @dataclass
@@ -70,7 +70,7 @@ def gathered_candidates(
     queries: Tensor, passages: Tensor, ids: BatchIds, workers: WorkerGroup = ALONE, temperature: float = 1.0
 ) -> Candidates:
     """Return the global batch from one worker's share, as the loss gathers it."""
-    relevance = gather_relevance(ids, workers, queries.device, both_ways=True)
+    relevance = ids.relevance(workers, queries.device)
     embeddings = relevance.keep(workers.all_gather(passages))
     return Candidates(queries, embeddings, relevance, torch.tensor(temperature).log().to(queries))
 

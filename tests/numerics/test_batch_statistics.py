@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from examples import gathered_candidates
 from thread_workers import on_workers
 
-from raytriever.losses.batch import BatchIds, Candidates
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.batch import Candidates
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import batch_auc, query_positive_distance, query_positive_mmd
-from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 
 QUERIES, PASSAGES = 12, 40
 

@@ -24,7 +24,7 @@ def test_the_loss_in_fifteen_lines_is_its_formula() -> None:
     assert sum(bool(line) for line in LOSS.splitlines()) <= 15
     loss = _run(LOSS)["MEAN_POSITIVE"]
     assert isinstance(loss, RowLoss)
-    _compare(LossConfig(temperature=0.7), loss, lambda negatives, positives: negatives - positives.mean())
+    _compare(LossConfig(temperature=0.7), by_row(loss), lambda negatives, positives: negatives - positives.mean())
 
 
 def test_the_loss_with_a_constant_reads_its_setting() -> None:
@@ -45,7 +45,7 @@ def _run(block: str) -> dict[str, object]:
 def _compare(config: LossConfig, loss: object, exponent: object) -> None:
     """Compare value and gradients with one query at a time, in double precision."""
     batch = example(0)
-    ours = Loss(config, by_row(loss))(batch.queries, batch.passages, batch.ids).value
+    ours = Loss(config, loss)(batch.queries, batch.passages, batch.ids.relevance()).value
     rows = query_scores(batch.queries, batch.passages, batch.ids, config)
     scores = [((row.negatives / config.temperature).logsumexp(0), row.positives / config.temperature) for row in rows]
     oracle = torch.stack([exponent(*each).exp().log1p() for each in scores]).mean()

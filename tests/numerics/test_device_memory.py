@@ -6,16 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from torch import Tensor
 from torch.nn import functional
 
 from raytriever.losses import scores as panels
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distributed import ALONE
 from raytriever.losses.guide import GuideEmbeddings
-from raytriever.losses.registry import build_loss
-from raytriever.losses.relevance import gather_relevance
 from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
 
 QUERIES, PASSAGES, WIDTH, PANEL = 1_024, 2_048, 8, 1 << 18
@@ -30,15 +27,14 @@ def unit(rows: int, seed: int, cuda: torch.device) -> Tensor:
 def peak_of_a_step(config: LossConfig, cuda: torch.device, guide: GuideEmbeddings | None = None) -> int:
     """Return the most bytes that a loss and its gradient allocate at once, the second time: tables are kept."""
     rows = torch.arange(QUERIES)
-    ids = BatchIds(rows, rows[:, None], torch.arange(PASSAGES))
-    ids = replace(ids, relevance=gather_relevance(ids, ALONE, cuda))
+    relevance = BatchIds(rows, rows[:, None], torch.arange(PASSAGES)).relevance(device=cuda, both_ways=config.both_ways)
     loss = build_loss(config, unit_length=True).to(cuda)
     peak = 0
     for _ in range(2):
         inputs = [unit(QUERIES, 0, cuda).requires_grad_(), unit(PASSAGES, 1, cuda).requires_grad_()]
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        loss(*inputs, ids, guide=guide).value.backward()
+        loss(*inputs, relevance, guide=guide).value.backward()
         peak = torch.cuda.max_memory_allocated() - before
     return peak
 

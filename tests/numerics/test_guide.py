@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from examples import Example, example
 from reference_losses import backward_values, query_scores, reference_loss
 from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss
@@ -17,10 +18,9 @@ from torch.nn import functional
 
 from raytriever.errors import LossInputError
 from raytriever.losses import scores as panels
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.guide import MASKED, MOST_MASKED, GuideEmbeddings
-from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 
 MARGIN = 0.2
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from raytriever.losses import scores as panels
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.registry import build_loss
+from raytriever.losses.config import LossConfig
+from raytriever.losses.table import LOSS_NAMES
 
 QUERIES, HARD, WIDTH = 256, 5, 16
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from examples import Example, example
 from reference_losses import reference_loss
 
 from raytriever.errors import ConfigError, LossInputError
 from raytriever.losses import scores as panels
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import SCORE_LOSSES, LossConfig
-from raytriever.losses.registry import build_loss
+from raytriever.losses.config import LossConfig
 from raytriever.losses.scores import Products
+from raytriever.losses.table import SCORE_LOSSES
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 every_loss = pytest.mark.parametrize("name", SCORE_LOSSES)

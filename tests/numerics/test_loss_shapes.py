@@ -20,8 +20,9 @@ modules.remove("raytriever.losses.mw.compiled")
 install_import_hook(modules, "beartype.beartype")
 sys.path.append(sys.argv[2])
 from examples import example
-from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.registry import build_loss
+from batch_ids import build_loss
+from raytriever.losses.config import LossConfig
+from raytriever.losses.table import LOSS_NAMES
 for name in LOSS_NAMES:
     made = example(0)
     loss = build_loss(LossConfig(loss=name, temperature=0.5, distribution_weight=0.1))

@@ -7,15 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from examples import Example, auc, example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_losses import reference_loss
 
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.registry import build_loss
+from raytriever.losses.config import LossConfig
 from raytriever.losses.rows import joint
+from raytriever.losses.table import LOSS_NAMES
 
 ONE_POSITIVE = ("rand1", "joint", "summarg", "lsepair", "lsepair-maxp", "lsepair-minp")
 every_loss = pytest.mark.parametrize("name", LOSS_NAMES)
@@ -199,14 +199,14 @@ def test_rand1_draws_evenly_by_seed_step_and_query_alone() -> None:
     from raytriever.losses.rows import draw_positive
 
     columns = torch.tensor([[4, -1, 7, 9]]).repeat(3000, 1)
-    ids = BatchIds(torch.arange(3000), columns, torch.arange(10), seed=1, step=2)
-    drawn = draw_positive(columns, ids)[:, 0]
+    relevance = BatchIds(torch.arange(3000), columns, torch.arange(10), seed=1, step=2).relevance()
+    drawn = draw_positive(relevance)[:, 0]
     for column in (4, 7, 9):
         assert 0.30 < float((drawn == column).float().mean()) < 0.37
-    flipped = dataclasses.replace(ids, queries=ids.queries.flip(0))
-    assert torch.equal(draw_positive(columns, flipped)[:, 0].flip(0), drawn)
-    later = dataclasses.replace(ids, step=3)
-    assert 0.5 < float((draw_positive(columns, later)[:, 0] != drawn).float().mean()) < 0.8
+    flipped = dataclasses.replace(relevance, queries=relevance.queries.flip(0))
+    assert torch.equal(draw_positive(flipped)[:, 0].flip(0), drawn)
+    later = dataclasses.replace(relevance, step=3)
+    assert 0.5 < float((draw_positive(later)[:, 0] != drawn).float().mean()) < 0.8
 
 
 def test_a_small_joint_loss_keeps_its_digits() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from batch_ids import build_loss
 from examples import Example, example
 from simulated_gpu import CUDA, Counts, values
 
 from raytriever.losses import scores as panels
-from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
-from raytriever.losses.relevance import gather_relevance
+from raytriever.losses.config import LossConfig
+from raytriever.losses.table import LOSS_NAMES
 
 
 def unit(seed: int, **sizes: int) -> Example:
@@ -24,12 +21,12 @@ def unit(seed: int, **sizes: int) -> Example:
 
 def step(sample: Example, config: LossConfig, counts: Counts, unit_length: bool = True) -> list[torch.Tensor]:
     """The loss and its gradients by queries and passages; counts of the second step, without what is made once."""
-    relevance = gather_relevance(sample.ids, ALONE, CUDA, both_ways=config.both_ways)
+    relevance = sample.ids.relevance(device=CUDA, both_ways=config.both_ways)
     loss = build_loss(config, unit_length).to(CUDA)
     for _ in range(2):
         inputs = [x.to(CUDA).requires_grad_() for x in (sample.queries, sample.passages)]
         counts.reset()
-        value = loss(*inputs, replace(sample.ids, relevance=relevance)).value
+        value = loss(*inputs, relevance).value
         value.backward()
     return [values(x).double() for x in (value, *(one.grad for one in inputs))]
 

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from batch_ids import build_loss
 from examples import Example, example
 from reference_losses import reference_loss
 from torch import Tensor
 
 from raytriever.errors import ConfigError
-from raytriever.losses.config import LOSS_NAMES, LossConfig, read_widths
+from raytriever.losses.config import LossConfig, read_widths
 from raytriever.losses.loss import check_widths
-from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 
 WIDTHS = (6, 4, 1)
 every_loss = pytest.mark.parametrize("name", LOSS_NAMES)

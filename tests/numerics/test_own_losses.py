@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from batch_ids import build_loss
 from examples import Example, example
 
 from raytriever.losses.config import LossConfig
-from raytriever.losses.registry import build_loss
 
 SUPPORT = Path(__file__).parents[1] / "support" / "own_losses.py"
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "own-loss.md").read_text(encoding="utf-8")

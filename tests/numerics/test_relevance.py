@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from batch_ids import BatchIds, TeacherScores, build_loss
 from simulated_gpu import CUDA, simulated_gpu, values
 from thread_workers import Threads, on_workers
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import PAD, BatchIds, RowRelevance, TeacherScores
+from raytriever.losses.batch import PAD, RowRelevance, copy_all
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
-from raytriever.losses.relevance import gather_relevance
 
 CPU = torch.device("cpu")
 QUERIES, PASSAGES = 8, 24
@@ -103,19 +101,18 @@ def hold(result: RowRelevance, everyone: list[BatchIds], rank: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_relevance_is_that_of_loops_over_the_ids(size: int, seed: int) -> None:
     everyone = shares(size, seed)
-    results = on_workers(size, lambda workers: gather_relevance(everyone[workers.rank], workers, CPU, both_ways=True))
+    results = on_workers(size, lambda workers: everyone[workers.rank].relevance(workers))
     for rank, result in enumerate(results):
         hold(result, everyone, rank)
 
 
-def test_ids_and_relevance_reach_a_device_in_one_read_and_one_copy() -> None:
+def test_a_relevance_reaches_a_device_in_one_copy() -> None:
     (ids,) = shares(1, 0)
-    expected = gather_relevance(ids, ALONE, CPU)
+    expected = ids.relevance()
     with simulated_gpu() as counts:
-        here = {key: value.to(CUDA) for key, value in vars(ids).items() if isinstance(value, torch.Tensor)}
         counts.reset()
-        actual = gather_relevance(replace(ids, **here, teacher=None), ALONE, CUDA)
-        assert [each.total() for each in (counts.syncs, counts.pinned, counts.pageable)] == [1, 1, 1]
+        actual = copy_all(expected.map, CUDA)
+        assert [each.total() for each in (counts.syncs, counts.pinned, counts.pageable)] == [0, 1, 0]
         assert values(actual.excluded_columns).tolist() == expected.excluded_columns.tolist()
         assert actual.positives.device == CUDA
 
@@ -141,7 +138,7 @@ def test_ids_that_are_wrong_on_one_worker_are_refused_by_all() -> None:
 
     def work(workers: Threads) -> str:
         with pytest.raises(LossInputError) as error:
-            gather_relevance(everyone[workers.rank], workers, CPU)
+            everyone[workers.rank].relevance(workers)
         return str(error.value)
 
     assert len(set(on_workers(2, work))) == 1

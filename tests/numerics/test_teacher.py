@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+from batch_ids import BatchIds, TeacherScores, build_loss
 from examples import Example, example
 from reference_losses import reference_loss
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import DISTILLATION_LOSSES, LossConfig
-from raytriever.losses.registry import build_loss
+from raytriever.losses.config import LossConfig
+from raytriever.losses.table import DISTILLATION_LOSSES
 
 
 def value_and_gradients(config: LossConfig, batch: Example, of: object = None) -> list[torch.Tensor]:
@@ -115,9 +115,8 @@ def test_statistics_of_teacher_and_student() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda t: TeacherScores(t.documents[:2], t.scores[:2]), "ids.teacher: 2 rows for 5"),
-        (lambda t: TeacherScores(t.documents, t.scores[:, :2]), "ids.teacher: .* scores for .* documents"),
-        (lambda t: TeacherScores(t.documents, t.scores / 0), "ids.teacher: a score is infinite"),
+        (lambda t: TeacherScores(t.documents, t.scores[:, :2]), r"teacher: \(5, 2\) scores for .* documents"),
+        (lambda t: TeacherScores(t.documents, t.scores / 0), "teacher: a score is infinite"),
     ],
 )
 def test_scores_that_do_not_fit_are_refused(spoil: object, message: str) -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from batch_ids import BatchIds, TeacherScores, build_loss
 from directories import written
 from sentence_transformers import SentenceTransformer
 from tiny_models import text_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import DISTILLATION_LOSSES, LOSS_NAMES, LossConfig
-from raytriever.losses.registry import build_loss
+from raytriever.losses.config import LossConfig
+from raytriever.losses.table import DISTILLATION_LOSSES, LOSS_NAMES
 from raytriever.sentence_transformers import RetrievalLoss
 
 ROWS, POSITIVES, TEMPERATURE = 6, 2, 0.2

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from batch_ids import BatchIds
 from torch import Tensor
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 
 __all__ = [

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
+from batch_ids import BatchIds, TeacherScores, build_loss
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.registry import build_loss
+from raytriever.losses.config import LossConfig
+from raytriever.losses.table import LOSS_NAMES
 
 IDS = BatchIds(torch.tensor([7, 8]), torch.tensor([[0], [1]]), torch.arange(4))
 EMBEDDINGS = torch.eye(4)
@@ -31,10 +31,8 @@ def spoilt(value: float) -> torch.Tensor:
         (EMBEDDINGS[:2], EMBEDDINGS, {"positives": torch.tensor([[0], [-1]])}, "query id 8 has no positive"),
         (EMBEDDINGS[:2], EMBEDDINGS, {"positives": torch.tensor([[0], [9]])}, "document 9 is a positive but"),
         (EMBEDDINGS[:2], EMBEDDINGS, {"positives": torch.arange(4).repeat(2, 1)}, "no negatives: 2 queries"),
-        (EMBEDDINGS[:2], EMBEDDINGS, {"passages": torch.arange(3)}, "ids.passages: 3 rows for 4"),
-        (EMBEDDINGS[:2], EMBEDDINGS, {"queries": torch.arange(3)}, "ids.queries: 3 rows for 2"),
-        (EMBEDDINGS[:2], EMBEDDINGS, {"positives": torch.zeros(3, 1).long()}, "ids.positives: 3 rows for 2"),
-        (EMBEDDINGS[:2], EMBEDDINGS, {"known": torch.zeros(1, 1).long()}, "ids.known: 1 rows for 2"),
+        (EMBEDDINGS[:2], EMBEDDINGS[:3], {}, "2 query and 3 passage embeddings for 2 and 4 ids"),
+        (EMBEDDINGS[:3], EMBEDDINGS, {}, "3 query and 4 passage embeddings for 2 and 4 ids"),
         (EMBEDDINGS[:2], EMBEDDINGS, {"passages": torch.tensor([0, 1, 2, -3])}, "-3 is not an id"),
         (EMBEDDINGS[:2, :3], EMBEDDINGS, {}, r"\(2, 3\).*\(4, 4\)"),
         (EMBEDDINGS[:2].double(), EMBEDDINGS, {}, "float64.*float32"),

@@ -23,7 +23,6 @@ from raytriever.encoding.shards import ShardEncoder, SideTexts, encode_in_proces
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.errors import StorageError
-from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.pipeline.head import head_text
 from raytriever.models.resolution import resolve_model
@@ -119,7 +118,7 @@ def plan_embeddings(
 
 def weights_digest(config: ModelConfig, retriever: Retriever, side: Side) -> str:
     """Return the SHA-256 over the weights of a model's directory, its tokenizer, and the head of a side's tower."""
-    directory = resolve_model(model_of_checkpoint(config).model, config.revision)
+    directory = resolve_model(config.model, config.revision)
     files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
     decides: list[Any] = [weights, content_tokenizer_json(retriever.tokenizer), retriever.description.towers]

@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, setting
-from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import check_precision
 from raytriever.models.memory import move_to
@@ -43,7 +42,7 @@ def load_for_encoding(
     Raises:
         ModelError, ConfigError: see `load_retriever`; or the model does not compute in `precision`.
     """
-    device, config = device or default_device(), model_of_checkpoint(config)
+    device = device or default_device()
     # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
     retriever = load_retriever(config, type_of(precision), weights)
     if not weights:

@@ -36,7 +36,6 @@ from raytriever.metrics.probability import (
 )
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
-from raytriever.models.source import MINILM
 from raytriever.paths import expanded
 from raytriever.search.calibration import (
     FILE,
@@ -204,10 +203,11 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
 
     Return a line with the file, or with the reason why there is none.
     """
-    if config.model == MINILM or not expanded(config.model).is_dir():
+    path, directory = expanded(config.model), resolve_model(config.model, config.revision)
+    if directory not in (path, path / "model"):
         remedy = "`raytriever export` makes one"
         return f"{FILE} is only in the results, because {config.model} is no model directory of yours; {remedy}"
-    file = resolve_model(config.model, config.revision) / FILE
+    file = directory / FILE
     try:
         earlier = _earlier_threshold(file, calibration)
         before = f"{earlier.score:.4f}, chosen for {aim_text(earlier.aim, earlier.wanted)}" if earlier else ""

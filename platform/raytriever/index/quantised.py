@@ -7,8 +7,8 @@ Codes and scores are those of sentence-transformers' `quantize_embeddings`, `sem
 2. `binary` and `ubinary`: a bit a component, 1 above 0. Eight bits are one byte, minus 128 for `binary`.
 
 The query is quantised too. Its codes select candidates by the dot product (int8) or by the number of equal bits. The
-candidates are ordered by the dot product of the query in fp32 and of what the codes stand for: the lower end of the
-step (int8), or 0 and 1.
+candidates are ordered by the dot product of the query in fp32 and of the values that the codes mean: the lower end of
+the step (int8), or 0 and 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def bytes_per_document(dtype: str, width: int) -> int:
 
 @dataclass(frozen=True)
 class Quantiser:
-    """Codes of embeddings, and what they stand for.
+    """Codes of embeddings, and the values that they mean.
 
     Args:
         dtype: `int8`, `binary` or `ubinary`.

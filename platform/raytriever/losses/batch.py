@@ -1,7 +1,7 @@
 """Global batch, seen from one worker: its own queries against every distinct document of all workers.
 
-`BatchIds` are ids, `RowRelevance` is what follows from the ids of all workers (see `relevance`), `Candidates` are the
-embeddings. Their tensors go to a GPU in one copy (`copy_all`)."""
+`RowRelevance` is what follows from the ids of all workers (see `relevance`), `Candidates` are the embeddings. Their
+tensors go to a GPU in one copy (`copy_all`)."""
 
 from __future__ import annotations
 
@@ -24,45 +24,6 @@ _ALIGNMENT = 16  # bytes; of each tensor in the one that is copied to a GPU
 
 
 @dataclass(frozen=True)
-class TeacherScores:
-    """A teacher's scores of the passages of each query's own group.
-
-    Args:
-        documents: document ids, `PAD` (-1) in empty slots. A document that occurs twice counts once.
-        scores: score of each document, unbounded, higher is more relevant; NaN if the teacher has none.
-    """
-
-    documents: Int64[Tensor, "queries group"]
-    scores: Float[Tensor, "queries group"]
-
-
-@dataclass(frozen=True)
-class BatchIds:
-    """Ids of the queries and passages of one worker, on any device; `PAD` (-1) fills rows of unequal length.
-
-    Args:
-        queries: one id for each query; `rand1` draws by (seed, step, query id).
-        positives: document ids of each query's positives, in the order of its group.
-        passages: document ids of this worker's passages: positives and hard negatives.
-        known: further known positives of each query. They are neither negatives nor positives here.
-        seed: seed of the run.
-        step: number of the optimiser step.
-        teacher: a teacher's scores of each query's own group; None without a teacher.
-        relevance: what follows from the ids of all workers, on the device of the embeddings; None to work it out in
-            the loss, which then gathers the ids.
-    """
-
-    queries: Int64[Tensor, " queries"]
-    positives: Int64[Tensor, "queries positives"]
-    passages: Int64[Tensor, " passages"]
-    known: Int64[Tensor, "queries known"] | None = None
-    seed: int = 0
-    step: int = 0
-    teacher: TeacherScores | None = None
-    relevance: RowRelevance | None = None
-
-
-@dataclass(frozen=True)
 class TeacherGroup:
     """A teacher's scores of each row's own group.
 
@@ -80,6 +41,11 @@ class TeacherGroup:
     is_negative: Bool[Tensor, "rows group"]
     passages: int
 
+    @property
+    def is_scored(self) -> Bool[Tensor, "rows group"]:
+        """True in the slots that have a score."""
+        return self.columns != PAD
+
     def map(self, copy: Callable[[Tensor], Tensor]) -> TeacherGroup:
         """Return the group with a copy of each tensor."""
         return TeacherGroup(
@@ -93,6 +59,7 @@ class RowRelevance:
 
     Args:
         queries: id of each row.
+        passages: document id of each of this worker's passages, repeats included.
         distinct: position of each candidate among the passages of all workers; None where no passage occurs twice.
         positives: columns of each row's positives, `PAD` in empty slots, no column twice in a row.
         excluded_rows: row of each pair that is no negative (a positive or known positive), ascending.
@@ -101,12 +68,15 @@ class RowRelevance:
         rows: number of rows over all workers.
         negatives: number of negative pairs over all workers.
         positive_pairs: number of positives of all rows over all workers.
+        seed: seed of the run.
+        step: number of the optimizer step; `rand1` draws by (seed, step, query id).
         group: the teacher's scores of each row's own group; None without a teacher.
         exchanged: the same where passages search for queries: rows are the first positives of this worker's queries,
             candidates the distinct queries of all workers. None where no loss needs it.
     """
 
     queries: Int64[Tensor, " rows"]
+    passages: Int64[Tensor, " passages"]
     distinct: Int64[Tensor, " candidates"] | None
     positives: Int64[Tensor, "rows positives"]
     excluded_rows: Int64[Tensor, " excluded"]
@@ -115,6 +85,8 @@ class RowRelevance:
     rows: int
     negatives: int
     positive_pairs: int
+    seed: int = 0
+    step: int = 0
     group: TeacherGroup | None = None
     exchanged: RowRelevance | None = None
 
@@ -142,6 +114,7 @@ class RowRelevance:
         return replace(
             self,
             queries=copy(self.queries),
+            passages=copy(self.passages),
             distinct=None if self.distinct is None else copy(self.distinct),
             positives=copy(self.positives),
             excluded_rows=copy(self.excluded_rows),
@@ -186,19 +159,19 @@ class Candidates:
         return replace(
             self,
             # Unlike that of other lookups, this backward pass has a fixed order of additions on every device.
-            queries=functional.embedding(first_positive(self.relevance.positives)[:, 0], self.embeddings),
+            queries=functional.embedding(first_positive(self.relevance)[:, 0], self.embeddings),
             embeddings=relevance.keep(workers.all_gather(self.queries)),
             relevance=relevance,
         )
 
 
-def first_positive(columns: Int64[Tensor, "rows positives"], ids: BatchIds | None = None) -> Int64[Tensor, "rows one"]:
-    """Return the first positive of each query's group."""
-    return columns.gather(1, (columns != PAD).int().argmax(1, keepdim=True))
+def first_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
+    """Return the column of the first positive of each query's group."""
+    return relevance.positives.gather(1, relevance.is_positive.int().argmax(1, keepdim=True))
 
 
 def check_batch(
-    queries: Float[Tensor, "queries width"], passages: Float[Tensor, "passages width"], ids: BatchIds
+    queries: Float[Tensor, "queries width"], passages: Float[Tensor, "passages width"], relevance: RowRelevance
 ) -> None:
     """Raise `LossInputError` if the shapes and types of one worker do not agree; the message quotes them."""
     if queries.ndim != 2 or passages.ndim != 2 or queries.shape[1] != passages.shape[1]:
@@ -211,17 +184,12 @@ def check_batch(
             f"query embeddings are {queries.dtype}, passage embeddings {passages.dtype}",
             remedy="give both one floating type",
         )
-    for name, table, rows in (
-        ("ids.queries", ids.queries, queries),
-        ("ids.positives", ids.positives, queries),
-        ("ids.passages", ids.passages, passages),
-        ("ids.known", ids.known, queries),
-        ("ids.teacher", None if ids.teacher is None else ids.teacher.documents, queries),
-    ):
-        if table is not None and table.shape[0] != rows.shape[0]:
-            raise LossInputError(
-                f"{table.shape[0]} rows for {rows.shape[0]} embeddings", name, "give one row an embedding"
-            )
+    counts, expected = (len(queries), len(passages)), (len(relevance.queries), len(relevance.passages))
+    if counts != expected:
+        raise LossInputError(
+            f"{counts[0]} query and {counts[1]} passage embeddings for {expected[0]} and {expected[1]} ids",
+            remedy="give each id an embedding",
+        )
 
 
 def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

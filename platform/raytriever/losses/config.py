@@ -9,29 +9,9 @@ from typing import Any
 
 from raytriever.errors import ConfigError, setting
 from raytriever.losses.files import PATTERN, LossFile
+from raytriever.losses.table import DISTILLATION_LOSSES, LOSS_NAMES, LOSSES, SCORE_LOSSES
 from raytriever.options import Need, check_changed, did_you_mean, option
 from raytriever.paths import MODEL
-
-# Names of `registry.LOSSES`, which imports torch.
-LOSS_NAMES = (
-    "infonce",
-    "infonce-symmetric",
-    "rand1",
-    "joint",
-    "summarg",
-    "lsepair",
-    "lsepair-maxp",
-    "lsepair-maxn",
-    "lsepair-minp",
-    "lsepair-minp-maxn",
-    "triplet",
-    "mw",
-    "kl",
-    "margin-mse",
-)
-# Losses that learn a teacher's scores, and all others.
-DISTILLATION_LOSSES = ("kl", "margin-mse")
-SCORE_LOSSES = tuple(name for name in LOSS_NAMES if name not in DISTILLATION_LOSSES)
 
 
 def read_widths(value: Any) -> str:
@@ -184,7 +164,7 @@ class LossConfig:
     @property
     def both_ways(self) -> bool:
         """True if passages search for queries too."""
-        return "infonce-symmetric" in self.terms
+        return any(term in LOSSES and LOSSES[term].both_ways for term in self.terms)
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from raytriever.errors import LossInputError, setting
-from raytriever.losses.batch import PAD, BatchIds, Candidates, RowRelevance, TeacherGroup, check_batch
+from raytriever.losses.batch import PAD, Candidates, RowRelevance, TeacherGroup, check_batch
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.scores import panel_height
 
@@ -45,7 +45,6 @@ def mask_false_negatives(
     relevance: RowRelevance,
     guide: GuideEmbeddings,
     margin: float,
-    ids: BatchIds,
     workers: WorkerGroup,
 ) -> tuple[RowRelevance, dict[str, Tensor]]:
     """Return a relevance without the negatives that the guide takes for false, and two shares to log.
@@ -53,7 +52,7 @@ def mask_false_negatives(
     Raises:
         LossInputError: shapes do not agree, or an embedding is not finite, on any worker.
     """
-    check_batch(guide.queries, guide.passages, ids)
+    check_batch(guide.queries, guide.passages, relevance)
     passages = relevance.keep(workers.all_gather(guide.passages))
     batch = Candidates(guide.queries, passages, relevance, guide.queries.new_zeros(()))
     masked, most = _mask(batch, margin, workers)
@@ -116,7 +115,7 @@ def _above_positives(
 
 def _without_masked(group: TeacherGroup, is_masked: Bool[Tensor, "rows group"]) -> TeacherGroup:
     """Return a teacher's scores without those of masked pairs."""
-    is_masked = is_masked & (group.columns != PAD)
+    is_masked = is_masked & group.is_scored
     return replace(
         group,
         columns=group.columns.masked_fill(is_masked, PAD),

@@ -29,11 +29,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raytriever.errors import ConfigError, LossInputError, setting
-from raytriever.losses.batch import BatchIds, Candidates, check_batch
+from raytriever.losses.batch import Candidates, RowRelevance, check_batch
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.losses.guide import GuideEmbeddings, mask_false_negatives
-from raytriever.losses.relevance import gather_relevance
 from raytriever.losses.scores import ScoreLoss
 
 # Longest embedding of length one, rounded to bf16 where it is normalised and where it is sent.
@@ -73,7 +72,7 @@ class Loss(nn.Module):
         self.config = config
         self.unit_length = unit_length
         self._scores = scores
-        self._widths, self._both_ways = config.widths, config.both_ways
+        self._widths = config.widths
         self._squares_scores = "margin-mse" in config.terms
         is_known = unit_length and not config.learn_temperature and config.temperature >= SMALLEST_KNOWN_TEMPERATURE
         self._known_bound = UNIT**2 / config.temperature if is_known else None
@@ -89,7 +88,7 @@ class Loss(nn.Module):
         self,
         queries: Float[Tensor, "queries width"],
         passages: Float[Tensor, "passages width"],
-        ids: BatchIds,
+        relevance: RowRelevance,
         workers: WorkerGroup = ALONE,
         guide: GuideEmbeddings | None = None,
     ) -> LossOutput:
@@ -98,33 +97,30 @@ class Loss(nn.Module):
         Args:
             queries: embeddings of this worker's queries.
             passages: embeddings of this worker's passages: positives and hard negatives.
-            ids: ids of the queries and passages.
+            relevance: positives of the queries, and pairs that are no negatives, on the device of the embeddings.
             workers: the data-parallel group. All workers pass equal numbers of queries and passages.
             guide: embeddings of the same texts by the guide, if the settings name one.
 
         Raises:
-            LossInputError: shapes, types or ids do not agree, an embedding is not finite, or the guide's are missing.
+            LossInputError: shapes or types do not agree, an embedding is not finite, or the guide's are missing.
                 Embeddings of length one on a GPU that are not finite make the loss NaN instead, which costs no wait.
         """
-        check_batch(queries, passages, ids)
+        check_batch(queries, passages, relevance)
         if (guide is None) != (self.config.guide is None):
             missing = "the embeddings of the guide are missing" if guide is None else "the settings name no guide"
             raise LossInputError(missing, "guide", "give both or neither")
         whole = queries.shape[1]
         check_widths(self._widths, whole)
-        relevance, masking = ids.relevance, dict[str, Tensor]()
-        if relevance is None or (self._both_ways and relevance.exchanged is None):
-            relevance = gather_relevance(ids, workers, queries.device, self._both_ways)
+        masking = dict[str, Tensor]()
         # The gradient of a passage returns to the worker that encoded it.
         embeddings = relevance.keep(workers.all_gather(passages))
         if guide is not None:
             margin = self.config.guide_margin or 0.0
-            relevance, masking = mask_false_negatives(relevance, guide, margin, ids, workers)
+            relevance, masking = mask_false_negatives(relevance, guide, margin, workers)
         # At least float32: scores have this precision with every encoder.
         precise = torch.promote_types(queries.dtype, torch.float32)
         log_temperature = self.log_temperature.to(queries.device, precise).reshape(())
         batch = Candidates(queries.to(precise), embeddings.to(precise), relevance, log_temperature)
-        ids = replace(ids, queries=relevance.queries)
         bound = self._bound_without_wait(batch)
         if bound is None:
             bound = self._largest_score(batch, passages, workers)
@@ -133,7 +129,7 @@ class Loss(nn.Module):
         widths = [width for width in self._widths if width < whole]
         for width in (whole, *widths):
             part = batch if width == whole else narrow_candidates(batch, width, self.unit_length)
-            own = self._scores(self.config, part, ids, workers)
+            own = self._scores(self.config, part, workers)
             share = own.share
             if self._bound_without_wait(part) is not None:
                 # Nobody has looked at the embeddings. NaN and infinity times 0 are NaN, which the loss then is.

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raytriever.errors import ConfigError, LossInputError, setting
-from raytriever.losses.batch import PAD, BatchIds, Candidates, TeacherScores
+from raytriever.losses.batch import PAD, Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.files import SETTINGS, LossFile, errors_of
 from raytriever.losses.loss import Loss
+from raytriever.losses.relevance import GlobalIds, find_relevance
 from raytriever.losses.rows import RowLoss, by_row
 from raytriever.losses.scores import LossShare, ScoreLoss
 
@@ -68,8 +70,8 @@ def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callab
 def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[str, ...]) -> ScoreLoss:
     """Return the loss of a function of the score matrix."""
 
-    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
-        given = _arguments(batch, ids, workers, arguments)
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+        given = _arguments(batch, workers, arguments)
         with errors_of(own.file):
             value = function(**given)
         if not isinstance(value, Tensor) or value.shape:
@@ -86,7 +88,6 @@ def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[s
 
 def _arguments(
     batch: Candidates,
-    ids: BatchIds,
     workers: WorkerGroup,
     names: tuple[str, ...],
 ) -> dict[str, Tensor]:
@@ -110,14 +111,14 @@ def _arguments(
         "temperature": batch.log_temperature.exp(),
     }
     if "query_ids" in names:
-        values["query_ids"] = workers.all_gather(ids.queries.to(device))
+        values["query_ids"] = workers.all_gather(relevance.queries)
     if "passage_ids" in names:
-        values["passage_ids"] = relevance.keep(workers.all_gather(ids.passages.to(device)))
+        values["passage_ids"] = relevance.keep(workers.all_gather(relevance.passages))
     if "teacher_scores" in names:
         # Dev batches have no teacher, and nothing has scored the passages of other queries' groups.
         taught, group = scores.new_full((rows, columns), torch.nan), relevance.group
         if group is not None:
-            of_row, slots = (group.columns != PAD).nonzero(as_tuple=True)
+            of_row, slots = group.is_scored.nonzero(as_tuple=True)
             taught[of_row, group.columns[of_row, slots]] = group.scores[of_row, slots].to(taught.dtype)
         values["teacher_scores"] = workers.all_gather(taught)
     return {name: value for name, value in values.items() if name in names}
@@ -131,14 +132,12 @@ def probe(loss: Loss, own: LossFile) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     embeddings = [torch.randn(count, 8, generator=generator).mul(0.3).requires_grad_() for count in (4, 10)]
-    passages, positives = torch.arange(10), torch.tensor([[0, 1], [2, PAD], [4, 0], [6, PAD]])
-    known = torch.tensor([[3], [PAD], [PAD], [1]])
-    asked = torch.tensor([[0, 5], [2, 7], [4, 8], [6, 9]])
-    teacher = TeacherScores(asked, torch.randn(asked.shape, generator=generator))
-    ids = BatchIds(torch.arange(4), positives, passages, known, teacher=teacher)
+    positives, asked = np.array([[0, 1], [2, PAD], [4, 0], [6, PAD]]), np.array([[0, 5], [2, 7], [4, 8], [6, 9]])
+    ids = GlobalIds(np.arange(4), positives, np.arange(10), known_rows=np.array([0, 3]), known=np.array([3, 1]))
+    teacher = asked, torch.randn(asked.shape, generator=generator).numpy()
     where = setting("loss", f"{own.file}:{own.name}")
     try:
-        value = loss(*embeddings, ids).value
+        value = loss(*embeddings, find_relevance(ids, 0, 1, teacher)).value
     except LossInputError as error:
         raise ConfigError(error.args[0], where, "correct the file") from error
     if not torch.isfinite(value):

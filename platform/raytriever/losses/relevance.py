@@ -9,17 +9,19 @@ This module calls numpy rather than torch, which would give the loader's thread 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
-from torch.nn import functional
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import PAD, BatchIds, RowRelevance, TeacherGroup, TeacherScores, copy_all
-from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.batch import PAD, RowRelevance, TeacherGroup
+
+
+def _no_ids() -> Int64[ndarray, " 0"]:
+    return np.zeros(0, dtype=np.int64)
 
 
 class NoNegativesError(LossInputError):
@@ -35,57 +37,16 @@ class GlobalIds:
         positives: documents of each query's positives, `PAD` in empty slots.
         passages: document of each passage.
         known_rows, known: further known positives, as pairs of a row of `queries` and a document.
+        seed, step: see `RowRelevance`.
     """
 
     queries: Int64[ndarray, " queries"]
     positives: Int64[ndarray, "queries positives"]
     passages: Int64[ndarray, " passages"]
-    known_rows: Int64[ndarray, " known"]
-    known: Int64[ndarray, " known"]
-
-
-def gather_relevance(
-    ids: BatchIds, workers: WorkerGroup, device: torch.device, both_ways: bool = False
-) -> RowRelevance:
-    """Return the relevance on a device, from the ids of all workers; all workers call it.
-
-    Raises:
-        LossInputError: the workers have unequal numbers of queries or passages, or as `find_relevance`.
-    """
-    known = ids.positives[:, :0] if ids.known is None else ids.known
-    sizes = [[len(ids.queries), len(ids.passages), ids.positives.shape[1], known.shape[1]]]
-    if workers.size > 1:
-        sizes = workers.all_gather(torch.tensor(sizes, device=device)).tolist()
-    shapes = [size[:2] for size in sizes]
-    if any(shape != shapes[0] for shape in shapes):
-        raise LossInputError(
-            f"(queries, passages) differ between workers: {shapes}", remedy="give all workers equal numbers"
-        )
-    (rows, passages), widths = shapes[0], np.max([size[2:] for size in sizes], 0).tolist()
-    tables = [
-        functional.pad(table, (0, width - table.shape[1]), value=PAD).flatten()
-        for table, width in zip((ids.positives, known), widths, strict=True)
-    ]
-    own = torch.cat([ids.queries, ids.passages, *tables])
-    everyone = (workers.all_gather(own.to(device)) if workers.size > 1 else own).cpu().numpy()
-    lengths = [rows, passages, rows * widths[0], rows * widths[1]]
-    parts = np.split(everyone.reshape(workers.size, -1), np.cumsum(lengths)[:-1], axis=1)
-    known_table = parts[3].reshape(rows * workers.size, widths[1])
-    known_rows, slots = np.nonzero(known_table != PAD)
-    everyones = GlobalIds(
-        parts[0].reshape(-1),
-        parts[2].reshape(rows * workers.size, widths[0]),
-        parts[1].reshape(-1),
-        known_rows,
-        known_table[known_rows, slots],
-    )
-    relevance = find_relevance(everyones, workers.rank, workers.size, teacher_arrays(ids.teacher), both_ways)
-    return copy_all(relevance.map, device)
-
-
-def teacher_arrays(teacher: TeacherScores | None) -> tuple[ndarray, ndarray] | None:
-    """Return documents and scores as arrays in the memory of the CPU."""
-    return None if teacher is None else (teacher.documents.cpu().numpy(), teacher.scores.cpu().numpy())
+    known_rows: Int64[ndarray, " known"] = field(default_factory=_no_ids)
+    known: Int64[ndarray, " known"] = field(default_factory=_no_ids)
+    seed: int = 0
+    step: int = 0
 
 
 def find_relevance(
@@ -95,26 +56,29 @@ def find_relevance(
     teacher: tuple[Int64[ndarray, "rows group"], Float[ndarray, "rows group"]] | None = None,
     both_ways: bool = False,
 ) -> RowRelevance:
-    """Return the relevance of one worker's rows, an equal share of the queries.
+    """Return the relevance of one worker's rows, an equal share of the queries, in the memory of the CPU.
+
+    Args:
+        teacher: documents of each row's own group, `PAD` in empty slots, and a teacher's score of each, unbounded,
+            higher is more relevant; NaN if there is none. A document that occurs twice counts once.
+        both_ways: passages search for queries too.
 
     Raises:
         LossInputError: an id is negative, a query has no positive, a positive is not among the passages, no pair is
             negative, or a score is infinite; the same on every worker, except for the score.
     """
     if ids.passages.size and ids.passages.min() < 0:
-        raise LossInputError(f"{ids.passages.min()} is not an id", "ids.passages", "ids start at 0")
+        raise LossInputError(f"{ids.passages.min()} is not an id", "passages", "ids start at 0")
     lacking = (ids.positives < 0).all(1)
     if lacking.any():
-        raise LossInputError(
-            f"query id {ids.queries[lacking][0]} has no positive", "ids.positives", "give every query one"
-        )
+        raise LossInputError(f"query id {ids.queries[lacking][0]} has no positive", "positives", "give every query one")
     distinct = _Distinct(ids.passages)
     columns = distinct.columns(ids.positives)
     missing = (columns == PAD) & (ids.positives != PAD)
     if missing.any():
         raise LossInputError(
             f"document {ids.positives[missing][0]} is a positive but not among the passages",
-            "ids.positives",
+            "positives",
             "add it to the passages of the batch",
         )
     rows, slots = np.nonzero(columns != PAD)
@@ -130,11 +94,11 @@ def find_relevance(
             "pair of them is a positive or a known positive",
             remedy="use a larger batch or hard negatives",
         )
-    share = len(columns) // size
-    own = slice(rank * share, (rank + 1) * share)
+    own, texts = (slice(rank * n // size, (rank + 1) * n // size) for n in (len(columns), len(ids.passages)))
     everyones = mask_repeats(columns)
-    positives = everyones[own]
-    result = pairs.relevance(own, ids.queries, positives, int((everyones != PAD).sum()), distinct)
+    positives, pair_count = everyones[own], int((everyones != PAD).sum())
+    result = pairs.relevance(own, ids.queries[own], ids.passages[texts], positives, pair_count, distinct)
+    result = replace(result, seed=ids.seed, step=ids.step)
     if teacher is not None:
         result = replace(result, group=_group(*teacher, distinct, positives, pairs, own.start))
     return replace(result, exchanged=_exchange_roles(ids, own)) if both_ways else result
@@ -189,13 +153,20 @@ class _Pairs:
         return self._keys[index] == keys
 
     def relevance(
-        self, own: slice, queries: ndarray, positives: ndarray, positive_pairs: int, distinct: _Distinct
+        self,
+        own: slice,
+        queries: ndarray,
+        passages: ndarray,
+        positives: ndarray,
+        positive_pairs: int,
+        distinct: _Distinct,
     ) -> RowRelevance:
-        """Return the relevance of some rows."""
+        """Return the relevance of a worker's rows."""
         starts = np.searchsorted(self._keys, np.arange(own.start, own.stop + 1) * self._width)
         rows, columns = np.divmod(self._keys[starts[0] : starts[-1]], self._width)
         return RowRelevance(
-            torch.from_numpy(queries[own]),
+            torch.from_numpy(queries),
+            torch.from_numpy(passages),
             torch.from_numpy(distinct.positions) if distinct.repeats else None,
             torch.from_numpy(positives),
             torch.from_numpy(rows - own.start),
@@ -211,9 +182,9 @@ def _group(
     documents: ndarray, scores: ndarray, distinct: _Distinct, positives: ndarray, pairs: _Pairs, first_row: int
 ) -> TeacherGroup:
     if scores.shape != documents.shape:
-        raise LossInputError(f"{scores.shape} scores for {documents.shape} documents", "ids.teacher")
+        raise LossInputError(f"{scores.shape} scores for {documents.shape} documents", "teacher")
     if np.isinf(scores).any():
-        raise LossInputError("a score is infinite", "ids.teacher", "give finite scores, NaN where there is none")
+        raise LossInputError("a score is infinite", "teacher", "give finite scores, NaN where there is none")
     columns = mask_repeats(np.where(np.isnan(scores), PAD, distinct.columns(documents)))
     is_scored = columns != PAD
     is_positive = (columns[:, :, None] == positives[:, None, :]).any(2)
@@ -244,4 +215,5 @@ def _exchange_roles(ids: GlobalIds, own: slice) -> RowRelevance:
     begin, end = (np.searchsorted(documents, first, side) for side in ("left", "right"))
     numbers, rows = in_ranges(begin, end)
     pairs = _Pairs(rows, owners_of[numbers], len(first), queries.count)
-    return pairs.relevance(own, ids.queries, owners[own][:, None], len(first), queries)
+    own_queries = ids.queries[own]
+    return pairs.relevance(own, own_queries, own_queries, owners[own][:, None], len(first), queries)

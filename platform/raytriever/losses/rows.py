@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from raytriever.losses.batch import PAD, BatchIds, Candidates, first_positive
+from raytriever.losses.batch import PAD, Candidates, RowRelevance, first_positive
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.scores import LossShare, Panel, Reduction, ScoreLoss, reduce_scores
@@ -31,9 +31,9 @@ RowValue = Callable[
 ]
 
 
-def all_positives(columns: Int64[Tensor, "rows positives"], ids: BatchIds) -> Int64[Tensor, "rows positives"]:
-    """Return every positive of each query."""
-    return columns
+def all_positives(relevance: RowRelevance) -> Int64[Tensor, "rows positives"]:
+    """Return the columns of every positive of each query."""
+    return relevance.positives
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,13 @@ class RowLoss:
         value: function of (the reduced negatives [rows], the positives' scores [rows, positives], True in the slots
             that hold a positive [rows, positives]) that returns the loss of each query [rows]. Scores are in units of
             the temperature.
-        positives: function that selects the positives that the loss compares. The others are no negatives either.
+        positives: function that selects the columns of the positives that the loss compares. The others are no
+            negatives either.
     """
 
     negatives: Literal["logsumexp", "maximum"]
     value: RowValue
-    positives: Callable[[Tensor, BatchIds], Tensor] = all_positives
+    positives: Callable[[RowRelevance], Tensor] = all_positives
 
 
 def softplus(difference: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
@@ -71,6 +72,9 @@ def infonce(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor
     return softplus(negatives - positives[:, 0])
 
 
+INFONCE = RowLoss("logsumexp", infonce, first_positive)
+
+
 def joint(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """JointLH: every positive must be likely (Eq. 6; its gradient pulls to 1/|P_i|, Eq. 10).
 
@@ -82,12 +86,18 @@ def joint(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     return own + softplus(negatives - mean - own)
 
 
+JOINT = RowLoss("logsumexp", joint)
+
+
 def summarg(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """SumMargLH: the positives together must be likely (Eq. 7; the best one leads, Eq. 11).
 
     LSE(P_i u N_i) - LSE(P_i) = softplus(LSE(N_i) - LSE(P_i))
     """
     return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).logsumexp(1))
+
+
+SUMMARG = RowLoss("logsumexp", summarg)
 
 
 def lsepair(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
@@ -98,9 +108,15 @@ def lsepair(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor
     return softplus(negatives + (-positives).masked_fill(~is_positive, -torch.inf).logsumexp(1))
 
 
+LSEPAIR, LSEPAIR_MAXN = RowLoss("logsumexp", lsepair), RowLoss("maximum", lsepair)
+
+
 def lsepair_maxp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """LSEPair of the highest positive alone (section 6.2)."""
     return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).max(1).values)
+
+
+LSEPAIR_MAXP = RowLoss("logsumexp", lsepair_maxp)
 
 
 def lsepair_minp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
@@ -108,19 +124,22 @@ def lsepair_minp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> T
     return softplus(negatives - positives.masked_fill(~is_positive, torch.inf).min(1).values)
 
 
+LSEPAIR_MINP, LSEPAIR_MINP_MAXN = RowLoss("logsumexp", lsepair_minp), RowLoss("maximum", lsepair_minp)
+
+
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
-def draw_positive(columns: Int64[Tensor, "rows positives"], ids: BatchIds) -> Int64[Tensor, "rows one"]:
+def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
     """Draw one of each query's positives, all with the same probability, again at every step: Rand1LH (Eq. 5).
 
     The draw is a function of (seed, step, query id) alone. It does not depend on the number of workers, on the position
     of the query in the batch or on earlier draws.
     """
-    is_positive = columns != PAD
-    state = torch.full_like(ids.queries, ids.seed)
-    for word in (torch.full_like(ids.queries, ids.step), ids.queries):
+    columns, is_positive, queries = relevance.positives, relevance.is_positive, relevance.queries
+    state = torch.full_like(queries, relevance.seed)
+    for word in (torch.full_like(queries, relevance.step), queries):
         state = _mix(state + _GOLDEN) ^ word
     # The product of 31 bits and a count of at most 2^31 has at most 62 bits.
     uniform = (_mix(state + _GOLDEN) >> 33) & 0x7FFFFFFF
@@ -140,7 +159,7 @@ def _shift_right(state: Int64[Tensor, " rows"], by: int) -> Int64[Tensor, " rows
     return (state >> by) & ((1 << (64 - by)) - 1)
 
 
-INFONCE = RowLoss("logsumexp", infonce, first_positive)
+RAND1 = RowLoss("logsumexp", infonce, draw_positive)
 
 
 # ------------------------------------------------------------------------------------------- over the score matrix
@@ -149,18 +168,18 @@ INFONCE = RowLoss("logsumexp", infonce, first_positive)
 def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
     """Return a loss that is a mean over queries, of a row loss or of the function that makes it from the settings."""
 
-    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
-        columns = row_loss.positives(batch.relevance.positives, ids)
+        columns = row_loss.positives(batch.relevance)
         return reduce_scores(RowReduction(row_loss, columns, batch.relevance.rows), batch, config.loss_precision)
 
     return reduce
 
 
-def symmetric(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+def symmetric(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
     """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
     both = batch, batch.exchange_roles(workers)
-    forward, backward = (by_row(INFONCE)(config, each, ids, workers) for each in both)
+    forward, backward = (by_row(INFONCE)(config, each, workers) for each in both)
     return LossShare((forward.share + backward.share) / 2, {})
 
 
@@ -232,7 +251,7 @@ class RowReduction(Reduction):
 BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
-def triplet(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+def triplet(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
     """Compute the hinge over all pairs of a query."""
     reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
     batch = replace(batch, log_temperature=torch.zeros_like(batch.log_temperature))

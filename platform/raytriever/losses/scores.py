@@ -26,7 +26,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from raytriever.errors import LossInputError, setting
-from raytriever.losses.batch import BatchIds, Candidates
+from raytriever.losses.batch import Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 
@@ -188,7 +188,7 @@ class LossShare:
     statistics: dict[str, Tensor]
 
 
-ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, WorkerGroup], LossShare]
+ScoreLoss = Callable[[LossConfig, Candidates, WorkerGroup], LossShare]
 
 
 def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> LossShare:

@@ -1,6 +1,7 @@
 """Tokens of texts as inputs of the encoder: padded in buckets of similar length, or packed without padding.
 
-A padded batch has `input_ids` and `attention_mask`, `[texts, tokens]`. A packed batch has these tensors:
+A padded batch has `input_ids` and `attention_mask`, `[texts, tokens]`. A packed batch has these tensors, of which a
+padded one may also have `left_out`:
 
 - `input_ids`, `position_ids`: `[1, tokens]` int64; the positions of every text start again.
 - `starts`: `[texts + 1]` int32; text i has the tokens `starts[i]` to `starts[i + 1] - 1`.

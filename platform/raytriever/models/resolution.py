@@ -1,9 +1,9 @@
-"""Resolution of a model's name to the directory of a whole model: adapters alone are merged into their base first.
+"""Resolution of a model's name to the directory of a whole model, so that everything that reads a model also reads a
+checkpoint of a run (`checkpoint`) and adapters alone. Both become a whole model once, in the cache.
 
 `peft`, sentence-transformers and `--save-adapters` write directories that hold LoRA adapters alone. The base is named
-by `base_model_name_or_path` in `adapter_config.json`. The adapters are merged into it once, by `peft`, and the whole
-model is kept in the cache, under the digest of the adapters and the state of the base's files. So everything that reads
-a model directory reads adapters too.
+by `base_model_name_or_path` in `adapter_config.json`. `peft` merges the adapters into it. The key of the whole model is
+the digest of the adapters and the state of the base's files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
 from raytriever.models.pipeline.modules import MODULES, ModelFiles
 from raytriever.models.pipeline.transformer import Transformer
-from raytriever.models.source import ADAPTER, MINILM, find_model
+from raytriever.models.source import ADAPTER, CHECKPOINTS, MINILM, check_revision, find_model
 from raytriever.paths import expanded
 from raytriever.reading.arrays import open_tensors
 from raytriever.store.cache import cache_folder, hold
@@ -39,15 +39,22 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
     """Return the local directory of a model.
 
     Args:
-        name: `minilm`, a local directory, or a hub name such as `intfloat/e5-base-v2`.
+        name: `minilm`, a local directory, a checkpoint of a run, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit, tag or branch of a hub model.
         weights: whether the weights of a hub model are downloaded, or only its other files.
 
     Raises:
         ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
+        StorageError: the checkpoint is damaged, or of another model than its run names.
     """
     name = copy_of(name)
     complete(Path(name))
+    path = expanded(name)
+    if re.fullmatch(r"step-\d+", path.name) and (path.parent / CHECKPOINTS).is_file():
+        from raytriever.models.checkpoint import whole_model
+
+        check_revision([name], revision)
+        return whole_model(path)
     directory = find_model(name, revision, weights)
     return merged_model(directory, weights) if (directory / ADAPTER).is_file() else directory
 
@@ -67,7 +74,6 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
 
 
 WEIGHTS = "adapter_model.safetensors"
-_COLLECTION, _VERSION = "merged", 1
 # Files of a base that its copy needs; its weights are those of the merged model.
 _COPIED = (".json", ".txt", ".model", ".jinja")
 _PREFIX = re.compile(r"^base_model\.model\.(model\.)?")
@@ -92,25 +98,35 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
         return base
     if not (directory / WEIGHTS).is_file():
         raise ModelError(f"has no {WEIGHTS}", str(directory), "copy the adapters again, as safetensors")
-    parts = [_VERSION, sha256_of(directory / ADAPTER), sha256_of(directory / WEIGHTS), _state_of(base)]
-    parts += [_state_of(directory)]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-    folder = cache_folder() / _COLLECTION / key
+    decides = [sha256_of(directory / ADAPTER), sha256_of(directory / WEIGHTS), _state_of(base), _state_of(directory)]
+    meta = {"kind": "merged adapters", "adapters": str(directory), "base": str(base)}
+    return keep_model(decides, meta, lambda aside: _write(directory, base, aside))
 
-    def merge() -> None:
-        meta = {"kind": "merged adapters", "adapters": str(directory), "base": str(base)}
-        with activity("merging the adapters"), committed_directory(folder, meta, replace=folder.exists()) as aside:
-            _write(directory, base, aside)
 
-    make_once(folder, merge)
+def keep_model(decides: Any, meta: dict[str, str], write: Callable[[Path], None]) -> Path:
+    """Return the directory of a whole model in the cache, which is in use as long as this process lives.
+
+    Args:
+        decides: what decides its content, as JSON.
+        meta: what it is made of, for its manifest.
+        write: fills an empty directory, once for all commands.
+    """
+    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
+    folder = cache_folder() / "merged" / key
+
+    def make() -> None:
+        with activity("writing the whole model"), committed_directory(folder, meta, replace=folder.exists()) as aside:
+            write(aside)
+
+    make_once(folder, make)
     _hold(folder)
     return folder
 
 
 @cache
 def _hold(folder: Path) -> None:
-    """Hold a merged model as long as the process lives: once, because each time opens a file."""
-    hold(folder, merged_model)
+    """Hold a kept model: once, because each time opens a file."""
+    hold(folder, keep_model)
 
 
 def _base_of(directory: Path, settings: dict[str, Any], weights: bool) -> Path:

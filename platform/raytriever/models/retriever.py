@@ -181,12 +181,11 @@ class Retriever(nn.Module):
     def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
         """Pad texts to the longest one: return `input_ids` and `attention_mask`, `[texts, tokens]` int64.
 
-        With `prompt_lengths` there is also `prompt_mask`: 1 for the first tokens of a text, which are not pooled.
+        With `prompt_lengths` there is also `left_out`; see `packing`.
         """
         tokens = self.template.pad(token_ids)
         if prompt_lengths is not None:
-            mask = tokens["attention_mask"].numpy()
-            tokens["prompt_mask"] = torch.from_numpy(mask * (mask.cumsum(1) <= np.array(prompt_lengths)[:, None]))
+            tokens["left_out"] = torch.tensor(prompt_lengths, dtype=torch.int64)
         return tokens
 
     def pack(self, token_ids: Sequence[ndarray], side: Side, prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
@@ -245,11 +244,8 @@ class Retriever(nn.Module):
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
         """Return the embeddings of one side, `[texts, width]`."""
         tower = self.query if side == "query" else self.passage
-        if is_packed(tokens):
-            return tower(tokens, tokens.get("left_out", self._left_out[side]))
-        inputs = {name: tensor for name, tensor in tokens.items() if name != "prompt_mask"}
-        left_out = tokens["prompt_mask"].sum(1) if "prompt_mask" in tokens else self._left_out[side]
-        return tower(inputs, left_out)
+        inputs = dict(tokens)
+        return tower(inputs, inputs.pop("left_out", self._left_out[side]))
 
     @cached_property
     def _left_out(self) -> dict[Side, int]:

@@ -22,6 +22,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 # Weights only as safetensors: a pickle could run code on loading.
 WEIGHTS = "*.safetensors"
 ADAPTER = "adapter_config.json"  # of a directory with LoRA adapters alone
+CHECKPOINTS = "model.json"  # in the folder of a run's checkpoints: settings of the model that it trains
 HUB_FILES = ["*.json", WEIGHTS, "*.txt", "*.model"]
 
 

@@ -60,19 +60,19 @@ def load_tokenizer(transformer: Transformer) -> Any:
             trust_remote_code=False,
             **transformer.tokenizer_settings,
         )
-        embedded = getattr(config, "vocab_size", None)
-        if tokenizer.is_fast and embedded is not None:
-            _drop_tokens(tokenizer, embedded)
-        if transformer.lowers_case:
-            _lower_case(tokenizer)
-        _choose_padding(tokenizer, directory)
+    embedded = getattr(config, "vocab_size", None)
+    if tokenizer.is_fast and embedded is not None:
+        _drop_tokens(tokenizer, embedded)
+    if transformer.lowers_case:
+        _lower_case(tokenizer)
+    _choose_padding(tokenizer, directory)
     return tokenizer
 
 
 def _drop_tokens(tokenizer: Any, embedded: int) -> None:
     """Drop added tokens for which a model has no embedding; their texts are then tokenized as others are.
 
-    The tokenizer of Gemma 3 has such a token for images. A token that stands around a text or pads it is kept, and
+    The tokenizer of Gemma 3 has such a token for images. A special token of texts, or of padding, is kept, and
     `files.check_tokens` refuses it.
     """
     from tokenizers import Tokenizer

@@ -79,10 +79,7 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
     with torch.no_grad():
         embeddings = [[retriever.encode(chunk, side).requires_grad_() for chunk in chunks] for side, chunks in sides]
     queries, passages = (torch.cat(of_side) for of_side in embeddings)
-    assert batch.ids.relevance is not None
-    value = mann_whitney(
-        queries[batch.queries.indices], passages[batch.passages.indices], batch.ids.relevance, temperature
-    )
+    value = mann_whitney(queries[batch.queries.indices], passages[batch.passages.indices], batch.relevance, temperature)
     value.backward()
     for (side, chunks), of_side in zip(sides, embeddings, strict=True):
         for chunk, embedding in zip(chunks, of_side, strict=True):

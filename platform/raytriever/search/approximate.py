@@ -33,7 +33,6 @@ from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
 from raytriever.index.exact import tie_order, top_k
-from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
@@ -95,7 +94,7 @@ def run_index(
     check_writable(output)
     existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, split)) if split]
-    model, device = model_of_checkpoint(model), default_device()
+    device = default_device()
     dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
     retriever = load_for_encoding(model, choose_precision(precision, device), device)
     report_prompts(retriever, dataset.name, report)

@@ -25,7 +25,6 @@ from raytriever.errors import ModelError
 from raytriever.index.exact import Corpus, tie_order, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
-from raytriever.models.checkpoint import model_of_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
@@ -256,7 +255,7 @@ def search_dataset(
     precision: str | None = None,
 ) -> Hits:
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
-    config, device = model_of_checkpoint(config), default_device()
+    device = default_device()
     dataset = open_dataset(dataset_name, [], run=in_processes)
     retriever = load_for_encoding(config, choose_precision(precision, device), device)
     return ExactIndex.build(config, retriever, dataset).search([query], top, threshold)[0]

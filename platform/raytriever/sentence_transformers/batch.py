@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import BatchIds, copy_all
+from raytriever.losses.batch import RowRelevance, copy_all
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.relevance import GlobalIds, NoNegativesError, find_relevance, in_ranges
 
@@ -26,7 +26,7 @@ from raytriever.losses.relevance import GlobalIds, NoNegativesError, find_releva
 _OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
 
-def find_ids(
+def batch_relevance(
     columns: Sequence[Mapping[str, Any]],
     positives: int,
     workers: WorkerGroup,
@@ -36,8 +36,8 @@ def find_ids(
     *,
     both_ways: bool = False,
     seed: int = 0,
-) -> BatchIds | None:
-    """Return the ids of the texts of a batch, with their relevance; None if no pair of the global batch is negative.
+) -> RowRelevance | None:
+    """Return the relevance of a batch; None if no pair of the global batch is negative.
 
     Args:
         columns: features of the anchors and of each column of documents.
@@ -59,21 +59,15 @@ def find_ids(
     known = np.ascontiguousarray(everyones[:, :positives])
     # Embeddings are in the order of worker, column, row.
     passages = everyones.reshape(workers.size, *own.shape).transpose(0, 2, 1).reshape(-1)
-    everything = GlobalIds(queries, known, passages, *_known_positives(queries, known))
+    # A draw of `rand1` depends on the batch, so that epochs differ and a resumed run repeats no draws.
+    step = _digest(queries.tobytes())
+    everything = GlobalIds(queries, known, passages, *_known_positives(queries, known), seed, step)
     scored = None if teacher is None else (own, teacher.cpu().numpy())
     try:
         relevance = find_relevance(everything, workers.rank, workers.size, scored, both_ways)
     except NoNegativesError:
         return None
-    return BatchIds(
-        torch.from_numpy(anchors),
-        torch.from_numpy(own[:, :positives]),
-        torch.from_numpy(own.T.reshape(-1)),
-        seed=seed,
-        # A draw of `rand1` depends on the batch, so that epochs differ and a resumed run repeats no draws.
-        step=_digest(queries.tobytes()),
-        relevance=copy_all(relevance.map, device),
-    )
+    return copy_all(relevance.map, device)
 
 
 def text_ids(column: Mapping[str, Any], place: str) -> Int64[ndarray, " rows"]:

@@ -19,51 +19,26 @@ from torch.nn import functional
 from transformers.utils import logging
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.losses.batch import BatchIds
+from raytriever.losses.batch import RowRelevance
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSSES, Paper
 from raytriever.options import check_changed
-from raytriever.sentence_transformers.batch import find_ids
+from raytriever.sentence_transformers.batch import batch_relevance
 
 logger = logging.get_logger(__name__)
 _SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
 _CACHING = ("mini_batch_size", "mini_batch_num_tokens", "show_progress_bar")
-_MULTI_POSITIVE = "Training Dense Retrievers with Multiple Positive Passages", "Benben Wang and others", ""
-_INFONCE = "Representation Learning with Contrastive Predictive Coding", "Aaron van den Oord and others", "1807.03748"
-# Title, authors and arXiv number of the paper of each loss, and of the parts that a loss may have.
-_PAPERS = {
-    "mw": ("Optimizing What Matters: {AUC}-Driven Learning for Robust Neural Retrieval", "Anonymous", ""),
-    "infonce": _INFONCE,
-    "infonce-symmetric": _INFONCE,
-    **dict.fromkeys(("rand1", "joint", "summarg", "lsepair"), _MULTI_POSITIVE),
-    **dict.fromkeys(("lsepair-maxp", "lsepair-maxn", "lsepair-minp", "lsepair-minp-maxn"), _MULTI_POSITIVE),
-    "triplet": (
-        "{FaceNet}: A Unified Embedding for Face Recognition and Clustering",
-        "Florian Schroff and Dmitry Kalenichenko and James Philbin",
-        "1503.03832",
-    ),
-    "kl": (
-        "{ColBERTv2}: Effective and Efficient Retrieval via Lightweight Late Interaction",
-        "Keshav Santhanam and others",
-        "2112.01488",
-    ),
-    "margin-mse": (
-        "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
-        "Sebastian Hofstätter and others",
-        "2010.02666",
-    ),
-    "distribution": (
-        "Alleviating Performance Degradation Caused by Out-of-Distribution Issues in Embedding-Based Retrieval",
-        "Haotong Bao and others",
-        "",
-    ),
-    "caching": (
-        "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
-        "Luyu Gao and Yunyi Zhang and Jiawei Han and Jamie Callan",
-        "2101.06983",
-    ),
-}
+_DISTRIBUTION = Paper(
+    "Alleviating Performance Degradation Caused by Out-of-Distribution Issues in Embedding-Based Retrieval",
+    "Haotong Bao and others",
+)
+_GRADIENT_CACHING = Paper(
+    "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+    "Luyu Gao and Yunyi Zhang and Jiawei Han and Jamie Callan",
+    "2101.06983",
+)
 
 
 class RetrievalLoss(CachedLossMixin, nn.Module):
@@ -164,16 +139,16 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             LossInputError: an embedding is not finite.
         """
         columns = list(sentence_features)
-        ids = self._ids(columns, labels)
+        relevance = self._relevance(columns, labels)
         if self.uses_gradient_cache:
-            loss: Tensor = CachedLossMixin.forward_cached(self, columns, ids)
+            loss: Tensor = CachedLossMixin.forward_cached(self, columns, relevance)
             return loss
-        return self._compute(embed_columns(self.model, columns), ids)
+        return self._compute(embed_columns(self.model, columns), relevance)
 
     def calculate_loss(
-        self, reps: list[list[Tensor]], labels: BatchIds | None = None, *, with_backward: bool = False
+        self, reps: list[list[Tensor]], labels: RowRelevance | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss of the embeddings of the mini-batches of each column; `labels` are the ids of the batch."""
+        """Return the loss of the embeddings of the mini-batches of each column; `labels` is the relevance."""
         value = self._compute([torch.cat(column) for column in reps], labels)
         if with_backward:
             value.backward()
@@ -183,9 +158,10 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     @property
     def citation(self) -> str:
         """BibTeX entries of the losses, the regulariser and gradient caching, as far as they are used."""
-        parts = [*self.settings.terms, *(["distribution"] if self.settings.distribution_weight else [])]
-        parts += ["caching"] if self.uses_gradient_cache else []
-        return "".join(dict.fromkeys(_bibtex(part, *_PAPERS[part]) for part in parts if part in _PAPERS))
+        papers = {term: LOSSES[term].paper for term in self.settings.terms if term in LOSSES}
+        papers |= {"distribution": _DISTRIBUTION} if self.settings.distribution_weight else {}
+        papers |= {"caching": _GRADIENT_CACHING} if self.uses_gradient_cache else {}
+        return "".join(paper.bibtex(key) for key, paper in papers.items())
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings for the model card: those of the loss that differ from their defaults, and the others."""
@@ -203,8 +179,8 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     def _where(self, argument: str) -> str:
         return f"{type(self).__name__}({argument})"
 
-    def _ids(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> BatchIds | None:
-        """Return the ids of the batch. Modules may change the features while they embed, so this comes first."""
+    def _relevance(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> RowRelevance | None:
+        """Return the relevance of the batch. Modules may change the features while they embed, so this comes first."""
         name, documents = type(self).__name__, len(columns) - 1
         if documents < self.num_positives:
             raise DataError(
@@ -221,7 +197,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
                     f"give {documents} whole numbers a row, one for each column of documents",
                 )
             named = labels
-        return find_ids(
+        return batch_relevance(
             columns,
             self.num_positives,
             current_workers() if self.gather_across_devices else ALONE,
@@ -265,9 +241,9 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             logger.warning_once(f"{name}: labels have NaN. Documents without a score are left out of the loss.")
         return labels.to(torch.promote_types(labels.dtype, torch.float32))
 
-    def _compute(self, embeddings: list[Tensor], ids: BatchIds | None) -> Tensor:
+    def _compute(self, embeddings: list[Tensor], relevance: RowRelevance | None) -> Tensor:
         """Return the loss of the embeddings of each column; 0 for a batch without negatives."""
-        if ids is None:
+        if relevance is None:
             logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
             return sum(each.sum() * 0 for each in embeddings)  # type: ignore[return-value]
         queries, passages = embeddings[0], torch.cat(embeddings[1:])
@@ -277,13 +253,8 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             if self.similarity_fct is cos_sim:
                 queries, passages = (functional.normalize(each, dim=-1) for each in (queries, passages))
             workers = current_workers() if self.gather_across_devices else ALONE
-            value: Tensor = self._loss[0](queries, passages, ids, workers).value
+            value: Tensor = self._loss[0](queries, passages, relevance, workers).value
         return value
-
-
-def _bibtex(name: str, title: str, authors: str, arxiv: str) -> str:
-    source = f",\n    eprint={{{arxiv}}},\n    archivePrefix={{arXiv}}" if arxiv else ""
-    return f"\n@misc{{{name},\n    title={{{title}}},\n    author={{{authors}}}{source}\n}}\n"
 
 
 class MannWhitneyLoss(RetrievalLoss):

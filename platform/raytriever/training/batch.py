@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raytriever.losses.batch import BatchIds, copy_all
+from raytriever.losses.batch import RowRelevance, copy_all
 from raytriever.models.packing import Buckets, move
 from raytriever.prompts import Side
 
@@ -24,8 +24,7 @@ class Batch:
 
     Args:
         queries, passages: tokens, in buckets of like length; with gradient caching, in chunks that are encoded at once.
-        ids: Ids of queries and passages, with their relevance in the global batch. They stay on the CPU, except what a
-            loss reads on the device: their relevance.
+        relevance: positives of the queries in the global batch, and pairs that are no negatives.
         chunk: tokens of a chunk, padding included, at most; None without gradient caching.
         version: the round whose hard negatives it uses; 0 for the table that training began with.
         guide: the same texts as the guide encodes them, if there is one.
@@ -35,7 +34,7 @@ class Batch:
 
     queries: Buckets
     passages: Buckets
-    ids: BatchIds
+    relevance: RowRelevance
     chunk: int | None = None
     version: int = 0
     guide: Passes = ()
@@ -52,7 +51,7 @@ class Batch:
             self,
             queries=copy_texts(self.queries),
             passages=copy_texts(self.passages),
-            ids=replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy)),
+            relevance=self.relevance.map(copy),
             guide=[(copy_texts(texts), side) for texts, side in self.guide],
         )
 

@@ -18,16 +18,13 @@ from itertools import islice
 from time import perf_counter
 from typing import Generic, Self, TypeVar
 
-import torch
-
 from raytriever.data.dataset import Tokens
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order, worker_slice
 from raytriever.data.sampling.teacher import TeacherTable
-from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.relevance import GlobalIds, find_relevance, teacher_arrays
+from raytriever.losses.relevance import GlobalIds, find_relevance
 from raytriever.models.retriever import Retriever
 from raytriever.training.batch import Batch
 from raytriever.training.guide import GuideTexts
@@ -81,21 +78,11 @@ class BatchSource:
         query_ids = self.examples.query_copies.first(queries)
         positive_ids, group_ids = (self.examples.document_copies.first(each) for each in (positives, groups))
         known_rows, known = self.examples.known(chosen)
-        everyones = GlobalIds(query_ids, positive_ids, group_ids.reshape(-1), known_rows, known)
+        everyones = GlobalIds(query_ids, positive_ids, group_ids.reshape(-1), known_rows, known, self.order.seed, step)
         queries, passages = queries[own], groups[own].reshape(-1)
         teacher = None
         if self.teacher is not None:
-            scores = self.teacher.of_groups(queries, groups[own])
-            teacher = TeacherScores(torch.from_numpy(group_ids[own]), torch.from_numpy(scores))
-        ids = BatchIds(
-            queries=torch.from_numpy(query_ids[own]),
-            positives=torch.from_numpy(positive_ids[own]),
-            passages=torch.from_numpy(group_ids[own].reshape(-1)),
-            seed=self.order.seed,
-            step=step,
-            teacher=teacher,
-            relevance=find_relevance(everyones, workers.rank, workers.size, teacher_arrays(teacher), both_ways),
-        )
+            teacher = group_ids[own], self.teacher.of_groups(queries, groups[own])
         of_queries, of_passages = None, None  # prompts, for a model that does not pool them
         if not retriever.description.pool_prompt:
             of_queries = self.tokens.query_prompts.of(queries)
@@ -103,7 +90,7 @@ class BatchSource:
         return Batch(
             retriever.batch_of(self.tokens.queries.take(queries), "query", of_queries, chunk),
             retriever.batch_of(self.tokens.documents.take(passages), "passage", of_passages, chunk),
-            ids,
+            find_relevance(everyones, workers.rank, workers.size, teacher, both_ways),
             chunk,
             self.version,
             self.guide.passes(queries, passages, chunk) if self.guide is not None else (),

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from tiny_models import embed
 
 from raytriever.errors import ConfigError
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast, base_type

@@ -4,9 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from saved_checkpoint import move_weights, save_checkpoint
 
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, ModelError
+from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
+from raytriever.models.retriever import load_retriever
 from raytriever.models.source import embedded_minilm
 
 
@@ -31,6 +35,22 @@ def test_a_run_directory_resolves_to_its_model(tiny_encoder: Path, tmp_path: Pat
     shutil.copytree(tiny_encoder, tmp_path / "run" / "model")
     (tmp_path / "run" / "model" / "modules.json").write_text("[]")
     assert resolve_model(str(tmp_path / "run")) == tmp_path / "run" / "model"
+
+
+def test_a_checkpoint_resolves_to_its_model(
+    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    model = ModelConfig(str(tiny_encoder), query_length=9)
+    trained = move_weights(load_retriever(model))
+    checkpoint = str(save_checkpoint(trained, model, tmp_path / "run" / "checkpoints", 4))
+    loaded = load_retriever(ModelConfig(checkpoint))
+    assert loaded.description.query_length == 9
+    for ours, theirs in zip(loaded.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(ours, theirs) or not theirs.requires_grad  # such as the pooler's, which nobody trains
+    assert resolve_model(checkpoint) == resolve_model(checkpoint, weights=False)
+    with pytest.raises(ConfigError, match=r"revision: has no effect on .*step-4"):
+        resolve_model(checkpoint, "main")
 
 
 @pytest.mark.parametrize("name", ["./no/such/model", "/nowhere/at/all", "a/b/c"])

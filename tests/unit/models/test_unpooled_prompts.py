@@ -108,7 +108,7 @@ def test_a_training_batch_of_two_data_sets(
         batch = source.batch(step, retriever, ALONE)
         with torch.no_grad():
             queries, _ = embed(retriever.eval(), batch.queries, batch.passages)
-        positions = batch.ids.queries.tolist()
+        positions = batch.relevance.queries.tolist()
         prompts = ["Ask: " if n < first else OWN if (n - first) % 2 else "Ask me this: " for n in positions]
         seen |= set(prompts)
         wanted = expected(library, prompts, [str(texts[n]) for n in positions])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from library_losses import (
     CASES,
     DOCUMENTS,
@@ -40,14 +41,13 @@ from tiny_models import text_of
 
 import raytriever as rt
 import raytriever.sentence_transformers as library
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import DISTILLATION_LOSSES, LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
+from raytriever.losses.table import DISTILLATION_LOSSES, LOSS_NAMES
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.sentence_transformers import losses
-from raytriever.sentence_transformers.batch import find_ids, text_ids
+from raytriever.sentence_transformers.batch import batch_relevance, text_ids
 from raytriever.training.batch import Batch
 from raytriever.training.parallel.objective import Objective
 
@@ -81,7 +81,7 @@ def test_the_names_that_people_search_for_are_losses(model: SentenceTransformer)
 def test_value_and_gradients_are_those_of_our_training(case: Case, cached: bool, model: SentenceTransformer) -> None:
     ids = ids_by_hand(case)
     if case["loss"] == "rand1":  # draws depend on the tokens
-        found = find_ids(columns(model), POSITIVES, ALONE, torch.device("cpu"), seed=SEED)
+        found = batch_relevance(columns(model), POSITIVES, ALONE, torch.device("cpu"), seed=SEED)
         assert found is not None
         ids = replace(ids, queries=found.queries, seed=found.seed, step=found.step)
     expected = own_training(model, case, True, ids)
@@ -110,7 +110,7 @@ def test_a_step_is_one_of_our_trainer(cached: bool, precision: torch.dtype, fold
     batch = Batch(
         queries=retriever.tokenize(anchors, "query"),
         passages=retriever.tokenize(passages, "passage"),
-        ids=BatchIds(torch.arange(8), documents[:8, None], documents),
+        relevance=BatchIds(torch.arange(8), documents[:8, None], documents).relevance(),
     )
     loss = build_loss(LossConfig("mw", temperature=TEMPERATURE), unit_length=True)
     expected = Objective(retriever, loss, "fp32").eval()(batch, ALONE).value
@@ -205,7 +205,9 @@ def test_ids_of_documents_replace_tokens(model: SentenceTransformer) -> None:
 
 def test_draws_of_rand1_differ_between_batches(model: SentenceTransformer) -> None:
     batches = [columns(model, rows) for rows in (slice(0, 4), slice(1, 5), slice(0, 4))]
-    steps = [found.step for batch in batches if (found := find_ids(batch, POSITIVES, ALONE, torch.device("cpu")))]
+    steps = [
+        found.step for batch in batches if (found := batch_relevance(batch, POSITIVES, ALONE, torch.device("cpu")))
+    ]
     assert steps[0] == steps[2] != steps[1]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from thread_workers import Threads, on_workers
 
 from raytriever.data.columns import Rows, TokenColumn
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
@@ -21,7 +20,6 @@ from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.batch import PAD, RowRelevance
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import Buckets, fill_buckets, spans
 from raytriever.models.retriever import Retriever, load_retriever
@@ -78,18 +76,25 @@ def texts(retriever: Retriever, side: Buckets) -> list[str]:
     return [decoded[position] for position in side.indices.tolist()]
 
 
+def positive_ids(relevance: RowRelevance) -> torch.Tensor:
+    documents = relevance.keep(relevance.passages)
+    return torch.where(relevance.is_positive, documents[relevance.slots], PAD)
+
+
 def test_texts_stand_where_their_ids_say(retriever: Retriever) -> None:
     batch = source(retriever).batch(3, retriever, ALONE)
-    assert sorted(batch.ids.queries.tolist()) == list(range(6))
-    assert texts(retriever, batch.queries) == [f"qquery{n}" for n in batch.ids.queries.tolist()]
-    assert texts(retriever, batch.passages) == [f"ptitle{n}" for n in batch.ids.passages.tolist()]
-    assert (batch.ids.seed, batch.ids.step) == (0, 3)
+    assert sorted(batch.relevance.queries.tolist()) == list(range(6))
+    assert texts(retriever, batch.queries) == [f"qquery{n}" for n in batch.relevance.queries.tolist()]
+    assert texts(retriever, batch.passages) == [f"ptitle{n}" for n in batch.relevance.passages.tolist()]
+    assert (batch.relevance.seed, batch.relevance.step) == (0, 3)
 
 
 def test_a_group_is_a_positive_then_hard_negatives(retriever: Retriever) -> None:
     batch = source(retriever, positives=1, negatives=2).batch(0, retriever, ALONE)
-    groups = batch.ids.passages.reshape(6, 3)
-    for query, positive, group in zip(batch.ids.queries.tolist(), batch.ids.positives, groups, strict=True):
+    groups = batch.relevance.passages.reshape(6, 3)
+    for query, positive, group in zip(
+        batch.relevance.queries.tolist(), positive_ids(batch.relevance), groups, strict=True
+    ):
         assert positive.tolist() == group[:1].tolist()
         assert group[0] in POSITIVES[query]
         assert sorted(group[1:].tolist()) == [8, 9]
@@ -97,8 +102,10 @@ def test_a_group_is_a_positive_then_hard_negatives(retriever: Retriever) -> None
 
 def test_a_group_of_several_positives_is_filled_up_with_negatives(retriever: Retriever) -> None:
     batch = source(retriever, positives=3, negatives=1).batch(0, retriever, ALONE)
-    groups = batch.ids.passages.reshape(6, 4)
-    for query, positives, group in zip(batch.ids.queries.tolist(), batch.ids.positives, groups, strict=True):
+    groups = batch.relevance.passages.reshape(6, 4)
+    for query, positives, group in zip(
+        batch.relevance.queries.tolist(), positive_ids(batch.relevance), groups, strict=True
+    ):
         there = positives[positives != PAD].tolist()
         assert len(set(there)) == len(there) == min(3, len(POSITIVES[query]))
         assert set(there) <= set(POSITIVES[query])
@@ -110,29 +117,11 @@ def test_a_group_of_several_positives_is_filled_up_with_negatives(retriever: Ret
 def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) -> None:
     whole = source(retriever, positives=2, negatives=1).batch(step, retriever, ALONE)
     shares = [source(retriever, positives=2, negatives=1).batch(step, retriever, Place(rank, 3)) for rank in range(3)]
-    for name in ("queries", "positives", "passages"):
-        together = torch.cat([getattr(share.ids, name) for share in shares])
-        assert torch.equal(together, getattr(whole.ids, name)), name
+    for name in ("queries", "positives", "passages", "excluded_columns"):
+        together = torch.cat([getattr(share.relevance, name) for share in shares])
+        assert torch.equal(together, getattr(whole.relevance, name)), name
     together = [text for share in shares for text in texts(retriever, share.passages)]
     assert together == texts(retriever, whole.passages)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_relevance_of_a_batch_is_that_of_gathered_ids(retriever: Retriever, size: int) -> None:
-    batches_of = source(retriever, positives=2, negatives=1)
-    batches = [batches_of.batch(4, retriever, Place(rank, size), both_ways=True) for rank in range(size)]
-
-    def gathered(workers: Threads) -> RowRelevance:
-        ids = replace(batches[workers.rank].ids, relevance=None)
-        return gather_relevance(ids, workers, torch.device("cpu"), both_ways=True)
-
-    for batch, expected in zip(batches, on_workers(size, gathered), strict=True):
-        for one, other in ((batch.ids.relevance, expected), (batch.ids.relevance.exchanged, expected.exchanged)):
-            for name in ("positives", "excluded_rows", "excluded_columns", "queries"):
-                assert torch.equal(getattr(one, name), getattr(other, name)), name
-            assert (one.rows, one.negatives) == (other.rows, other.negatives)
-            assert (one.distinct is None) == (other.distinct is None)
-            assert one.distinct is None or torch.equal(one.distinct, other.distinct)
 
 
 LENGTHS = [9, 3, 30, 12, 4, 9, 2, 11, 3, 10, 9]

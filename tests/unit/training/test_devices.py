@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 from raytriever.training.checkpoint import Progression, load_best
 from raytriever.training.checkpoint_writer import _buffer_for
 from raytriever.training.loop import train

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from steps import take_step
 from torch import distributed, nn
 from torch.torch_version import TorchVersion
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import base_type

@@ -50,19 +50,21 @@ def test_the_guide_reads_the_texts_of_a_batch_in_its_own_way(
     work, _ = make_assignment(loss=settings, guide=guide_folder)
     batch, dataset = work.train.batch(0, work.retriever, ALONE), open_dataset(tiny_dataset, ["train"])
     texts = {
-        "query": [dataset.queries.texts[row] for row in batch.ids.queries.tolist()],
-        "passage": [dataset.passage_text(row) for row in batch.ids.passages.tolist()],
+        "query": [dataset.queries.texts[row] for row in batch.relevance.queries.tolist()],
+        "passage": [dataset.passage_text(row) for row in batch.relevance.passages.tolist()],
     }
     guide, trained = (load_retriever(ModelConfig(str(folder))) for folder in (guide_folder, tiny_encoder))
     assert (guide.description.query_prompt == "") == (guide_folder == tiny_encoder)
     of_guide = [torch.from_numpy(encode_texts(guide, texts[side], side)) for side in texts]
     embeddings = [torch.from_numpy(encode_texts(trained, texts[side], side)) for side in texts]
     loss = build_loss(settings, True)
-    expected = loss(*embeddings, batch.ids, guide=GuideEmbeddings(*of_guide))
+    expected = loss(*embeddings, batch.relevance, guide=GuideEmbeddings(*of_guide))
     output = Objective(work.retriever.eval(), loss, "fp32", guide=work.guide.encode)(batch, ALONE)
     assert output.value.item() == pytest.approx(expected.value.item(), rel=1e-5)
     assert 0 < output.statistics[MASKED].item() == expected.statistics[MASKED].item() < 1
-    assert not torch.equal(output.value, build_loss(LossConfig("mw", temperature=0.1))(*embeddings, batch.ids).value)
+    assert not torch.equal(
+        output.value, build_loss(LossConfig("mw", temperature=0.1))(*embeddings, batch.relevance).value
+    )
 
 
 @pytest.mark.parametrize("name", ["mw", "infonce-symmetric"])

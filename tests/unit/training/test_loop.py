@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from raytriever.data.dataset import Positives
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
+from raytriever.losses.table import LOSS_NAMES
 from raytriever.models.config import ModelConfig
 from raytriever.recipes.one_page import fit, train_on_one_page
 from raytriever.training.config import TrainingConfig
@@ -64,7 +65,7 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
     )
     train(dataclasses.replace(work, train=train_on))
     first = train_on.batch(0, work.retriever, ALONE)
-    assert (first.ids.positives >= 0).sum(1).tolist() == [2] * 16
+    assert first.relevance.is_positive.sum(1).tolist() == [2] * 16
     learned = Objective(work.retriever, build_loss(work.loss), "fp32")(first, ALONE).value.item()
     assert learned < recorder.losses[0]  # of the same batch, before the first step
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 from allocations import allocated_peak, chunk_peak, encoder_of
+from batch_ids import BatchIds, build_loss
 from directories import WIDTH, dense, written
 from sentence_transformers.sentence_transformer.modules import Normalize as Normalizer
 from torch import Tensor, nn
 from transformers import BertConfig, PretrainedConfig, Qwen3Config, T5Config, XLMRobertaConfig
 
 from raytriever.errors import ModelError
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.pipeline.head import Dense, Normalize
 from raytriever.models.pipeline.modules import ModelFiles

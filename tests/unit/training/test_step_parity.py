@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from directories import INSTRUCTION, WIDTH, dense, two_towers, written
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -15,10 +16,8 @@ from sentence_transformers.util import cos_sim, dot_score
 from tiny_models import text_of
 from torch import Tensor, nn
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import Batch

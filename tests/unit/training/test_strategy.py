@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from batch_ids import BatchIds, build_loss
 from steps import take_step
 from torch import nn
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.slices import Slice, whole_tensors

@@ -28,10 +28,13 @@ Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def test_a_batch_brings_the_scores_of_its_groups(taught: Make, score: Score) -> None:
     work, _ = taught()
     batch = work.train.batch(2, work.retriever, ALONE)
-    teacher = batch.ids.teacher
-    assert torch.equal(teacher.documents.reshape(-1), batch.ids.passages)
+    relevance, teacher = batch.relevance, batch.relevance.group
+    groups = relevance.passages.reshape(teacher.scores.shape)
+    assert torch.equal(
+        relevance.keep(relevance.passages)[teacher.columns][teacher.is_scored], groups[teacher.is_scored]
+    )
     missing = 0
-    for query, documents, scores in zip(batch.ids.queries.tolist(), teacher.documents, teacher.scores, strict=True):
+    for query, documents, scores in zip(relevance.queries.tolist(), groups, teacher.scores, strict=True):
         for document, actual in zip(documents.tolist(), scores.tolist(), strict=True):
             if (document - query) % 160 == 5:
                 missing += 1
@@ -39,8 +42,8 @@ def test_a_batch_brings_the_scores_of_its_groups(taught: Make, score: Score) -> 
             else:
                 assert actual == pytest.approx(float(score(np.array(query), np.array(document))), rel=1e-6)
     assert 0 < missing < 16
-    assert work.dev.batch(0, work.retriever, ALONE).ids.teacher is None
-    moved = batch.ids.relevance.map(lambda tensor: tensor.to("meta")).group
+    assert work.dev.batch(0, work.retriever, ALONE).relevance.group is None
+    moved = relevance.map(lambda tensor: tensor.to("meta")).group
     assert moved.scores.device.type == moved.columns.device.type == "meta"
 
 

@@ -61,7 +61,7 @@ def test_further_ones_are_learnt_from_but_not_looked_at(retriever: Retriever, ti
     # A passage of the second stands where the first one's 160 documents end, with its own tokens.
     batch = train.batch(0, retriever, ALONE)
     texts = retriever.tokenizer.batch_decode(batch.passages.buckets[0]["input_ids"], skip_special_tokens=True)
-    ids = batch.ids.passages.tolist()
+    ids = batch.relevance.passages.tolist()
     for index, row in enumerate(batch.passages.indices.tolist()):
         if row < len(texts):
             assert texts[row].startswith("w ##o ##r ##d ") == (ids[index] >= 160)
@@ -93,7 +93,9 @@ def test_negatives_of_all_are_one_behind_the_other(retriever: Retriever, tiny_da
     ]
     train = training_data.train(NegativesTable.chained(tables, [0, 160]))
     batch = train.batch(2, retriever, ALONE)
-    for query, (_, hard) in zip(batch.ids.queries.tolist(), batch.ids.passages.reshape(16, 2).tolist(), strict=True):
+    for query, (_, hard) in zip(
+        batch.relevance.queries.tolist(), batch.relevance.passages.reshape(16, 2).tolist(), strict=True
+    ):
         assert hard == ((query + 1) % 160 if query < 160 else 160 + ((query - 160) // 2 + 3) % 16)
 
 

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.batch import BatchIds, Candidates
+from raytriever.losses.batch import Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.mw.grid import (
@@ -227,7 +227,7 @@ def pair_weight(reduction: PairReduction, positives: int, negatives: int, querie
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 
-def mw(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+def mw(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
     """Compute the loss that compares every positive with every negative of the batch."""
     reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
     return reduce_scores(reduction, batch, config.loss_precision)

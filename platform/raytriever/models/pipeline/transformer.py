@@ -34,7 +34,15 @@ ROBERTA_LIKE = (
 # The largest plausible number of layers. transformers builds any number, which would take hours.
 _MOST_LAYERS = 1_000
 _LENGTHS: dict[Side, str] = {"query": "query_length", "passage": "document_length"}
-_TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
+# Settings that would change embeddings in ways that raytriever does not follow, with the values that change nothing.
+_USUAL: dict[str, Any] = {
+    "query_expansion": False,
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+    "processing_kwargs": {},
+    "tokenizer_name_or_path": "",
+}
 # Settings of each group that are honoured, and those that change no embedding.
 _TOKENIZER = frozenset(
     {"model_max_length", "padding_side", "truncation_side", "add_bos_token", "add_eos_token", "add_prefix_space"}
@@ -123,7 +131,11 @@ class Transformer:
         Raises:
             ModelError: a file is missing or damaged, or a setting is not supported.
         """
-        _check_supported(self.settings, self.file)
+        for name, usual in _USUAL.items():
+            if (value := self.settings.get(name) or usual) != usual:
+                reason = f"{name} {str(value)[:100]} is not supported"
+                raise ModelError(reason, str(self.file), "use a model that encodes plain texts")
+        self._group(("model_args", "model_kwargs"), frozenset())
         named, usable = self._named_positions(), self.positions
         length = self.tokenizer_settings.get("model_max_length") or self.settings.get("max_seq_length")
         if length is None:
@@ -164,33 +176,6 @@ class Transformer:
         for name in group:
             if name not in honored | _WITHOUT_EFFECT:
                 reason = f"{first} {name!r} is not supported"
-                raise ModelError(reason, str(self.file), f"use {', '.join(sorted(honored))}")
+                remedy = f"use {', '.join(sorted(honored))}" if honored else "remove it, or use another model"
+                raise ModelError(reason, str(self.file), remedy)
         return {name: value for name, value in group.items() if name in honored}
-
-
-def _check_supported(settings: dict[str, Any], file: Path) -> None:
-    """Refuse settings that change embeddings in ways that raytriever does not follow."""
-
-    def refuse(reason: str) -> None:
-        raise ModelError(reason, str(file), "use a model that encodes plain texts")
-
-    if settings.get("query_expansion"):
-        refuse("query_expansion is not supported")
-    task = settings.get("transformer_task") or "feature-extraction"
-    if task != "feature-extraction":
-        refuse(f"transformer_task {task!r} is not supported")
-    modalities = settings.get("modality_config") or {"text": _TEXT}
-    if "message" in modalities:
-        refuse("modality 'message', which turns texts into messages of a chat, is not supported")
-    if other := [name for name in modalities if name != "text"]:
-        refuse(f"modality {other[0]!r} is not supported")
-    text = {name: value for name, value in modalities.get("text", {}).items() if name in _TEXT}
-    if text != _TEXT or (settings.get("module_output_name") or "token_embeddings") != "token_embeddings":
-        refuse("an output of the transformer other than the states of its tokens is not supported")
-    if settings.get("processing_kwargs"):
-        refuse(f"processing_kwargs {', '.join(settings['processing_kwargs'] or {})} is not supported")
-    if settings.get("tokenizer_name_or_path"):
-        refuse("tokenizer_name_or_path, the tokenizer of another model, is not supported")
-    for name in ("model_args", "model_kwargs"):
-        if other := sorted(set(settings.get(name) or {}) - _WITHOUT_EFFECT):
-            refuse(f"{name} {other[0]!r} is not supported")

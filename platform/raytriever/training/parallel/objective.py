@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from raytriever.losses.config import SCORE_LOSSES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
+from raytriever.losses.table import SCORE_LOSSES
 from raytriever.models.packing import Buckets, TokenBatch, texts_of, tokens_of
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
@@ -76,7 +77,7 @@ class Objective(nn.Module):
                 return self.retriever.encode(chunk, side).float()
 
         def reduce(embeddings: Tensor) -> LossOutput:
-            output: LossOutput = self.loss(*_in_order(embeddings, passes, batch), batch.ids, workers, guide)
+            output: LossOutput = self.loss(*_in_order(embeddings, passes, batch), batch.relevance, workers, guide)
             return output
 
         if batch.chunk is None or not torch.is_grad_enabled():

@@ -1,0 +1,81 @@
+"""Every loss by name: one row declares where it is, what it needs and its paper. CONTRIBUTING.md shows how to add one.
+
+This module imports nothing heavy, because the command line reads the names for `--help`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Source of a loss; `arxiv` is the number of its preprint, or empty."""
+
+    title: str
+    authors: str
+    arxiv: str = ""
+
+    def bibtex(self, key: str) -> str:
+        """Return the BibTeX entry."""
+        source = f",\n    eprint={{{self.arxiv}}},\n    archivePrefix={{arXiv}}" if self.arxiv else ""
+        return f"\n@misc{{{key},\n    title={{{self.title}}},\n    author={{{self.authors}}}{source}\n}}\n"
+
+
+@dataclass(frozen=True)
+class LossEntry:
+    """Loss of raytriever.
+
+    Args:
+        function: module of this package, and name of the `RowLoss` or `ScoreLoss` in it; imported on first use.
+        paper: its source.
+        has_teacher: it learns a teacher's scores of each query's own group.
+        both_ways: passages search for queries too.
+    """
+
+    function: str
+    paper: Paper
+    has_teacher: bool = False
+    both_ways: bool = False
+
+
+_MW = Paper("Optimizing What Matters: {AUC}-Driven Learning for Robust Neural Retrieval", "Anonymous")
+_INFONCE = Paper(
+    "Representation Learning with Contrastive Predictive Coding", "Aaron van den Oord and others", "1807.03748"
+)
+_MULTI_POSITIVE = Paper("Training Dense Retrievers with Multiple Positive Passages", "Benben Wang and others")
+_TRIPLET = Paper(
+    "{FaceNet}: A Unified Embedding for Face Recognition and Clustering",
+    "Florian Schroff and Dmitry Kalenichenko and James Philbin",
+    "1503.03832",
+)
+_KL = Paper(
+    "{ColBERTv2}: Effective and Efficient Retrieval via Lightweight Late Interaction",
+    "Keshav Santhanam and others",
+    "2112.01488",
+)
+_MARGIN_MSE = Paper(
+    "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+    "Sebastian Hofstätter and others",
+    "2010.02666",
+)
+
+LOSSES = {
+    "infonce": LossEntry("rows.INFONCE", _INFONCE),
+    "infonce-symmetric": LossEntry("rows.symmetric", _INFONCE, both_ways=True),
+    "rand1": LossEntry("rows.RAND1", _MULTI_POSITIVE),
+    "joint": LossEntry("rows.JOINT", _MULTI_POSITIVE),
+    "summarg": LossEntry("rows.SUMMARG", _MULTI_POSITIVE),
+    "lsepair": LossEntry("rows.LSEPAIR", _MULTI_POSITIVE),
+    "lsepair-maxp": LossEntry("rows.LSEPAIR_MAXP", _MULTI_POSITIVE),
+    "lsepair-maxn": LossEntry("rows.LSEPAIR_MAXN", _MULTI_POSITIVE),
+    "lsepair-minp": LossEntry("rows.LSEPAIR_MINP", _MULTI_POSITIVE),
+    "lsepair-minp-maxn": LossEntry("rows.LSEPAIR_MINP_MAXN", _MULTI_POSITIVE),
+    "triplet": LossEntry("rows.triplet", _TRIPLET),
+    "mw": LossEntry("mw.pairwise.mw", _MW),
+    "kl": LossEntry("teacher.kl", _KL, has_teacher=True),
+    "margin-mse": LossEntry("teacher.margin_mse", _MARGIN_MSE, has_teacher=True),
+}
+LOSS_NAMES = tuple(LOSSES)
+DISTILLATION_LOSSES = tuple(name for name, entry in LOSSES.items() if entry.has_teacher)
+SCORE_LOSSES = tuple(name for name, entry in LOSSES.items() if not entry.has_teacher)

@@ -69,7 +69,7 @@ OWN_READERS = {
     ("data/formats/delimited.py", "json.loads"): "a cell of a table that looks like a list; other values stay text",
     ("models/tokenisation.py", "json.loads"): "the tokenizer in memory, as its library has just written it",
     ("cluster/ingest.py", "json.loads"): "reports and errors of this program's own tasks",
-    ("evaluation/measurements.py", "np.load"): "arrays of this program's own, whose digest was compared",
+    ("evaluation/measurements.py", "np.load"): "a measurement of this program's own, whose digest was compared",
     ("data/formats/rows.py", "pa.ipc.open_stream"): "a batch of this program's own, of columns that were checked",
     ("store/owner.py", "json.loads"): "the owner of a lock; a broken record is an unknown owner",
     ("evaluation/results.py", "json.loads"): "what was made a line before",

@@ -81,7 +81,8 @@ KILLS = {
         same=(*RUN, "negatives/round-*/*.parquet"),
     ),
     "refresh next to training": Kill(
-        f"{REFRESH} --refresh-mode async --max-steps 90", (Blow(f"out/checkpoints/step-3 {MINED}", "*"),)
+        f"{REFRESH} --refresh-mode async --max-steps 2000 --eval-steps 500",  # so many that mining ends before training
+        (Blow(f"out/checkpoints/step-3 {MINED}", "*"),),
     ),
     "curriculum": Kill(
         "train --config stages.yaml --eval-steps 20",
@@ -113,7 +114,7 @@ KILLS = {
     "prepare": Kill(
         "prepare --model MODEL --dataset wide",
         (Blow(".out.aside-*/work/*-*.npz", "*"),),
-        same=("**/*",),
+        same=("[!m]*", "*/*"),  # its manifest has the path of the data set
     ),
     "encode": Kill(
         f"encode {ENCODER} --dataset long --batch-tokens 512",

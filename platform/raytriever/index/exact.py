@@ -275,7 +275,7 @@ class Corpus:
         self._blocks, self._order, self._device = blocks, order, device or default_device()
         self._documents = len(order.ranks) if documents is None else documents
         self._resident: list[DocumentBlock] = []
-        self._fits: bool | None = None  # None before the first search
+        self._stays: bool | None = None  # on the GPU; None before the first search
         self._largest: dict[int, float] = {}  # upper bounds of the norms of blocks that are read again
 
     def top_k(
@@ -288,22 +288,16 @@ class Corpus:
         """Return the k best documents of each query as keys, for `ranking.merge_keys` and `TieOrder.read`."""
         check_count(k)
         width = queries.shape[1]
-        stays = self._device.type != "cpu" and not self.is_copied_again(width)
+        if self._stays is None:
+            needed = self._documents * (4 * width + 8)
+            self._stays = self._device.type != "cpu" and needed <= DOCUMENT_SHARE * free_memory(self._device)
         search = _Search(queries, min(k, len(self._order.ranks)), self._device)
         with memory_errors("the device has too little free memory for a search", self._device):
-            if stays and not self._resident:
+            if self._stays and not self._resident:
                 self._resident = list(self._read(width))
             for block in self._resident or self._read(width):
                 search.add(block)
         return search.keys.numpy()
-
-    def is_copied_again(self, width: int) -> bool:
-        """Return whether each search copies all documents to a GPU, because its memory does not hold them."""
-        if self._fits is None:
-            self._fits = self._device.type == "cpu" or (
-                self._documents * (4 * width + 8) <= DOCUMENT_SHARE * free_memory(self._device)
-            )
-        return not self._fits
 
     def _read(self, width: int) -> Iterator[DocumentBlock]:
         for number, (positions, values) in enumerate(even_blocks(self._blocks(), width, len(self._order.ranks))):

@@ -21,15 +21,17 @@ import torch
 from numpy import ndarray
 
 from ends import End, parser, report
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.graph import mark_reachable
 from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.approximate.measure import at_recall, measure, one_thread
+from raytriever.index.approximate.measure import measure, one_thread
 from raytriever.index.exact import top_k
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("tests/support", "studies")]
 from synthetic import control
+
+from effort import at_recall, finder_bytes
 
 QUERIES, RECALL, K = 500, 0.95, 10
 EFFORTS = (20, 40, 80, 160)
@@ -44,16 +46,14 @@ def built(
     indexes, ends = {}, {}
     for kind in kinds:
         began = perf_counter()
-        indexes[kind] = build_index(
-            DocumentVectors.of(documents), IndexConfig(index=kind), training, 0, torch.get_num_threads()
-        )
+        indexes[kind] = build_index(documents, IndexConfig(index=kind), training, 0, torch.get_num_threads())
         seconds = perf_counter() - began
         wanted = kind == "roargraph"
         ends[f"{kind}: build (s)"] = End(
             seconds, f"at most {BUILD_SECONDS}" if wanted else "reported", seconds <= BUILD_SECONDS or not wanted
         )
         ends[f"{kind}: memory in addition to the embeddings (MB)"] = End(
-            indexes[kind].finder.bytes / 1e6, "reported", True
+            finder_bytes(indexes[kind].finder) / 1e6, "reported", True
         )
     return indexes, ends
 
@@ -120,7 +120,7 @@ def budgets(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarra
     """Return the recall of shifted queries when an index may score 1 % of the documents."""
     ends = {}
     for kind, index in indexes.items():
-        budget, below = 0.01 * len(index.documents), (nan, nan)
+        budget, below = 0.01 * len(index.embeddings), (nan, nan)
         for effort in range(1, 513) if kind.startswith("ivf") else range(10, 513, 6):
             candidates = index.finder.find(queries[:100], K, effort, 1).candidates
             if isnan(candidates) or candidates > budget:
@@ -145,7 +145,7 @@ def main() -> None:
         queries = getattr(drawn, name)
         sets[name] = queries, top_k(queries, drawn.documents, K, order)[1]
     kinds = [kind for kind in INDEXES if kind not in ("flat", *options.skip)]
-    small = DocumentVectors.of(drawn.documents[:1_000])
+    small = drawn.documents[:1_000]
     build_index(small, IndexConfig(index="roargraph"), drawn.training[:500], 0, 1).search(drawn.shifted, K)  # compiles
     indexes, ends = built(drawn.documents, drawn.training, kinds)
     if "roargraph" in indexes:

@@ -28,13 +28,14 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 import raytriever as rt
+from effort import at_recall, efforts, finder_bytes
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import DataError
 from raytriever.evaluation.datasets import distinct_names
 from raytriever.evaluation.results import without_nan
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.index.approximate.measure import OperatingPoint, at_recall, efforts, format_count, measure
+from raytriever.index.approximate.measure import OperatingPoint, format_count, measure
 from raytriever.index.exact import top_k
 from raytriever.store.commit import write_atomically
 from raytriever.terminal import text_table
@@ -144,14 +145,14 @@ def hold_out(
 def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexMeasurement:
     """Build one index and measure it."""
     began = perf_counter()
-    index = build_index(DocumentVectors.of(data.documents), config, data.training, seed, torch.get_num_threads())
+    index = build_index(data.documents, config, data.training, seed, torch.get_num_threads())
     seconds = perf_counter() - began
     true = _exact_neighbours(data, data.queries)
     curve = [measure(index, data.queries, true, effort) for effort in _efforts_of_curve(config)]
     if config.index == "flat":
         exact = OperatingPoint(1, 1.0, float(len(data.documents)), nan)
         return IndexMeasurement(
-            build_seconds=seconds, bytes=index.finder.bytes, curve=curve, queries=exact, held_out=exact
+            build_seconds=seconds, bytes=finder_bytes(index.finder), curve=curve, queries=exact, held_out=exact
         )
     sets = [(queries, _exact_neighbours(data, queries)) for queries in (data.queries, data.held_out)]
     # The least effort may already exceed 0.95 for one of the sets; candidates are compared at one recall.
@@ -159,7 +160,7 @@ def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexM
     target = max(RECALL, *(measure(index, *one, least, timed=False).recall for one in sets))
     at_queries, at_passages = (at_recall(index, *one, target) for one in sets)
     return IndexMeasurement(
-        build_seconds=seconds, bytes=index.finder.bytes, curve=curve, queries=at_queries, held_out=at_passages
+        build_seconds=seconds, bytes=finder_bytes(index.finder), curve=curve, queries=at_queries, held_out=at_passages
     )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -183,3 +184,20 @@ def test_the_death_of_the_actor_that_passes_steps_is_one_line() -> None:
     line = "the Ray actor that passes steps from the workers to this command was killed"
     with ray_session(num_workers=1), pytest.raises(UserError, match=line):
         lose_the_actor()
+
+
+@pytest.mark.slow
+def test_events_of_several_threads_arrive_in_the_order_of_each() -> None:
+    events: list[tuple[int, int]] = []
+    with ray_session(num_workers=1), open_event_queue(events.append) as opened:
+
+        def send(thread: int) -> None:
+            for number in range(300):
+                opened.queue.send((thread, number))
+            opened.queue.flush((thread, 300))
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(send, range(3)))
+        assert len(events) == 903  # a flush waits for all earlier ones
+    for thread in range(3):
+        assert [number for one, number in events if one == thread] == list(range(301))

@@ -19,7 +19,7 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import StorageError
 from raytriever.experiment.train import bytes_of_run
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.store import FINDER
 from raytriever.models.config import ModelConfig
@@ -99,11 +99,11 @@ def test_indexes_have_the_estimated_size(kind: str, tmp_path: Path) -> None:
     rows = 600 if kind == "roargraph" else DOCUMENTS  # which takes longest to build
     values = np.random.default_rng(0).normal(size=(rows, 32)).astype(np.float32)
     config = IndexConfig(index=kind, degree=16)
-    index = build_index(DocumentVectors.of(values), config, values[:500] if kind == "roargraph" else None, 0, 1)
-    write_index(tmp_path / "index", index, kind, {"degree": 16})
+    index = build_index(values, config, values[:500] if kind == "roargraph" else None, 0, 1)
+    write_index(tmp_path / "index", index, kind, {})
     needed = bytes_of_finder(config, rows, 32)
     assert size_of(tmp_path / "index" / FINDER) == pytest.approx(needed, rel=0.3, abs=60_000)
-    assert size_of(tmp_path / "index") == pytest.approx(needed + rows * (4 * 32 + 16), rel=0.2, abs=60_000)
+    assert size_of(tmp_path / "index") == pytest.approx(needed + rows * (4 * 32 + 8), rel=0.2, abs=60_000)
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -24,7 +24,7 @@ from raytriever.evaluation.document import document
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.results import Results
 from raytriever.experiment.directory import RunDirectory
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.store import read_meta
 from raytriever.models.config import ModelConfig
@@ -236,7 +236,7 @@ def test_manifests_of_stores_indexes_and_prepared_data(
     config = ModelConfig(model=str(tiny_encoder))
     passages = Case(config, load_retriever(config), open_dataset(tiny_dataset, []), tmp_path).encode("passages").path
     rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
-    write_index(index, build_index(DocumentVectors.of(rows), IndexConfig(index="flat"), None, 0, 1), "flat", {})
+    write_index(index, build_index(rows, IndexConfig(index="flat"), None, 0, 1), "flat", {})
     check(passages / "manifest.json", lambda: EmbeddingStore.open(passages).array())
     check(index / "manifest.json", lambda: read_meta(index))
     check(prepared / "manifest.json", lambda: open_dataset(prepared, ["train"]))

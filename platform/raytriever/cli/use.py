@@ -81,7 +81,9 @@ ENCODE = Command(
 
 def index(given: Given) -> Iterator[str]:
     """Build an approximate index, or open it, measure it and search it."""
+    from raytriever.index.approximate.store import FINDER
     from raytriever.search.approximate import format_answers, format_measurements, run_index
+    from raytriever.store.disk import files_below
 
     opened = run_index(
         given.approximate,
@@ -94,11 +96,11 @@ def index(given: Given) -> Iterator[str]:
         split=given.split,
         embeddings=optional_path(given.embeddings),
     )
-    built = opened.index
+    embeddings, size = opened.index.embeddings, sum(file.stat().st_size for file in files_below(given.output / FINDER))
     action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
     yield (
-        f"{given.approximate.index} over {len(built.documents):,} passages of width {built.embeddings.shape[1]}, "
-        f"{action}; {built.finder.bytes / 1e6:,.1f} MB, and {built.embeddings.nbytes / 1e6:,.1f} MB of embeddings"
+        f"{given.approximate.index} over {len(embeddings):,} passages of width {embeddings.shape[1]}, {action}; "
+        f"{size / 1e6:,.1f} MB, and {embeddings.nbytes / 1e6:,.1f} MB of embeddings"
     )
     if given.split:
         yield "\n" + format_measurements(opened, given.split)

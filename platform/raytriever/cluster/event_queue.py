@@ -8,9 +8,7 @@ repeat those steps. Events after the driver's last poll are refused."""
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ from raytriever.errors import UserError
 
 IDLE_RESTARTS = 3  # restarts in a row without a new step
 POLL_SECONDS = 0.25
-PENDING_SENDS = 256  # references that a worker keeps before it checks which sends have arrived
 
 
 class RestartPolicy:
@@ -65,27 +62,21 @@ class EventQueueActor:
     def __init__(self) -> None:
         self._events: list[Any] = []
         self._sent = self._handled = 0
-        self._places: Counter[str] = Counter()  # events of each sender so far
-        self._arrived = asyncio.Condition()
         self._is_closed = self._has_ended = False
         self._urgent, self._changed = asyncio.Event(), asyncio.Event()
         self._restarts, self._process_died = RestartPolicy(), False
         self._controller: Any = None
 
-    async def send(self, event: Any, sender: str = "", place: int | None = None) -> int:
+    async def send(self, event: Any, before: Any = None) -> int:
         """Append an event and return its number, from 1.
 
         Args:
-            place: number of earlier events of this sender, which are appended first: an actor with coroutines may run
-                calls in another order than they were made. None for the next place.
+            before: the result of the sender's call before this one. Ray waits for it; otherwise an actor with
+                coroutines may run calls in another order than they were made.
 
         Raises:
             RuntimeError: the driver has closed the queue.
         """
-        async with self._arrived:
-            await self._arrived.wait_for(lambda: self._is_closed or place in (None, self._places[sender]))
-            self._places[sender] += 1
-            self._arrived.notify_all()
         if self._is_closed:
             raise RuntimeError("The driver has closed the event queue.")
         self._events.append(event)
@@ -95,9 +86,8 @@ class EventQueueActor:
         self._has_ended |= isinstance(event, UserError | RestartsExhausted)
         return self._sent
 
-    async def flush(self, event: Any, sender: str = "", place: int | None = None) -> None:
-        """Append an event and return when the driver has handled it. Raises as `send` does."""
-        number = await self.send(event, sender, place)
+    async def wait_for(self, number: int) -> None:
+        """Return when the driver has handled the event of a number. Raises as `send` does."""
         self._urgent.set()
         while self._handled < number:
             if self._is_closed:
@@ -105,7 +95,7 @@ class EventQueueActor:
             await self._changed.wait()
 
     async def take(self, handled: int) -> list[Any]:
-        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a `flush` waits.
+        """Remove and return all events in order, after `POLL_SECONDS` or as soon as somebody waits.
 
         Args:
             handled: number of events that the driver has handled since the start.
@@ -120,8 +110,6 @@ class EventQueueActor:
     async def close(self, handled: int) -> list[Any]:
         """Remove and return the last events. Events that are sent afterwards are refused."""
         self._is_closed = True
-        async with self._arrived:
-            self._arrived.notify_all()
         self._set_handled(handled)
         events, self._events = self._events, []
         return events
@@ -155,7 +143,7 @@ class EventQueueActor:
 
     def _set_handled(self, handled: int) -> None:
         self._handled = handled
-        self._changed.set()  # wakes every waiting `flush`; each checks its number and waits again
+        self._changed.set()  # wakes every `wait_for`; each checks its number and waits again
         self._changed.clear()
 
 
@@ -164,35 +152,25 @@ class RayEventQueue:
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
-        self._pending: list[Any] = []
-        self._sender, self._sent, self._lock = secrets.token_hex(8), 0, threading.Lock()
+        self._last: Any = None  # reference to the number of the last event
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[RayEventQueue], tuple[Any]]:
         return RayEventQueue, (self.actor,)
 
-    def send(self, event: Any) -> None:
-        """Send an event without waiting."""
-        self._pending.append(self._call(self.actor.send, event))
-        if len(self._pending) > PENDING_SENDS:
-            done, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=0)
-            ray.get(done)
+    def send(self, event: Any) -> Any:
+        """Send an event without waiting. Return a reference to its number."""
+        with self._lock:  # several threads send
+            self._last = self.actor.send.remote(event, self._last)
+            return self._last
 
     def flush(self, event: Any) -> None:
         """Send an event and return when the driver has handled it and all earlier ones.
 
         Raises:
-            Exception: the driver has closed the queue or could not handle an event.
+            Exception: the driver has closed the queue or could not handle an event, perhaps an earlier one.
         """
-        pending, self._pending = self._pending, []
-        ray.get(pending)
-        ray.get(self._call(self.actor.flush, event))
-
-    def _call(self, method: Any, event: Any) -> Any:
-        """Call a method of the actor with an event and its place. An event that cannot be sent takes no place."""
-        with self._lock:
-            reference = method.remote(event, self._sender, self._sent)
-            self._sent += 1
-        return reference
+        ray.get(self.actor.wait_for.remote(self.send(event)))
 
     def may_start(self) -> bool:
         """Return whether a worker group may start. Called once for each group."""

@@ -27,6 +27,11 @@ def hide_unreserved_gpus() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def count_nodes() -> int:
+    """Return the number of nodes of the cluster that are alive."""
+    return sum(bool(node["Alive"]) for node in ray.nodes())
+
+
 def count_gpus() -> int:
     """Return the GPUs of the connected cluster, or those that its autoscaler would start if these are more."""
     return int(max(ray.cluster_resources().get("GPU", 0), expected_gpus()))

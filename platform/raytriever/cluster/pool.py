@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from ray.exceptions import RayActorError
 
 from raytriever.activity import activity
 from raytriever.cluster.ingest import deserialize_error, quiet_data_context, serialize_error
-from raytriever.cluster.placement import SPREAD
+from raytriever.cluster.placement import SPREAD, count_nodes
 from raytriever.cluster.session import DriverContext, result_or_error
 from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.store import EmbeddingStore
@@ -141,32 +142,23 @@ class ActorPool:
 
 @dataclass(frozen=True)
 class PooledCorpus:
-    """Store that the actors of a pool search; see `index.exact.Corpus`."""
+    """Store that actors of a pool search; see `index.exact.Corpus`. Ray ends the actors when this object is deleted."""
 
     pool: ActorPool
     store: EmbeddingStore
     order: TieOrder
 
-    def is_copied_again(self, width: int) -> bool:
-        """Return True: each search starts its actors."""
-        return True
-
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys; see `ActorPool.search`."""
-        pool, store = self.pool, self.store
+        store = self.store
         check_fits(store, queries, self.order.ranks)
         # Before they are split into batches, so that the message names the position among all queries.
         check_finite(queries, "query")
-        pool.check(pool.most, "search actors", None)
         k = min(k, len(store))
         best = np.full((len(queries), max(k, 0)), NONE)
-        shards = -(-len(store) // store.meta["shard_rows"])
-        remote = ray.remote(**pool.options, max_restarts=RESTARTS, max_task_retries=RESTARTS)(PoolActor)
-        actors = [remote.remote(DriverContext(), pool) for _ in range(max(1, min(pool.most, shards)))]
         try:
-            started = _started(actors)
-            parts = [range(number, shards, len(started)) for number in range(len(started))]
-            for rows, keys in _ranked_batches(started, parts, store.path, queries, k, self.order):
+            parts = [range(number, self._shards, len(self._actors)) for number in range(len(self._actors))]
+            for rows, keys in _ranked_batches(self._actors, parts, store.path, queries, k, self.order):
                 if isinstance(keys, UserError):
                     raise keys
                 best[rows] = merge_keys([best[rows], keys], k)
@@ -176,10 +168,19 @@ class PooledCorpus:
                 str(store.path),
                 "its shards or queries may exceed its memory: give more actors, or fewer queries at a time",
             ) from error
-        finally:
-            for actor in actors:
-                ray.kill(actor)
         return best
+
+    @property
+    def _shards(self) -> int:
+        return -(-len(self.store) // self.store.meta["shard_rows"])
+
+    @cached_property
+    def _actors(self) -> list[Any]:
+        """Actors that have started. Each call gives an actor the same shards, so a GPU keeps them."""
+        self.pool.check(self.pool.most, "search actors", None)
+        remote = ray.remote(**self.pool.options, max_restarts=RESTARTS, max_task_retries=RESTARTS)(PoolActor)
+        count = max(1, min(self.pool.most, self._shards))
+        return _started([remote.remote(DriverContext(), self.pool) for _ in range(count)])
 
 
 def _started(actors: list[Any]) -> list[Any]:
@@ -224,8 +225,7 @@ class PoolActor:
         driver.enter()
         if not pool.cpus:
             lower_priority()
-        nodes = sum(node["Alive"] for node in ray.nodes())
-        torch.set_num_threads(pool.cpus or max(1, usable_cores() * min(nodes, pool.most) // pool.most))
+        torch.set_num_threads(pool.cpus or max(1, usable_cores() * min(count_nodes(), pool.most) // pool.most))
         self._encoder = encoder
         self._corpus: Corpus | None = None
 

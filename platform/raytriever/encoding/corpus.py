@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
@@ -121,10 +120,9 @@ def weights_digest(config: ModelConfig, retriever: Retriever, side: Side) -> str
     directory = resolve_model(config.model, config.revision)
     files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
-    decides: list[Any] = [weights, content_tokenizer_json(retriever.tokenizer), retriever.description.towers]
-    # Earlier stores have digests without these, so they are only added to models that have them.
-    tower = retriever.query if side == "query" else retriever.passage
-    decides += [*head_text(list(tower.head)), *([] if retriever.description.pool_prompt else ["prompt not pooled"])]
+    tower, description = retriever.query if side == "query" else retriever.passage, retriever.description
+    decides = [weights, content_tokenizer_json(retriever.tokenizer), description.towers, description.pool_prompt]
+    decides += head_text(list(tower.head))
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 

@@ -40,6 +40,8 @@ from raytriever.threads import thread_pool
 
 # Embeddings of a block, and scores or float64 embeddings of a tile.
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
+# Quick scores of all threads of a CPU. A product repacks all documents of the block, so it should have many queries.
+SCORE_BYTES = 2**27
 # Smaller blocks are joined.
 FEWEST_ROWS = 32_768
 # Documents in addition to k, the growth of their number, and the share of a block from which all of it is scored.
@@ -74,7 +76,9 @@ class _Search:
         if not bool(self._norms.isfinite().all()):
             check_finite(queries, "query")
         self.keys = torch.full((len(queries), k), NONE)
-        self._tile = TILE_BYTES if device.type == "cpu" else min(GPU_TILE_BYTES, int(TILE_SHARE * free_memory(device)))
+        self._tile = self._scores = min(GPU_TILE_BYTES, int(TILE_SHARE * free_memory(device)))
+        if device.type == "cpu":
+            self._tile, self._scores = TILE_BYTES, max(TILE_BYTES, SCORE_BYTES // torch.get_num_threads())
 
     def add(self, block: DocumentBlock) -> None:
         """Search a block of documents."""
@@ -98,13 +102,17 @@ class _Search:
         if not len(rows):
             return
         is_whole = wanted * _WHOLE >= len(b.vectors)
-        for some in rows.split(max(1, self._tile // (16 * self._piece(b) if is_whole else 4 * len(b.vectors)))):
+        count = max(1, self._tile // (16 * self._piece(b)) if is_whole else self._scores // (4 * len(b.vectors)))
+        # Made once, because the first access to each of its pages takes time.
+        scores = b.vectors.new_empty(0 if is_whole else min(count, len(rows)), len(b.vectors))
+        again = []
+        for some in rows.split(count):
             queries, best = self._queries[some].to(self._device), self.keys[some].to(self._device)
             lengths = self._norms[some].to(self._device) * b.largest
             if is_whole:
                 self.keys[some] = self._rank_all(queries, lengths, best, b).cpu()
                 continue
-            quick, to = _highest(queries @ b.vectors.T, wanted)
+            quick, to = _highest(torch.mm(queries, b.vectors.T, out=scores[: len(some)]), wanted)
             error, k = errors[some, None].to(self._device), best.shape[1]
             least = torch.maximum(scores_of(best[:, -1:]), quick[:, k - 1, None] - error) - error
             is_candidate = quick >= least
@@ -116,7 +124,10 @@ class _Search:
             exact = scores_of_pairs(queries, b.vectors, of, to, lengths[of], self._tile)
             keys[of, column] = keys_of(exact, b.ranks[to])
             self.keys[some] = _smallest(torch.cat([best, keys], 1), k).cpu()
-            self._search(some[is_missing.cpu()], _GROWTH * wanted, errors, b)
+            again.append(some[is_missing.cpu()])
+        del scores
+        if again:
+            self._search(torch.cat(again), _GROWTH * wanted, errors, b)
 
     def _piece(self, block: DocumentBlock) -> int:
         return max(1, min(len(block.vectors), self._tile // (8 * max(1, block.vectors.shape[1]))))
@@ -264,7 +275,7 @@ class Corpus:
         self._blocks, self._order, self._device = blocks, order, device or default_device()
         self._documents = len(order.ranks) if documents is None else documents
         self._resident: list[DocumentBlock] = []
-        self._fits: bool | None = None  # None before the first search
+        self._stays: bool | None = None  # on the GPU; None before the first search
         self._largest: dict[int, float] = {}  # upper bounds of the norms of blocks that are read again
 
     def top_k(
@@ -277,22 +288,16 @@ class Corpus:
         """Return the k best documents of each query as keys, for `ranking.merge_keys` and `TieOrder.read`."""
         check_count(k)
         width = queries.shape[1]
-        stays = self._device.type != "cpu" and not self.is_copied_again(width)
+        if self._stays is None:
+            needed = self._documents * (4 * width + 8)
+            self._stays = self._device.type != "cpu" and needed <= DOCUMENT_SHARE * free_memory(self._device)
         search = _Search(queries, min(k, len(self._order.ranks)), self._device)
         with memory_errors("the device has too little free memory for a search", self._device):
-            if stays and not self._resident:
+            if self._stays and not self._resident:
                 self._resident = list(self._read(width))
             for block in self._resident or self._read(width):
                 search.add(block)
         return search.keys.numpy()
-
-    def is_copied_again(self, width: int) -> bool:
-        """Return whether each search copies all documents to a GPU, because its memory does not hold them."""
-        if self._fits is None:
-            self._fits = self._device.type == "cpu" or (
-                self._documents * (4 * width + 8) <= DOCUMENT_SHARE * free_memory(self._device)
-            )
-        return not self._fits
 
     def _read(self, width: int) -> Iterator[DocumentBlock]:
         for number, (positions, values) in enumerate(even_blocks(self._blocks(), width, len(self._order.ranks))):

@@ -9,7 +9,7 @@ one, else the encoder if a method needs it anyway, else BM25."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -62,9 +62,6 @@ class SearchedCorpus(Protocol):
 
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys."""
-
-    def is_copied_again(self, width: int) -> bool:
-        """Return whether many queries at once cost much less than few."""
 
 
 def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
@@ -143,59 +140,8 @@ def _of_pairs(
 DOCUMENTS, CHOICE = 11, 12
 # Normalised passages in the cache; queries share candidates.
 _PASSAGES = 1 << 17
-# Keys of eight bytes in the rankings of queries that are searched together.
-_RANKED = 1 << 27
 
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
-
-
-@dataclass(frozen=True)
-class DenseFinder:
-    """Finder by dot product of embeddings.
-
-    If the documents do not fit into the memory of the GPU, each search copies all of them there. So many blocks of
-    queries are then searched at once.
-    """
-
-    embeddings: Embeddings
-    order: TieOrder
-    excluded: ExcludedDocuments
-    # Queries that were searched last, and their rankings; empty before the first search.
-    _ahead: list[tuple[Int64[ndarray, " queries"], Int64[ndarray, "queries k"]]] = field(default_factory=list)
-
-    def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Find candidates; see `MiningInputs.find`."""
-        k = depth + int(self.excluded.counts[rows].max(initial=0))
-        if self._corpus.is_copied_again(self.embeddings.queries.shape[1]):
-            keys = self._keys_from_ahead(rows, depth)[:, :k]
-        else:
-            keys = self._corpus.keys(self.embeddings.queries[rows], k)
-        scores, documents = self.order.read(keys)
-        return documents, scores
-
-    def _keys_from_ahead(self, rows: Int64[ndarray, " block"], depth: int) -> Int64[ndarray, "block k"]:
-        """Return rankings at least as deep as needed, from a search of these and of later queries."""
-        if not self._ahead or not np.isin(rows, self._ahead[0][0]).all():
-            together = self._queries_from(rows, depth)
-            k = depth + int(self.excluded.counts[together].max(initial=0))
-            self._ahead[:] = [(together, self._corpus.keys(self.embeddings.queries[together], k))]
-        together, keys = self._ahead[0]
-        positions = np.empty(len(self.excluded.counts), np.int64)
-        positions[together] = np.arange(len(together))
-        return keys[positions[rows]]
-
-    def _queries_from(self, rows: Int64[ndarray, " block"], depth: int) -> Int64[ndarray, " queries"]:
-        """Return the queries of a block and of the next ones, as many as `_RANKED` allows, at least the block."""
-        counts = self.excluded.counts
-        # In the order of the miner, by the number of excluded documents: no ranking is much deeper than it has to be.
-        order = np.argsort(counts, kind="stable")
-        later = order[np.flatnonzero(order == rows[0])[0] :]
-        cells = (depth + counts[later]) * np.arange(1, len(later) + 1)
-        return later[: max(len(rows), int(np.searchsorted(cells, _RANKED, side="right")))]
-
-    @cached_property
-    def _corpus(self) -> SearchedCorpus:
-        return self.embeddings.open_corpus(self.embeddings.documents, self.order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,10 +178,14 @@ class MiningInputs:
             depth: Return at least this many non-excluded documents per query, or all if there are fewer; all for
                 `gold`.
         """
-        if method == "dense":
-            return self._dense(rows, depth)
-        finders = {"bm25": self._find_by_bm25, "cross-query": self._find_by_query, "gold": self._find_gold}
-        return finders.get(method, self._find_random)(rows, depth)
+        finders = {
+            "bm25": self._find_by_bm25,
+            "dense": self._find_dense,
+            "cross-query": self._find_by_query,
+            "gold": self._find_gold,
+            "random": self._find_random,
+        }
+        return finders[method](rows, depth)
 
     @cached_property
     def texts(self) -> list[str]:
@@ -288,10 +238,15 @@ class MiningInputs:
         documents[scores <= 0] = -1
         return documents, scores
 
+    def _find_dense(self, rows: ndarray, depth: int) -> Candidates:
+        corpus, order = self._corpus
+        scores, documents = order.read(corpus.keys(self._required_embeddings.queries[rows], self._most(rows, depth)))
+        return documents, scores
+
     @cached_property
-    def _dense(self) -> DenseFinder:
-        order = TieOrder.of(tie_order(self.dataset.documents.ids))
-        return DenseFinder(self._required_embeddings, order, self.excluded)
+    def _corpus(self) -> tuple[SearchedCorpus, TieOrder]:
+        embeddings, order = self._required_embeddings, TieOrder.of(tie_order(self.dataset.documents.ids))
+        return embeddings.open_corpus(embeddings.documents, order), order
 
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
         """Find the positives of similar queries, with the scores of these. A document has the rank of the most similar

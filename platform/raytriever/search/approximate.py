@@ -12,7 +12,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
@@ -26,12 +25,12 @@ from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
-from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
+from raytriever.index.approximate.store import index_directory, read_index, read_meta
 from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
@@ -113,16 +112,17 @@ def run_index(
     remedy = "use a machine with more memory" if config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
     content = "the structures of the index, and the embeddings that it learns from,"
     check_memory(memory_of_building(config, rows, width), content, remedy)
-    check_disk(output, needed + rows * (4 * width + 16), "the files of the index")
+    check_disk(output, needed + rows * (4 * width + 8), "the files of the index")
     training = _queries(retriever, dataset, training_split) if training_split else None
     report(f"{model.model}: {retriever.summary()}")
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
         if existing and read_meta(output)["key"] == meta["key"]:  # another command has built it meanwhile
             return result(index=_opened(output, config), seconds=None)
         with index_directory(output, replace=output.exists()) as unfinished:
-            documents, started = _documents(store, dataset, unfinished), perf_counter()
-            report(f"{dataset.name}: building an index of {len(documents.embeddings):,} passages ({config.index})")
-            index = build_index(documents, config, training, seed, torch.get_num_threads())
+            vectors = unfinished.write_embeddings((block for _, block in store.blocks()), (rows, width))
+            ties, started = tie_order(dataset.documents.ids), perf_counter()
+            report(f"{dataset.name}: building an index of {rows:,} passages ({config.index})")
+            index = build_index(vectors, config, training, seed, torch.get_num_threads(), ties)
             index = replace(index, effort=config.effort or index.effort)
             seconds = perf_counter() - started
             unfinished.save(index, config.index, meta)
@@ -175,13 +175,6 @@ def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
     return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
 
 
-def _documents(store: EmbeddingStore, dataset: RetrievalDataset, unfinished: UnfinishedIndex) -> DocumentVectors:
-    rows = np.arange(len(store))
-    blocks = (block for _, block in store.blocks())
-    embeddings = unfinished.write_embeddings(blocks, (len(rows), store.width))
-    return DocumentVectors(embeddings, rows, tie_order(dataset.documents.ids))
-
-
 def _queries(retriever: Retriever, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries width"]:
     positions = dataset.positives(split).queries
     if not len(positions):
@@ -229,8 +222,7 @@ def format_measurements(result: IndexResult, split: str) -> str:
     queries, index = _queries(result.retriever, result.dataset, split), result.index
     rows = []
     for k in CUTOFFS:
-        _, exact = top_k(queries, index.embeddings, k, index.ties[index.documents])
-        point = measure(index, queries, np.where(exact < 0, -1, index.documents[exact]), index.effort)
+        point = measure(index, queries, top_k(queries, index.embeddings, k, index.ties)[1], index.effort)
         rows.append([f"{k}", f"{point.recall:.4f}", format_count(point.candidates), format_count(point.qps)])
     head = ["k", "recall of the exact k", "candidates per query", "queries/s, 1 thread"]
     return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + text_table([head, *rows], left=0)

@@ -9,7 +9,7 @@ import pytest
 from numpy import ndarray
 
 from raytriever.index.approximate import build
-from raytriever.index.approximate.build import DocumentVectors, build_index, fill
+from raytriever.index.approximate.build import build_index, fill
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
 from raytriever.index.approximate.index import recall
@@ -72,7 +72,7 @@ def test_a_graph_holds_embeddings_beyond_the_range_of_float16(rows: ndarray) -> 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw"])
 def test_a_search_finds_as_many_documents_as_it_is_asked_for(kind: str, rows: ndarray) -> None:
-    index = build_index(DocumentVectors.of(rows), IndexConfig(index=kind, effort=1), None, 0, 1)
+    index = build_index(rows, IndexConfig(index=kind, effort=1), None, 0, 1)
     queries = np.random.default_rng(1).standard_normal((20, WIDTH)).astype(np.float32)
     for k in (1, 10, 100, 400):
         scores, documents = index.search(queries, k)

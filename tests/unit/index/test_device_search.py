@@ -85,7 +85,6 @@ def test_a_corpus_beyond_the_memory_is_copied_for_each_search(
         actual = corpus.top_k(queries, k)
         assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
         assert len(reads) == number
-    assert corpus.is_copied_again(40)
 
 
 def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.device) -> None:

@@ -26,7 +26,8 @@ KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "t
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small tiles and blocks, so that small cases need several of them."""
-    monkeypatch.setattr(exact, "TILE_BYTES", 3 * 4 * 128)
+    for name in ("TILE_BYTES", "SCORE_BYTES"):
+        monkeypatch.setattr(exact, name, 3 * 4 * 128)
     monkeypatch.setattr(exact, "MORE", 2)
     monkeypatch.setattr(exact, "FEWEST_ROWS", 96)
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from synthetic import control
 
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from effort import at_recall, efforts
+from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.measure import at_recall, efforts, measure, one_thread
+from raytriever.index.approximate.measure import measure, one_thread
 from raytriever.index.exact import top_k
 
 SET = control(1_000, 50, seed=4, width=24, rank=8, common=4, own=2)
@@ -21,7 +22,7 @@ TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]
 @pytest.mark.fast_every(9)
 @pytest.mark.parametrize("kind", ["ivf", "roargraph", "vamana"])
 def test_candidates_at_a_recall_lie_between_those_of_the_nearest_efforts(kind: str) -> None:
-    index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)
+    index = build_index(SET.documents, IndexConfig(index=kind), SET.training, 0, 1)
     points = [measure(index, SET.shifted, TRUE, effort, timed=False) for effort in efforts(index, 10)]
     target = points[0].recall * 0.75 + points[1].recall * 0.25
     actual = at_recall(index, SET.shifted, TRUE, target)
@@ -39,7 +40,7 @@ def test_candidates_at_a_recall_lie_between_those_of_the_nearest_efforts(kind: s
 
 
 def test_rates_are_measured_on_one_thread() -> None:
-    index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index="flat"), None, 0, 1)
+    index = build_index(SET.documents, IndexConfig(index="flat"), None, 0, 1)
     before = torch.get_num_threads()
     with one_thread():
         assert torch.get_num_threads() == 1

@@ -11,7 +11,7 @@ import pytest
 
 from indexes import write_index
 from raytriever.errors import StorageError
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.store import read_index
 from raytriever.store.commit import committed_directory, read_manifest
@@ -21,9 +21,7 @@ from raytriever.store.commit import committed_directory, read_manifest
 def made(tmp_path: Path) -> Path:
     """An HNSW index of 60 documents of width 8."""
     rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
-    write_index(
-        tmp_path / "made", build_index(DocumentVectors.of(rows), IndexConfig(index="hnsw"), None, 0, 1), "hnsw", {}
-    )
+    write_index(tmp_path / "made", build_index(rows, IndexConfig(index="hnsw"), None, 0, 1), "hnsw", {})
     return tmp_path / "made"
 
 
@@ -35,10 +33,6 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "type": (
         lambda p: np.save(p / "embeddings.npy", np.zeros((60, 8))),
         "holds values of type '<f8', expected float32",
-    ),
-    "documents": (
-        lambda p: np.save(p / "documents.npy", np.arange(1, 61)),
-        "documents.npy: holds positions outside of a",
     ),
     "ties": (lambda p: np.save(p / "ties.npy", np.full(60, -1)), "ties.npy: holds positions outside of a corpus of 60"),
     "objects": (
@@ -68,7 +62,7 @@ def test_arrays_that_do_not_fit_end_in_one_line(made: Path, tmp_path: Path, name
 
 def test_a_finder_of_other_embeddings_ends_in_one_line(made: Path, tmp_path: Path) -> None:
     def shorten(folder: Path) -> None:
-        for name in ("embeddings", "documents", "ties"):
+        for name in ("embeddings", "ties"):
             np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy")[:40] % 40)
 
     with pytest.raises(StorageError, match=r"finder.*: holds 60 vectors of width 8, expected 40 of width 8; build the"):
@@ -81,14 +75,10 @@ def test_a_finder_of_other_embeddings_ends_in_one_line(made: Path, tmp_path: Pat
         ({"rows": "many"}, "'rows' is a text, expected a whole number"),
         ({"effort": None}, "'effort' is null, expected a whole number"),
         ({"index": ["hnsw"]}, "is not an index"),
-        ({"index": "vamana"}, "'degree'"),
     ],
 )
 def test_a_manifest_of_another_form_ends_in_one_line(
     made: Path, tmp_path: Path, meta: dict[str, object], message: str
 ) -> None:
-    content = {**read_manifest(made)["meta"], **meta}
-    if meta.get("index") == "vamana":
-        content["degree"] = "four"
     with pytest.raises(StorageError, match=message):
-        read_index(seal(made, tmp_path / "index", lambda folder: None, **content))
+        read_index(seal(made, tmp_path / "index", lambda folder: None, **meta))

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import ray
 import torch
 
-from raytriever.cluster.placement import SPREAD, count_gpus, spare_gpus
+from raytriever.cluster.placement import SPREAD, count_gpus, count_nodes, spare_gpus
 from raytriever.cluster.pool import ActorPool, lower_priority
 from raytriever.cluster.session import DriverContext, result_or_error
 from raytriever.cluster.train.dev_sets import DevSet
@@ -153,7 +153,7 @@ def start_evaluator(
         log("Checkpoints are evaluated on the GPU of the first worker, while training waits.")
         yield None
         return
-    if not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1:
+    if not gpus and count_nodes() == 1:
         log("Checkpoints are evaluated on the cores that train, at a lower priority. Meanwhile steps take longer.")
     with _running(gpus, Validations, config, tuple(dev_sets), folder.resolve() / EVALUATIONS) as actor:
         yield actor
@@ -183,7 +183,7 @@ def start_miner(
             f"Refreshes encode and search {where}, because {workers} of {count_gpus()} GPUs train: "
             f"{flag_of('refresh_pool')} is {most}."
         )
-    gpus, choose = (0.0, partial(choose_pool, config)) if most > 1 else (float(spare > 0), None)
+    gpus, choose = (0.0, partial(choose_pool, config)) if most > 1 else (float(spare > 0), lambda: None)
     path = folder.resolve() / NEGATIVES
     with _running(gpus, MiningRounds, config, list(datasets), path, kept_rows(config, negatives), choose) as actor:
         yield actor
@@ -191,12 +191,15 @@ def start_miner(
         remove(folder / NEGATIVES / EMBEDDINGS)
 
 
-def choose_pool(config: Config) -> ActorPool:
-    """Return the actors of a round: on the GPUs that training leaves, at most so many, or else on CPUs."""
-    fewest, most = config.refresh.pool
-    if spare := spare_gpus(config.training.workers[1]):
-        return ActorPool(min(fewest, spare), min(most, spare), cpus=0, gpus=1.0)
-    return ActorPool(fewest, most, cpus=0)
+def choose_pool(config: Config) -> ActorPool | None:
+    """Return the actors of a round: one for each GPU that training leaves, at most so many, or else one for each node.
+
+    None on a single node without such a GPU: the process of the round uses all of its cores, and further processes
+    would only take time to start.
+    """
+    spare = spare_gpus(config.training.workers[1])
+    fewest, most = (min(size, spare or count_nodes()) for size in config.refresh.pool)
+    return ActorPool(fewest, most, cpus=0, gpus=float(spare > 0)) if spare or most > 1 else None
 
 
 def kept_rows(config: Config, negatives: Any) -> Any:

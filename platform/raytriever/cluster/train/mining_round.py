@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +28,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter, with_shard_rows_of
-from raytriever.index.ranking import TieOrder
-from raytriever.mining.finders import Embeddings, SearchedCorpus, open_here
+from raytriever.mining.finders import Embeddings, open_here
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
@@ -48,7 +47,7 @@ class MiningRounds:
         paths: paths or URIs of its prepared data sets.
         folder: Folder of the rounds, next to that of the checkpoints.
         first: the table that training began with, where every round keeps rows of it; otherwise None.
-        choose_pool: returns the actors that encode and search in a round; None for this process.
+        choose_pool: returns the actors that encode and search in a round, or None for this process.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class MiningRounds:
         paths: list[str],
         folder: Path,
         first: NegativesTable | None = None,
-        choose_pool: Callable[[], ActorPool] | None = None,
+        choose_pool: Callable[[], ActorPool | None] = lambda: None,
     ) -> None:
         self._config, self._paths, self._folder, self._first = config, paths, folder, first
         self._choose_pool = choose_pool
@@ -77,7 +76,7 @@ class MiningRounds:
             if path.name != checkpoint.name:
                 remove(path)
         folder, config = self._folder / EMBEDDINGS / checkpoint.name, self._config
-        pool = self._choose_pool() if self._choose_pool is not None else None
+        pool = self._choose_pool()
         device, model = default_device(), ModelConfig(str(checkpoint))
         precision = config.training.precision or ("bf16" if pool and pool.gpus else choose_precision(None, device))
         retriever = load_for_encoding(model, precision, device)
@@ -90,17 +89,15 @@ class MiningRounds:
             }
             encoded += sum(map(len, stores.values()))
             encode_seconds += time.monotonic() - then
-
-            def open_corpus(documents: EmbeddingStore, order: TieOrder) -> SearchedCorpus:
-                return open_here(documents, order) if pool is None else PooledCorpus(pool, documents, order)
-
             queries = stores["query"].read(dataset.positives(split).queries)
             mined.append(
                 mine(
                     dataset,
                     split,
                     config.refresh.mining,
-                    embeddings=Embeddings(queries, stores["passage"], open_corpus),
+                    embeddings=Embeddings(
+                        queries, stores["passage"], partial(PooledCorpus, pool) if pool else open_here
+                    ),
                     seed=config.training.seed,
                     round=number,
                     finished=folder / f"mined-{index}",

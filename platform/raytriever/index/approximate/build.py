@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -34,55 +33,35 @@ def fill(finder: F, embeddings: Float32[ndarray, "rows width"], threads: int) ->
     return finder
 
 
-@dataclass(frozen=True)
-class DocumentVectors:
-    """Documents that are indexed.
-
-    Args:
-        embeddings: embeddings of the documents that have one.
-        documents: positions of these documents in the corpus, ascending.
-        ties: result of `exact.search.tie_order` for the whole corpus.
-    """
-
-    embeddings: Float32[ndarray, "rows width"]
-    documents: Int64[ndarray, " rows"]
-    ties: Int64[ndarray, " documents"]
-
-    @classmethod
-    def of(cls, embeddings: Float32[ndarray, "documents width"]) -> DocumentVectors:
-        """Create the documents of a corpus without ids; equal scores are ordered by position."""
-        positions = np.arange(len(embeddings))
-        return cls(embeddings, positions, positions)
-
-
 @activity("building the index")
 def build_index(
-    rows: DocumentVectors,
+    embeddings: Float32[ndarray, "documents width"],
     config: IndexConfig,
     training: Float32[ndarray, "training width"] | None,
     seed: int,
     threads: int,
+    ties: Int64[ndarray, " documents"] | None = None,
 ) -> ApproximateIndex:
     """Build an index.
 
     Args:
-        rows: documents, at least one.
+        embeddings: those of all documents, at least one.
         training: queries from which RoarGraph is built; not used by other kinds.
         threads: only the graph of HNSW depends on their number.
+        ties: result of `index.exact.tie_order`; by default equal scores are ordered by position.
 
     Raises:
         DataError: there are no documents.
         ModelError: an embedding is not finite.
         ConfigError: a setting does not suit the corpus, RoarGraph has no training queries, or a library is missing.
     """
-    if not len(rows.embeddings):
+    if not len(embeddings):
         raise DataError("there are no documents to index", remedy="encode a data set with documents")
-    check_finite(rows.embeddings, "document", rows.documents)
-    embeddings = np.ascontiguousarray(rows.embeddings, np.float32)
+    check_finite(embeddings, "document")
+    embeddings = np.ascontiguousarray(embeddings, np.float32)
     finder = _finder(embeddings, config, training, seed, threads)
-    return ApproximateIndex(
-        finder=finder, embeddings=embeddings, documents=rows.documents, ties=rows.ties, effort=config.value("effort")
-    )
+    ties = np.arange(len(embeddings)) if ties is None else ties
+    return ApproximateIndex(finder, embeddings, ties, config.value("effort"))
 
 
 def _finder(embeddings: ndarray, config: IndexConfig, training: ndarray | None, seed: int, threads: int) -> Finder:

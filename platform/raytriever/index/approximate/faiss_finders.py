@@ -90,11 +90,6 @@ class Flat:
     def save(self, folder: Path) -> None:
         """Write nothing."""
 
-    @property
-    def bytes(self) -> int:
-        """Zero: the index needs no memory in addition to the embeddings."""
-        return 0
-
 
 @dataclass(frozen=True)
 class Ivf:
@@ -168,12 +163,6 @@ class Ivf:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
         index = read_faiss(folder, shape)
         return cls(index, REFINE if isinstance(index, faiss.IndexIVFPQ) else 1)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the centres, and of an 8-byte number and an embedding or a code for every row."""
-        index = self.index
-        return int(4 * index.nlist * index.d + index.ntotal * (8 + index.code_size))
 
 
 def default_lists(rows: int) -> int:
@@ -253,10 +242,3 @@ class Hnsw:
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Hnsw:
         """Read the files of `save`; the caller has checked the digests of the folder."""
         return cls(read_faiss(folder, shape))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the links, levels and offsets, and of the copy of the embeddings."""
-        links = self.index.hnsw
-        graph = 4 * links.neighbors.size() + 8 * links.offsets.size() + 4 * links.levels.size()
-        return int(graph + faiss.downcast_index(self.index.storage).codes.size())

@@ -54,10 +54,6 @@ class Finder(Protocol):
     def save(self, folder: Path) -> None:
         """Write everything but the embeddings into an empty folder."""
 
-    @property
-    def bytes(self) -> int:
-        """Known memory in addition to the embeddings, in bytes: lists, graphs and copies of the embeddings."""
-
 
 @dataclass(frozen=True)
 class ApproximateIndex:
@@ -65,15 +61,13 @@ class ApproximateIndex:
 
     Args:
         finder: built from `embeddings`.
-        embeddings: finite embeddings, in memory or memory-mapped.
-        documents: position of each row's document in the corpus, ascending.
-        ties: result of `exact.search.tie_order` for the whole corpus.
+        embeddings: finite embeddings of all documents, in memory or memory-mapped.
+        ties: result of `index.exact.tie_order`.
         effort: see `Finder.find`.
     """
 
     finder: Finder
-    embeddings: Float32[ndarray, "rows width"]
-    documents: Int64[ndarray, " rows"]
+    embeddings: Float32[ndarray, "documents width"]
     ties: Int64[ndarray, " documents"]
     effort: int
 
@@ -94,7 +88,7 @@ class ApproximateIndex:
         rows = self.propose(queries, k, torch.get_num_threads()).rows
         query_rows = np.repeat(np.arange(len(queries)), rows.shape[1])
         scores = pair_scores(queries, self.embeddings, query_rows, np.maximum(rows, 0).ravel()).reshape(rows.shape)
-        ranks = self._order.ranks[self.documents[rows]].astype(np.int64)
+        ranks = self._order.ranks[rows].astype(np.int64)
         keys = keys_of(torch.from_numpy(scores), torch.from_numpy(ranks)).numpy()
         keys[rows < 0] = NONE
         return self._order.read(merge_keys([keys], min(k, len(self.ties))))
@@ -107,7 +101,7 @@ class ApproximateIndex:
 
         `queries` are those that `check` returns.
         """
-        count = len(self.documents)
+        count = len(self.embeddings)
         if 2 * k >= count:
             rows = np.broadcast_to(np.arange(count), (len(queries), count))
             return Proposal(rows, float(count))

@@ -211,11 +211,6 @@ class RoarGraph:
         """Read the files of `save` for the same embeddings."""
         return cls(graphs.Graph.load(folder, len(embeddings)), embeddings)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the graph."""
-        return self.graph.neighbours.nbytes + self.graph.degrees.nbytes
-
 
 def _closest(
     training: Float32[ndarray, "training width"], embeddings: Float32[ndarray, "rows width"], nearest: int

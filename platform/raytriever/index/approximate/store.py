@@ -2,7 +2,6 @@
 
     DIR/manifest.json      the digest of every file, and the inputs and settings of the index
     DIR/embeddings.npy     the embeddings, memory-mapped when read
-    DIR/documents.npy      the document of each row
     DIR/ties.npy           the corpus's order of equal scores
     DIR/finder/            the files of the finder
 
@@ -35,17 +34,16 @@ from raytriever.store.commit import MANIFEST, committed_directory, read_manifest
 KIND = "index"
 FINDER = "finder"
 _REMEDY = "build the index again"
-EMBEDDINGS = "embeddings.npy"
-_ARRAYS = ("documents", "ties")
+EMBEDDINGS, TIES = "embeddings.npy", "ties.npy"
 
-# Reader of each kind: called with the folder, the embeddings, and the metadata of the index.
-_READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any]], Finder]] = {
-    "flat": lambda folder, embeddings, built: Flat(embeddings),
-    "ivf": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
-    "ivfpq": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
-    "hnsw": lambda folder, embeddings, built: Hnsw.load(folder, embeddings.shape),
-    "vamana": lambda folder, embeddings, built: Vamana.load(folder, built["degree"], embeddings.shape),
-    "roargraph": lambda folder, embeddings, built: RoarGraph.load(folder, embeddings),
+# Reader of each kind: called with the folder and the embeddings.
+_READERS: dict[str, Callable[[Path, ndarray], Finder]] = {
+    "flat": lambda folder, embeddings: Flat(embeddings),
+    "ivf": lambda folder, embeddings: Ivf.load(folder, embeddings.shape),
+    "ivfpq": lambda folder, embeddings: Ivf.load(folder, embeddings.shape),
+    "hnsw": lambda folder, embeddings: Hnsw.load(folder, embeddings.shape),
+    "vamana": lambda folder, embeddings: Vamana.load(folder, embeddings.shape),
+    "roargraph": lambda folder, embeddings: RoarGraph.load(folder, embeddings),
 }
 KINDS = tuple(_READERS)
 
@@ -54,10 +52,6 @@ class _Meta(TypedDict):
     rows: int
     width: int
     effort: int
-
-
-class _VamanaMeta(_Meta):
-    degree: int
 
 
 @dataclass(frozen=True)
@@ -91,10 +85,9 @@ class UnfinishedIndex:
 
         Args:
             kind: kind of its finder, one of `KINDS`.
-            meta: inputs and settings of the index, with `degree` for a kind that needs it.
+            meta: inputs and settings of the index.
         """
-        for name in _ARRAYS:
-            np.save(self.folder / f"{name}.npy", getattr(index, name), allow_pickle=False)
+        np.save(self.folder / TIES, index.ties, allow_pickle=False)
         (self.folder / FINDER).mkdir()
         index.finder.save(self.folder / FINDER)
         rows, width = index.embeddings.shape
@@ -122,8 +115,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
     if meta.get("kind") != KIND or str(meta.get("index")) not in _READERS:
         raise StorageError("is not an index", str(path), f"name the {setting('output')} of `raytriever index`")
-    needed: type[_Meta] = _VamanaMeta if meta["index"] == "vamana" else _Meta
-    conform(meta, str(path / MANIFEST), needed, _REMEDY)
+    conform(meta, str(path / MANIFEST), _Meta, _REMEDY)
     return meta
 
 
@@ -138,13 +130,9 @@ def read_index(path: Path) -> ApproximateIndex:
     check_directory(path)
     rows, width = meta["rows"], meta["width"]
     embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, width), _REMEDY, mapped="r")
-    documents = read_array(path / "documents.npy", ["int64"], (rows,), _REMEDY)
-    ties = read_array(path / "ties.npy", ["int64"], (None,), _REMEDY)
-    for name, values in (("documents", documents), ("ties", ties)):
-        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(ties):
-            reason = f"holds positions outside of a corpus of {len(ties):,} documents"
-            raise StorageError(reason, str(path / f"{name}.npy"), _REMEDY)
-    finder = _READERS[meta["index"]](path / FINDER, embeddings, meta)
-    return ApproximateIndex(
-        finder=finder, embeddings=embeddings, documents=documents, ties=ties, effort=int(meta["effort"])
-    )
+    ties = read_array(path / TIES, ["int64"], (rows,), _REMEDY)
+    if rows and not 0 <= int(ties.min()) <= int(ties.max()) < rows:
+        reason = f"holds positions outside of a corpus of {rows:,} documents"
+        raise StorageError(reason, str(path / TIES), _REMEDY)
+    finder = _READERS[meta["index"]](path / FINDER, embeddings)
+    return ApproximateIndex(finder, embeddings, ties, int(meta["effort"]))

@@ -32,11 +32,9 @@ class Vamana:
 
     Args:
         index: an `svs.Vamana`.
-        memory: bytes of the graph and of a copy of the embeddings.
     """
 
     index: Any
-    memory: int
 
     @classmethod
     def build(cls, embeddings: Float32[ndarray, "rows width"], degree: int, beam: int, threads: int) -> Vamana:
@@ -49,8 +47,7 @@ class Vamana:
         """
         svs = _svs()
         settings = svs.VamanaBuildParameters(graph_max_degree=degree, window_size=max(beam, degree), alpha=ALPHA)
-        index = svs.Vamana.build(settings, embeddings, svs.DistanceType.MIP, num_threads=threads)
-        return cls(index, len(embeddings) * 4 * (degree + 1 + embeddings.shape[1]))
+        return cls(svs.Vamana.build(settings, embeddings, svs.DistanceType.MIP, num_threads=threads))
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Find rows; see `Finder`."""
@@ -67,7 +64,7 @@ class Vamana:
         self.index.save(*(str(folder / name) for name in _FOLDERS))
 
     @classmethod
-    def load(cls, folder: Path, degree: int, shape: tuple[int, ...]) -> Vamana:
+    def load(cls, folder: Path, shape: tuple[int, ...]) -> Vamana:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder.
 
         Raises:
@@ -82,12 +79,7 @@ class Vamana:
                 f"holds {index.size:,} vectors of width {index.dimensions}, expected {shape[0]:,} of width {shape[1]}"
             )
             raise StorageError(reason, str(folder), "build the index again")
-        return cls(index, index.size * 4 * (degree + 1 + index.dimensions))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the graph and of a copy of the embeddings."""
-        return self.memory
+        return cls(index)
 
 
 def _repeated(rows: UInt64[ndarray, "queries k"]) -> Bool[ndarray, "queries k"]:

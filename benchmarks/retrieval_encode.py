@@ -202,7 +202,7 @@ def on_a_gpu(arguments: argparse.Namespace) -> dict[str, End]:
     make = (lambda some: retriever.pack(some, "passage")) if retriever.packs else retriever.pad
     ready = [
         move(make([inputs[row] for row in rows]), lambda tensor: tensor.to(device))
-        for rows in batches([len(ids) for ids in inputs], token_budget(retriever))
+        for rows in batches(retriever, inputs, token_budget(retriever))
     ]
 
     def forward() -> None:

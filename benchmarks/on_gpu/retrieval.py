@@ -83,7 +83,7 @@ def encoding(scratch: Path, shape: str, count: int, longest: int, device: torch.
     retriever.contents(texts, "passage")
     yield f"{shape}: tokenising alone, texts a second", reported(count / (time.perf_counter() - began))
     inputs = retriever.assemble(tokens, "passage")
-    rows = batches([len(ids) for ids in inputs], token_budget(retriever))
+    rows = batches(retriever, inputs, token_budget(retriever))
     # A tenth of the batches, spread over the lengths, with the same number of tokens a text.
     some = rows[:: max(1, len(rows) // 10)]
     ids = [[inputs[row] for row in part] for part in some]

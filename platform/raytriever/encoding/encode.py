@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from threading import Lock
 
 import numpy as np
@@ -132,7 +132,7 @@ def _start_contents(
     prompt: str | Sequence[str] | None = None,
 ) -> PendingEmbeddings:
     inputs = retriever.assemble(contents, side)
-    rows = batches([len(ids) for ids in inputs], token_budget(retriever))
+    rows = batches(retriever, inputs, token_budget(retriever))
     return start_encoding(retriever, inputs, rows, side, on_progress=on_progress, prompt=prompt)
 
 
@@ -230,16 +230,22 @@ def token_budget(retriever: Retriever, device: str | None = None) -> int:
     return max(TOKEN_BUDGET[device], _GPU_STATES // retriever.width if device == "cuda" else 0)
 
 
-def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Sort rows by descending length, and cut them into batches that cost at most `budget` tokens with padding."""
+def batches(retriever: Retriever, inputs: Sequence[ndarray], budget: int) -> list[list[int]]:
+    """Sort texts by descending length, and cut them into batches that cost at most `budget` tokens with padding.
+
+    Returns:
+        Numbers of the texts of each batch. In int8 the texts of a batch have one padded length.
+    """
+    lengths = [retriever.padded_length(len(ids)) for ids in inputs]
     costs = token_cost(np.array(lengths, dtype=np.int64))
     rows = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batches_of_rows = []
-    start = 0
-    while start < len(rows):
-        count = max(1, budget // max(1, int(costs[rows[start]])))
-        batches_of_rows.append(rows[start : start + count])
-        start += count
+    for _, group in groupby(rows, lambda row: lengths[row] if retriever.is_int8 else 0):
+        same = list(group)
+        while same:
+            count = max(1, budget // max(1, int(costs[same[0]])))
+            batches_of_rows.append(same[:count])
+            same = same[count:]
     return batches_of_rows
 
 

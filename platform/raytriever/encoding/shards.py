@@ -163,7 +163,7 @@ class ShardEncoder:
         inputs = self.retriever.assemble(contents, self.side_texts.side)
         budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
         return replace(
-            texts, inputs=inputs, batches=batches([len(ids) for ids in inputs], budget), prompt=prompt, budget=budget
+            texts, inputs=inputs, batches=batches(self.retriever, inputs, budget), prompt=prompt, budget=budget
         )
 
     def _start(self, texts: _ShardTexts) -> PendingEmbeddings | None:

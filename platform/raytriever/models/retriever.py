@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 # 1.7 times as long in one bucket as in 4 or 8. A GPU has no limit, because large buckets keep it busy.
 CPU_BUCKET_TOKENS = 4_096
 
+_INT8_MULTIPLE = 8  # tokens
+
 
 class Retriever(nn.Module):
     """Two towers (the same module if shared) with their tokenizer.
@@ -178,12 +180,23 @@ class Retriever(nn.Module):
         """Tokenise and truncate texts with their prompt of one side; no padding."""
         return self.assemble(self.contents(texts, side), side)
 
+    def padded_length(self, tokens: int) -> int:
+        """Return the length to which a text of so many tokens is padded alone.
+
+        Attention rounds with the padding, and in int8 the last bit of a state may change an integer. So all texts of a
+        padded length are encoded together there, and none gets another embedding because of its neighbors.
+        """
+        if not self.is_int8:
+            return tokens
+        most = max(self.description.query_length, self.description.passage_length)
+        return max(tokens, min(-(-tokens // _INT8_MULTIPLE) * _INT8_MULTIPLE, most))
+
     def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
         """Pad texts to the longest one: return `input_ids` and `attention_mask`, `[texts, tokens]` int64.
 
         With `prompt_lengths` there is also `left_out`; see `packing`.
         """
-        tokens = self.template.pad(token_ids)
+        tokens = self.template.pad(token_ids, self.padded_length(max(map(len, token_ids), default=0)))
         if prompt_lengths is not None:
             tokens["left_out"] = torch.tensor(prompt_lengths, dtype=torch.int64)
         return tokens

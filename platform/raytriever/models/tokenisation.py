@@ -229,10 +229,15 @@ class Template:
         flat = np.concatenate(pieces, dtype=np.int64)
         return [flat[begin:end] for begin, end in pairwise(ends)]
 
-    def pad(self, inputs: Sequence[ndarray | Sequence[int]]) -> dict[str, Int64[Tensor, "texts tokens"]]:
-        """Pad inputs to the longest one: return `input_ids`, and `attention_mask` with 1 for tokens."""
+    def pad(
+        self, inputs: Sequence[ndarray | Sequence[int]], least: int = 0
+    ) -> dict[str, Int64[Tensor, "texts tokens"]]:
+        """Pad inputs to the longest one, at least to `least` tokens.
+
+        Return `input_ids`, and `attention_mask` with 1 for tokens.
+        """
         lengths = np.array([len(ids) for ids in inputs])
-        columns = np.arange(lengths.max(initial=0))
+        columns = np.arange(lengths.max(initial=least))
         if self.pad_left:
             columns = columns[::-1]
         mask = columns < lengths[:, None]

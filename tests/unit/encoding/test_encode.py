@@ -48,7 +48,7 @@ def test_batches_in_threads_give_the_same_bytes(
     rng = np.random.default_rng(1)
     texts = ["a" * int(n) for n in rng.integers(1, 80, 300)]
     inputs = retriever.assemble(retriever.contents(texts, "passage"), "passage")
-    rows = module.batches([len(ids) for ids in inputs], 400)
+    rows = module.batches(retriever, inputs, 400)
     rows[5] = []
     done, threads = [], set()
     encode = retriever.encode
@@ -85,8 +85,19 @@ def test_an_error_in_a_thread_ends_all(tiny_encoder: Path) -> None:
     assert torch.get_num_threads() == 2
 
 
-def test_a_budget_smaller_than_one_text_still_encodes_it() -> None:
-    assert module.batches([5, 9, 2], budget=4) == [[1], [0], [2]]
+def test_a_budget_smaller_than_one_text_still_encodes_it(tiny_encoder: Path) -> None:
+    inputs = [np.zeros(length, np.int64) for length in (5, 9, 2)]
+    assert module.batches(load_retriever(ModelConfig(str(tiny_encoder))), inputs, budget=4) == [[1], [0], [2]]
+
+
+def test_in_int8_an_embedding_does_not_depend_on_the_other_texts() -> None:
+    retriever = load_for_encoding(ModelConfig("minilm"), "int8", torch.device("cpu"))
+    rng = np.random.default_rng(0)
+    words = ["alpha", "beta", "gamma", "delta", "river", "stone", "model", "query"]
+    texts = [" ".join(rng.choice(words, length)) for length in (3, 3, 9, 11, 12, 27, 40, 75)]
+    together = encode_texts(retriever, texts, "passage")
+    alone = np.concatenate([encode_texts(retriever, [text], "passage") for text in texts])
+    assert together.tobytes() == alone.tobytes()
 
 
 TEXTS = ["a" * n for n in (1, 5, 5, 30, 61)]

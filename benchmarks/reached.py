@@ -99,9 +99,8 @@ def unreached(roots: set[str]) -> list[str]:
                     reach(scopes[module][part.value.id][0], part.attr)
             elif isinstance(part, ast.Constant) and isinstance(part.value, str):
                 attributes.update(re.findall(r"[A-Za-z_]\w+", part.value) if len(part.value) < 60 else ())
-                # A row of a table names a function below its own package, as in `losses/table.py`.
-                target, _, name = f"{module.rpartition('.')[0]}.{part.value}".rpartition(".")
-                reach(target, name)
+                owner, _, name = part.value.rpartition(".")  # `rows.INFONCE` names a definition next to this module
+                reach(f"{module.rpartition('.')[0]}.{owner}", name)
             elif isinstance(part, ast.keyword) and part.arg:
                 attributes.add(part.arg)
 

@@ -232,7 +232,7 @@ def test_half_precision_of_the_encoder_does_not_reach_the_loss(model: SentenceTr
     model.float()
     loss = library.MannWhitneyLoss(model, num_positives=POSITIVES, distribution_weight=10)
     features = columns(model)
-    ids = loss._ids(features, None)
+    ids = loss._relevance(features, None)
     embeddings = [torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(each)) for each in range(5)]
     exact = loss._compute(embeddings, ids)
     with torch.autocast("cpu", torch.bfloat16):

@@ -76,7 +76,7 @@ def test_cached_gradients_are_those_of_the_whole_batch(
     results = []
     for chunk, budget, chunks in ((None, 1_000, 1), (None, 40, 8), (40, 1_000, 8), (90, 40, 8)):
         monkeypatch.setitem(guides.TOKEN_BUDGET, "cpu", budget)
-        batch = work.train.batch(0, work.retriever, ALONE, chunk=chunk)
+        batch = work.train.batch(0, work.retriever, ALONE, settings.both_ways, chunk)
         loss = build_loss(settings, True)
         objective = Objective(work.retriever, loss, "fp32", guide=work.guide.encode)
         assert len(batch.guide[0][0].buckets) == chunks

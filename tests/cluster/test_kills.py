@@ -74,8 +74,7 @@ KILLS = {
     "refresh": Kill(
         f"{REFRESH} --refresh-mode sync",
         (
-            Blow(MINED, "ray::MapWorker"),
-            Blow(f"out/checkpoints/step-6 {MINED}", "ray::CheckpointJob"),
+            Blow(MINED, "ray::CheckpointJob"),  # without GPUs the one process of its node encodes and searches itself
             Blow(f"out/checkpoints/step-6 {MINED}", "*"),
         ),
         same=(*RUN, "negatives/round-*/*.parquet"),
@@ -215,6 +214,8 @@ def test_a_killed_command_continues(
     assert "Resumed from checkpoint" in err or stage not in ("train", "tune")
     assert_tracked_once(f"sqlite:///{output.parent}/mlflow.db", output)
     for run, values in logged(output).items():
+        if not (output / run).with_name("checkpoints").exists():
+            continue  # a sweep or a study, which trains nothing itself
         assert sorted(step for step, one in values.items() if "loss" in one) == [*range(1, max(values) + 1)], run
     if not kill.same:
         return

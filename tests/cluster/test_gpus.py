@@ -124,7 +124,6 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
         total_steps=4,
         folder=tmp_path,
         dev_sets=dev_sets,
-        in_process=True,
     )
     train_on_cluster(job, events.append)
 

@@ -55,5 +55,5 @@ def test_a_study_of_a_file_compares_its_arms(
     started.append(process)
     assert process.wait(120) == 0
     page = (tmp_path / "page.html").read_text()
-    assert "MW-Letters seed-0" in page
+    assert "MW-Letters_seed-0" in page
     assert page.count("AUC") > 3

@@ -115,6 +115,8 @@ def test_long_texts_share_a_bucket_only_if_their_attention_stays_cheap() -> None
     assert cut_points(np.array([412, 512])) == []
 
 
-def test_batches_of_long_texts_are_smaller_than_their_tokens() -> None:
-    assert [len(batch) for batch in batches([512] * 16, 4_096)] == [8, 8]
-    assert [len(batch) for batch in batches([4_096] * 6, 65_536)] == [5, 1]
+def test_batches_of_long_texts_are_smaller_than_their_tokens(tiny_encoder: Path) -> None:
+    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
+    for length, texts, budget, expected in ((512, 16, 4_096, [8, 8]), (4_096, 6, 65_536, [5, 1])):
+        inputs = [np.zeros(length, np.int64)] * texts
+        assert [len(batch) for batch in batches(retriever, inputs, budget)] == expected

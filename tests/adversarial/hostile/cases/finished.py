@@ -10,7 +10,11 @@ CONTINUE = "train --dataset letters --model model --output run --max-steps 4 --b
 SEARCH = "search is --dataset letters --model run"
 EXPORT = "export --model model --evaluation results --output out"
 METRICS, STEPS, RUN, CONFIG = "run/metrics.json", "run/steps.jsonl", "run/run.json", "run/config.yaml"
-RESULTS, PER_QUERY = "results/results.json", "run/evaluation/per_query/letters.json"
+RESULTS, RUN_RESULTS, PER_QUERY = (
+    "results/results.json",
+    "run/evaluation/results.json",
+    "run/evaluation/per_query/letters.json",
+)
 CHECKPOINT = "run/checkpoints/step-4"
 
 
@@ -34,7 +38,7 @@ def broken(file: str, words: str, special: bool = True) -> list[Case]:
 
 
 NOTHING = [
-    Case("metrics of nothing at comparing", COMPARE, METRICS, (write(METRICS, b"{}"),)),
+    Case("results of a run of nothing at comparing", COMPARE, RUN_RESULTS, (write(RUN_RESULTS, b"{}"),)),
     Case("results of nothing at comparing", COMPARE, RESULTS, (write(RESULTS, b"{}"),)),
     Case("results of nothing at export", EXPORT, RESULTS, (write(RESULTS, b"{}"),)),
     Case("a model's config of nothing", SEARCH, "run/model", (write("run/model/config.json", b"{}"),)),
@@ -42,7 +46,7 @@ NOTHING = [
 CASES = of_area(
     "finished",
     *NOTHING,
-    *broken(METRICS, COMPARE),
+    *broken(RUN_RESULTS, COMPARE),
     *broken(RESULTS, COMPARE),
     *broken(RESULTS, EXPORT),
     *broken(METRICS, CONTINUE, special=False),

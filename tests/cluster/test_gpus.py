@@ -20,9 +20,9 @@ from raytriever.cluster.encoding import choose_actor_pool
 from raytriever.cluster.evaluation import evaluate_once
 from raytriever.cluster.placement import count_gpus, spare_gpus
 from raytriever.cluster.pool import ActorPool, PooledCorpus
-from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.jobs import choose_pool
 from raytriever.cluster.train.trainer import train_on_cluster
+from raytriever.cluster.train.validation import open_dev_sets
 from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config
 from raytriever.data.config import DataConfig

@@ -187,16 +187,12 @@ def _measure(
     backend: RetrievalBackend,
     store: MeasurementStore,
 ) -> PartMeasurement:
-    """Measure all models on a part of a data set, or read what an earlier command measured.
-
-    The time of each model is added to `measured.seconds`.
-    """
-    source, seconds = measured.source, measured.seconds
+    """Measure all models on a part of a data set, or read what an earlier command measured."""
+    source = measured.source
     chosen_on = opened.judged.get(job.calibration_split)
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
     dense: dict[str, DenseSystem] = {}
     for model in job.models:
-        seconds.setdefault(model.name, 0.0)
         system: Bm25System | DenseSystem | FormSystem
         if model.config is None:
             system = Bm25System(part.dataset)
@@ -216,8 +212,7 @@ def _measure(
             if isinstance(system, FormSystem):
                 system.kept = protocol.kept_of(judged.relevance)
             measure = partial(evaluate, part.dataset, split, system, protocol, judged)
-            evaluations[model.name], took = store.get(model.name, source.label(opened.name), split, whole_key, measure)
-            seconds[model.name] += took
+            evaluations[model.name] = store.get(model.name, source.label(opened.name), split, whole_key, measure)
         if job.calibrates(model.name):
             part.calibration.setdefault(model.name, part.evaluations[model.name])
     return part

@@ -18,7 +18,7 @@ from statistics import fmean
 
 from raytriever.cluster.evaluation import evaluate_once
 from raytriever.cluster.session import check_cluster
-from raytriever.cluster.train.dev_sets import DEV
+from raytriever.cluster.train.validation import DEV
 from raytriever.config import Config, dump_config
 from raytriever.errors import DataError
 from raytriever.evaluation.datasets import EvaluationDataset, safe_name

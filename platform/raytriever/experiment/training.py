@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from raytriever.cluster.ingest import choose_runner
-from raytriever.cluster.train.dev_sets import DevSet, open_dev_sets
+from raytriever.cluster.train.validation import DevSet, open_dev_sets
 from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import SECTIONS, Config, to_dict
 from raytriever.data.config import DataConfig

@@ -155,7 +155,7 @@ def _training(facts: CardFacts) -> list[str]:
 
 
 def _results(facts: CardFacts) -> list[str]:
-    parts = []
+    parts: list[str] = []
     for name, one in facts.trained.about.items():
         rows = {_TRAINED[model]: sets[name] for model, sets in facts.trained.models.items()}
         head = "" if parts else "## Results\n"

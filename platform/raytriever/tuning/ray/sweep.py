@@ -21,7 +21,7 @@ import yaml
 from raytriever.activity import activity
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
-from raytriever.cluster.train.dev_sets import DEV, dev_protocol
+from raytriever.cluster.train.validation import DEV, dev_protocol
 from raytriever.config import Config, dump_config, hash_of, to_dict
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.protocol import Protocol, metric_title

@@ -27,7 +27,6 @@ from raytriever.errors import UserError
 from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
 
 # Keys of the results that a trial reports to Tune: the last one, and in each validation the step.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
@@ -112,7 +111,7 @@ def evaluate_on_dev(job: TrainingJob, driver: DriverContext | None = None) -> di
     """Search the whole corpus of a trial's first data set, and return the metrics on its dev split."""
     if driver is not None:
         driver.enter()
-    model, split, device = ModelConfig(model=str(job.folder / "model")), job.config.data.dev_split, default_device()
+    model, split = ModelConfig(model=str(job.folder / "model")), job.config.data.dev_split
     dataset = open_dataset(job.datasets[0], [split])
-    retriever = load_for_encoding(model, choose_precision(job.config.training.precision, device), device)
+    retriever = load_for_encoding(model, job.config.training.precision)
     return dict(evaluate(dataset, split, DenseSystem(dataset, model, retriever)).metrics)

@@ -122,6 +122,12 @@ def test_a_folder_that_is_made_survives_a_crash_of_the_machine(tmp_path: Path, m
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
+def test_links_in_a_circle_above_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(StorageError, match=f"^{tmp_path}/circle: symbolic links lead in a circle"):
+        commit(tmp_path / "circle" / "run", "one")
+
+
 def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="is there already"):
         commit(tmp_path / "run", "second", during=lambda: commit(tmp_path / "run", "first"))

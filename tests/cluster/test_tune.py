@@ -129,6 +129,6 @@ def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(
     assert [trial["status"] for trial in trials] == ["finished", "failed", "stopped", "stopped"]
     assert trials[2]["reason"] == "behind at step 10"
     assert sorted(losses(folder / "trials" / "002"))[:10] == list(range(1, 11))
-    assert "trial 000 on split test" in out
+    assert "before and after training in trial 000" in out
     _, children = tracked(cli.environment["MLFLOW_TRACKING_URI"])
     assert sorted(run.info.status for run in children) == ["FAILED", "FINISHED", "KILLED", "KILLED"]

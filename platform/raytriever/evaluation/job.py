@@ -204,7 +204,8 @@ def _measure(
             system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, backend, prompts)
         key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
         targets = [(source.split, source.protocol, part.evaluations)]
-        if job.calibrates(model.name) and job.calibration_split != source.split:
+        is_calibrated = bool(job.aims) and model.name in (job.calibrated or [model.name])
+        if is_calibrated and job.calibration_split != source.split:
             targets.append((job.calibration_split, replace(source.protocol, metrics=(AUC,)), part.calibration))
         for split, protocol, evaluations in targets:
             whole_key = {**key, "split": split, "protocol": asdict(protocol)}
@@ -213,7 +214,7 @@ def _measure(
                 system.kept = protocol.kept_of(judged.relevance)
             measure = partial(evaluate, part.dataset, split, system, protocol, judged)
             evaluations[model.name] = store.get(model.name, source.label(opened.name), split, whole_key, measure)
-        if job.calibrates(model.name):
+        if is_calibrated:
             part.calibration.setdefault(model.name, part.evaluations[model.name])
     return part
 

@@ -28,6 +28,7 @@ from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import (
     EvaluationDataset,
+    check_prompts,
     describe_datasets,
     distinct_names,
     find_beir,
@@ -56,7 +57,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import commit_of
 from raytriever.models.source import check_revision
 from raytriever.options import did_you_mean
-from raytriever.prompts import PromptTable
 from raytriever.store.objects import address_of
 
 BM25 = "bm25"
@@ -111,7 +111,7 @@ class EvaluationJob:
         baselines: names of the models that the others are compared with.
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
-        calibrated: names of the models for which thresholds are chosen; None for all.
+        calibrated: names of the models for which thresholds are chosen; empty for all.
         confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
         removed: share of the questions that also take part without their answers.
         foreign: data sets whose questions this corpus does not answer.
@@ -124,7 +124,7 @@ class EvaluationJob:
     baselines: Sequence[str]
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
-    calibrated: Sequence[str] | None = None
+    calibrated: Sequence[str] = ()
     confidence: str = ENTROPY
     removed: float = 0.0
     foreign: Sequence[str] = ()
@@ -156,17 +156,13 @@ class EvaluationJob:
             "baselines": list(self.baselines),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
-            **({"calibrated": list(self.calibrated)} if self.calibrated is not None else {}),
+            **({"calibrated": list(self.calibrated)} if self.calibrated else {}),
             "confidence": self.confidence if self.aims else None,
             **({"removed": self.removed} if self.removed else {}),
             **({"foreign": list(self.foreign)} if self.foreign else {}),
             "precision": precision,
             **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
         }
-
-    def calibrates(self, model: str) -> bool:
-        """Return whether thresholds are chosen for a model."""
-        return bool(self.aims) and (self.calibrated is None or model in self.calibrated)
 
     def splits(self, one: EvaluationDataset) -> list[str]:
         """Return the splits of a data set that are opened."""
@@ -324,23 +320,19 @@ def build_evaluation_job(
         foreign=[word for word in unanswerable if not asks_removed(word)],
         precision=precision,
     )
-    if not config.suite:
-        return _with_checked_prompts(job)
-    root = Path(config.data_root) if config.data_root else None
-    suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
-    for line in missing:
-        report(f"MISSING: {line}")
-    if not suite:
-        where = setting("data_root", root) if root else setting("suite", "beir")
-        remedy = f"give {setting('data_root')}, the folder that holds the data sets"
-        raise DataError("no data set of the suite exists", where, remedy)
-    return _with_checked_prompts(replace(job, datasets=[*job.datasets, *suite], missing=missing))
-
-
-def _with_checked_prompts(job: EvaluationJob) -> EvaluationJob:
-    names = [name for one in job.datasets for part in one.parts for name in one.prompt_names(part)]
-    for model in job.models:
-        PromptTable(own=(model.config and model.config.dataset_prompts) or {}).check(names)
+    if config.suite:
+        root = Path(config.data_root) if config.data_root else None
+        suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
+        for line in missing:
+            report(f"MISSING: {line}")
+        if not suite:
+            where = setting("data_root", root) if root else setting("suite", "beir")
+            remedy = f"give {setting('data_root')}, the folder that holds the data sets"
+            raise DataError("no data set of the suite exists", where, remedy)
+        job = replace(job, datasets=[*job.datasets, *suite], missing=missing)
+    for model in models:
+        if model.config and model.config.dataset_prompts:
+            check_prompts(model.config.dataset_prompts, job.datasets)
     return job
 
 

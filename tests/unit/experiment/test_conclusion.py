@@ -63,7 +63,8 @@ def opened(tiny_dataset: Path, tiny_encoder: Path, tmp_path: Path, own_cache: Pa
     for split, members in QRELS.items():
         lines = [f"q{i}\td{i}\t1\n" for i in members]
         (letters / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-    encoder = ModelConfig(str(shutil.copytree(tiny_encoder, tmp_path / "encoder")))
+    prompts = {"trained-query": "of the data set that is trained on: "}
+    encoder = ModelConfig(str(shutil.copytree(tiny_encoder, tmp_path / "encoder")), dataset_prompts=prompts)
     training = replace(Config().training, precision="fp32")
     config = Config(data=replace(Config().data, dataset=str(letters)), model=encoder, training=training)
     return OpenRun(config, open_dataset(str(letters), list(QRELS)), (), "", 0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from object_store import ObjectStore, object_store
 
+from raytriever.evaluation.results import Results
 from raytriever.store import objects
 from raytriever.store.commit import MANIFEST, complete, is_committed
 
@@ -82,7 +83,7 @@ def test_a_sweep(outputs: Outputs, large_encoder: Path, tiny_dataset: Path, tmp_
     assert there.keys() == here.keys()
     for name in ("best.yaml", "trials/000/model/model.safetensors", "best/model/model.safetensors"):
         assert (copy / name).read_bytes() == (local / name).read_bytes()
-    after = [json.loads((folder / "best/metrics.json").read_text())["after"] for folder in (copy, local)]
+    after = [Results.read(folder / "best/evaluation").models for folder in (copy, local)]
     assert after[0] == after[1]
 
 

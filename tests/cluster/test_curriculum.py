@@ -13,6 +13,7 @@ import yaml
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
+from raytriever.evaluation.results import Results
 from raytriever.store.commit import read_manifest
 
 LLM_STEPS, HUMAN_STEPS = 6, 12
@@ -85,16 +86,16 @@ def test_stages_are_one_run_with_children(
 
     # Measured once, for the whole, and calibrated as a run without stages is.
     assert (run / "model" / "calibration.json").is_file(), err
-    figures = json.loads((run / "metrics.json").read_text())
-    assert list(figures) == ["format", "dataset", "split", "bm25", "before", "after"]
-    assert (figures["dataset"], figures["split"]) == ("letters", "test")
-    assert figures["after"] != figures["before"]
-    assert "loss lsepair then infonce" in out
+    results = Results.read(run / "evaluation")
+    assert list(results.models) == ["bm25", "before", "after"]
+    assert results.about["letters"].split == "test"
+    assert results.models["after"] != results.models["before"]
+    assert "the loss lsepair then infonce" in out
     for name in ("evaluation/runs/after/letters.trec", "figures/loss.png", "report.html", "config.yaml"):
         assert (run / name).stat().st_size > 500, name
     closing = json.loads((first / "metrics.json").read_text())
-    assert (closing["steps"], closing["split"]) == (LLM_STEPS, "dev")
-    assert closing["dev_loss"] > 0
+    assert (closing["steps"], closing["best"]["metric"]) == (LLM_STEPS, "dev_loss")
+    assert closing["best"]["value"] > 0
     own = yaml.safe_load((second / "config.yaml").read_text())
     assert (own["loss"]["loss"], own["data"]["positives"]) == ("infonce", "human")
 
@@ -111,7 +112,7 @@ def test_stages_are_one_run_with_children(
         history = client.get_metric_history(tracked[name].info.run_id, "loss")
         assert sorted(point.step for point in history) == list(range(1, count + 1)), name
     assert client.get_metric_history(parent.info.run_id, "loss") == []
-    assert parent.data.metrics["after/letters/auc"] == pytest.approx(figures["after"]["auc"])
+    assert parent.data.metrics["after/letters/auc"] == pytest.approx(results.models["after"]["letters"]["auc"])
     assert parent.data.params["stages.1.loss.loss"] == tracked["1-llm of whole"].data.params["loss.loss"] == "lsepair"
     assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"config.yaml", "model", "report.html"}
 

@@ -17,12 +17,12 @@ import ray
 
 from raytriever.cluster import pool
 from raytriever.cluster.encoding import choose_actor_pool
-from raytriever.cluster.evaluation import evaluate_model
+from raytriever.cluster.evaluation import evaluate_once
 from raytriever.cluster.placement import count_gpus, spare_gpus
 from raytriever.cluster.pool import ActorPool, PooledCorpus
-from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.jobs import choose_pool
 from raytriever.cluster.train.trainer import train_on_cluster
+from raytriever.cluster.train.validation import open_dev_sets
 from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
@@ -37,7 +37,9 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
+from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.systems import DenseSystem
 from raytriever.index.exact import tie_order
 from raytriever.index.ranking import TieOrder
@@ -178,18 +180,25 @@ def test_actors_that_encode_and_search_see_what_they_reserved(
         assert seen(title) <= ({"0", "1"} if gpus else {""})
 
 
-def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case) -> None:
+def evaluation_of(case: Case, model: str) -> EvaluationJob:
+    tiny, letters = EvaluatedModel("tiny", replace(case.model, model=model)), str(case.dataset.location)
+    datasets = [EvaluationDataset("letters", {"letters": letters}, "test")]
+    return EvaluationJob(models=[tiny], datasets=datasets, baselines=["tiny"], precision="fp32")
+
+
+def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case, tmp_path: Path) -> None:
     here = evaluate(case.dataset, "test", DenseSystem(case.dataset, case.model, case.retriever))
-    [there] = evaluate_model(case.dataset, ["test"], case.model, "fp32")
+    lines: list[str] = []
+    there = evaluate_once(evaluation_of(case, case.model.model), tmp_path / "evaluation", lines.append)
     assert seen("ray::_run_in_task") <= {"0", "1"}
     assert seen("ray::_run_in_task")
-    assert there.metrics == pytest.approx(here.metrics)
-    assert np.array_equal(there.queries, here.queries)
+    assert there.models["tiny"]["letters"] == pytest.approx(here.metrics)
+    assert [line for line in lines if "split test (fp32 on c" in line]
 
 
 def test_an_error_of_the_process_with_a_gpu_is_one_of_the_user(records: Path, case: Case, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
-        evaluate_model(case.dataset, ["test"], replace(case.model, model=str(tmp_path / "nowhere")), "fp32")
+        evaluate_once(evaluation_of(case, str(tmp_path / "nowhere")), tmp_path / "evaluation", print)
 
 
 def gpus_are_free() -> bool:

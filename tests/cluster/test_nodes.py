@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -14,6 +13,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from raytriever.cluster.placement import count_gpus
+from raytriever.evaluation.results import Results
 
 STEPS = ["--eval-steps", "50", "--patience", "99", "--max-steps", "400", "--checkpoint-steps", "20"]
 
@@ -57,7 +57,7 @@ def test_the_same_command_goes_on_after_the_head_was_killed_and_started_again(
     assert started[2].returncode == 0, err
     assert "Resumed from checkpoint" in err
     assert losses(cli.folder / "run") == losses(cli.folder / "peace")
-    figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("peace", "run")]
+    figures = [Results.read(cli.folder / name / "evaluation").models for name in ("peace", "run")]
     assert figures[0] == figures[1]
 
 

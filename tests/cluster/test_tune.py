@@ -13,6 +13,7 @@ import yaml
 from mlflow import MlflowClient
 from processes import losses
 
+from raytriever.evaluation.results import Results
 from raytriever.operation.runs import read_run
 
 SPACE = {"loss": {"loss": ["infonce", "mw"], "temperature": [0.02, 0.05]}}
@@ -74,9 +75,10 @@ def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Calla
         yaml.safe_load((folder / "best.yaml").read_text())["loss"]["temperature"]
         == best["settings"]["loss.temperature"]
     )
-    figures = json.loads((folder / "best" / "metrics.json").read_text())
-    assert figures["split"] == "test"
-    assert f"{figures['after']['ndcg_at_10']:.4f}" in out
+    results = Results.read(folder / "best" / "evaluation")
+    assert results.about["letters"].split == "test"
+    figures = results.models["after"]["letters"]
+    assert f"{figures['ndcg_at_10']:.4f}" in out
     [measured] = [run for run in children if "after/letters/ndcg_at_10" in run.data.metrics]
     assert parents[0].data.tags["raytriever.best_trial"] == measured.info.run_name
     assert "#/compare-runs?runs=%5B%22" in out
@@ -92,12 +94,11 @@ def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Calla
     assert (listed.state, listed.detail) == ("finished", "4 of 4 trials")
 
     # Trained once more by its settings, it comes out the same.
-    remade = cli.start("train", "--config", "sweep/best.yaml", "--output", "remade")
-    _, err = remade.communicate(timeout=200)
-    assert remade.returncode == 0, err
-    assert json.loads((cli.folder / "remade" / "metrics.json").read_text())["after"] == pytest.approx(
-        figures["after"], abs=0.02
-    )
+    once_more = cli.start("train", "--config", "sweep/best.yaml", "--output", "remade")
+    _, err = once_more.communicate(timeout=200)
+    assert once_more.returncode == 0, err
+    remade = Results.read(cli.folder / "remade" / "evaluation").models["after"]["letters"]
+    assert remade == pytest.approx(figures, abs=0.02)
 
     # Given once more it has nothing to do, and says the same.
     idle = cli.start("tune", *words)
@@ -128,6 +129,6 @@ def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(
     assert [trial["status"] for trial in trials] == ["finished", "failed", "stopped", "stopped"]
     assert trials[2]["reason"] == "behind at step 10"
     assert sorted(losses(folder / "trials" / "002"))[:10] == list(range(1, 11))
-    assert "trial 000 on split test" in out
+    assert "before and after training in trial 000" in out
     _, children = tracked(cli.environment["MLFLOW_TRACKING_URI"])
     assert sorted(run.info.status for run in children) == ["FAILED", "FINISHED", "KILLED", "KILLED"]

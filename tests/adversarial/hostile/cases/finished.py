@@ -9,7 +9,7 @@ COMPARE = "compare run results --output page.html"
 CONTINUE = "train --dataset letters --model model --output run --max-steps 4 --batch-size 8 --precision fp32"
 SEARCH = "search is --dataset letters --model run"
 EXPORT = "export --model model --evaluation results --output out"
-METRICS, STEPS, RUN, CONFIG = "run/metrics.json", "run/steps.jsonl", "run/run.json", "run/config.yaml"
+STEPS, RUN, CONFIG = "run/steps.jsonl", "run/run.json", "run/config.yaml"
 RESULTS, RUN_RESULTS, PER_QUERY = (
     "results/results.json",
     "run/evaluation/results.json",
@@ -49,14 +49,14 @@ CASES = of_area(
     *broken(RUN_RESULTS, COMPARE),
     *broken(RESULTS, COMPARE),
     *broken(RESULTS, EXPORT),
-    *broken(METRICS, CONTINUE, special=False),
+    *broken(RUN_RESULTS, CONTINUE, special=False),
     *broken(RUN, CONTINUE, special=False),
     *broken("run/model/config.json", SEARCH),
     Case(
         "metrics of words",
         CONTINUE,
-        "run/metrics.json: is damaged or changed: 'after.ndcg_at_10' is a text, expected ",
-        (document(METRICS, lambda c: c.update(after={"ndcg_at_10": "good"})),),
+        "run/evaluation/results.json: is damaged or changed: 'models.after.letters.ndcg_at_10' is a text, expected ",
+        (document(RUN_RESULTS, lambda c: c["models"]["after"]["letters"].update(ndcg_at_10="good")),),
     ),
     Case("steps that are cut short", CONTINUE, code=0, make=(cut(STEPS, -40),), leaves=("run*",)),
     Case(
@@ -85,7 +85,9 @@ CASES = of_area(
         "run/evaluation/per_query/letters.json: is damaged or changed: it is nested more than 100 deep",
         (write(PER_QUERY, "[" * 1000),),
     ),
-    Case("a run that is not finished", COMPARE, "run: holds a run that is not finished", (removed(METRICS),)),
+    Case(
+        "a run that is not finished", COMPARE, "run: holds a run that is not finished", (removed("run/metrics.json"),)
+    ),
     Case("a model of a run that is cut short", SEARCH, "incomplete", (cut("run/model/model.safetensors", -9),)),
     Case("a model of a run without manifest", SEARCH, "", (removed("run/model/manifest.json"),), code=0),
     Case(

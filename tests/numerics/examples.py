@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from batch_ids import BatchIds, TeacherScores
-from reference_losses import query_scores
+from batch_ids import BatchIds, TeacherScores, build_loss
+from reference_losses import query_scores, reference_loss
 from torch import Tensor
 
 from raytriever.losses.batch import Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
+from raytriever.losses.guide import GuideEmbeddings
 
 
 @dataclass
@@ -64,6 +65,31 @@ def taught(positives: Tensor, hard: Tensor, seed: int) -> TeacherScores:
     of_all[-1][hard[-1]] = of_all[1, positives[1, 0]] = of_all[len(hard) // 2] = torch.nan
     scores = of_all.gather(1, documents.clamp(min=0))
     return TeacherScores(documents, scores)
+
+
+def gradients(value: Tensor, batch: Example) -> list[Tensor]:
+    """Return a loss and its gradients by queries and passages."""
+    return [value.detach(), *torch.autograd.grad(value, (batch.queries, batch.passages))]
+
+
+def computed(
+    config: LossConfig, batch: Example, unit_length: bool = False, guide: GuideEmbeddings | None = None
+) -> list[Tensor]:
+    """Return the loss of training and its gradients."""
+    return gradients(
+        build_loss(config, unit_length)(batch.queries, batch.passages, batch.ids, guide=guide).value, batch
+    )
+
+
+def literal(config: LossConfig, batch: Example) -> list[Tensor]:
+    """Return the loss as its paper prints it, and its gradients."""
+    return gradients(reference_loss(config, batch.queries, batch.passages, batch.ids), batch)
+
+
+def assert_near(ours: list[Tensor], oracle: list[Tensor]) -> None:
+    """Compare a loss and gradients in double precision."""
+    for one, other in zip(ours, oracle, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
 def gathered_candidates(

@@ -101,6 +101,23 @@ def gathered_candidates(
     return Candidates(queries, embeddings, relevance, torch.tensor(temperature).log().to(queries))
 
 
+def double_sum(scores: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The literal double sum over the table of pairs, and its gradient."""
+    scores = scores.detach().double().requires_grad_()
+    batch = len(scores)
+    positive = torch.zeros_like(scores, dtype=torch.bool)
+    positive.diagonal()[:batch] = True
+    p, n = scores[positive], scores[~positive]
+    total = torch.zeros((), dtype=torch.float64)
+    grad = torch.zeros_like(scores)
+    for part in p.split(16):
+        z = (n[None] - part[:, None]) / temperature
+        value = torch.logaddexp(z, torch.zeros_like(z)).sum() / (len(p) * len(n))
+        grad += torch.autograd.grad(value, scores, retain_graph=True)[0]
+        total += value.detach()
+    return total, grad
+
+
 def auc(queries: Tensor, passages: Tensor, ids: BatchIds) -> float:
     """The share of pairs in the right order, ties counted half."""
     every = list(query_scores(queries.detach(), passages.detach(), ids, LossConfig()))

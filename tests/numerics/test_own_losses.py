@@ -1,9 +1,11 @@
-"""Losses that a user writes: those of the tutorial against their formulas, and the built-in ones written again."""
+"""Losses that a user or a contributor writes, as the pages print them, are their formulas."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ from examples import Example, assert_near, computed, example, gradients
 from reference_losses import query_scores
 
 from raytriever.losses.config import LossConfig
+from raytriever.losses.loss import Loss
+from raytriever.losses.rows import RowLoss, by_row
+from raytriever.options import Need, option
 
 SUPPORT = Path(__file__).parents[1] / "support" / "own_losses.py"
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "own-loss.md").read_text(encoding="utf-8")
@@ -80,3 +85,38 @@ def test_the_temperature_of_a_users_loss_is_trained() -> None:
     for each in (loss, builtin):
         each(batch.queries, batch.passages, batch.ids).value.backward()
     torch.testing.assert_close(loss.log_temperature.grad, builtin.log_temperature.grad, rtol=1e-6, atol=0)
+
+
+CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+LOSS, LOSS_WITH_A_CONSTANT, CONSTANT, *_ = re.findall(r"^```python\n(.*?)^```", CONTRIBUTING, re.DOTALL | re.MULTILINE)
+
+
+def test_the_loss_in_fifteen_lines_is_its_formula() -> None:
+    assert sum(bool(line) for line in LOSS.splitlines()) <= 15
+    loss = _run(LOSS)["MEAN_POSITIVE"]
+    assert isinstance(loss, RowLoss)
+    _assert_formula(LossConfig(temperature=TAU), by_row(loss), lambda negatives, own: negatives - own.mean())
+
+
+def test_the_loss_with_a_constant_reads_its_setting() -> None:
+    loss = _run(LOSS_WITH_A_CONSTANT)["additive_margin"]
+    fields = {"dataclass": dataclass, "LossConfig": LossConfig, "Need": Need, "option": option, "__name__": __name__}
+    exec(f"@dataclass(frozen=True)\nclass Settings(LossConfig):\n{indent(CONSTANT, '    ')}", fields)
+    for margin in (0.0, 2.5):
+        config = fields["Settings"](temperature=TAU, additive_margin=margin)
+        _assert_formula(config, loss, lambda negatives, positives, m=margin: negatives + m - positives[0])
+
+
+def _run(block: str) -> dict[str, object]:
+    names: dict[str, object] = {}
+    exec(block, names)
+    return names
+
+
+def _assert_formula(config: LossConfig, loss: object, exponent: object) -> None:
+    """Compare value and gradients with one query at a time, in double precision."""
+    batch = example(0)
+    ours = Loss(config, loss)(batch.queries, batch.passages, batch.ids.relevance()).value
+    scores = [(negatives.logsumexp(0), positives) for positives, negatives in zip(*_pairs(batch), strict=True)]
+    oracle = torch.stack([exponent(*each).exp().log1p() for each in scores]).mean()
+    assert_near(gradients(ours, batch), gradients(oracle, batch))

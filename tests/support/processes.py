@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import raytriever
+
 
 def processes(part: str, which: Callable[[int], bool]) -> list[int]:
     """Processes whose command line holds `part`, of those asked for."""
@@ -46,10 +48,16 @@ def run_python(
     *words: str | Path, code: int = 0, variables: Mapping[str, str] | None = None, **settings: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with words such as `-c` and a program; fails where it ends with another code."""
-    settings.setdefault("env", os.environ | dict(variables or {}))
+    settings.setdefault("env", _environment() | dict(variables or {}))
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, **settings)
     assert done.returncode == code, done.stderr
     return done
+
+
+def _environment() -> dict[str, str]:
+    """The variables of this process, with which another one imports the same package."""
+    paths = [str(Path(raytriever.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 280, code: int = 0) -> tuple[str, str]:
@@ -63,7 +71,8 @@ def ended(process: subprocess.Popen[str], seconds: float = 280, code: int = 0) -
 def running_python(program: str, *words: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run a program that may read its input; yield it with the first line that it prints, and kill it at the end."""
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", program, *words], text=True, **pipes) as process:
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, text=True, env=_environment(), **pipes) as process:
         try:
             yield process, process.stdout.readline().strip()  # type: ignore[union-attr]
         finally:

@@ -63,17 +63,12 @@ def weights(model: Path) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_stages_are_one_run_with_children(
-    command_line: Callable, started: list, configuration: Path, tiny_encoder: Path
-) -> None:
+def test_stages_are_one_run_with_children(command_line: Callable, configuration: Path, tiny_encoder: Path) -> None:
     cli = command_line()
     words = ["--config", str(configuration), "--output", "run", "--run-name", "whole"]
     run = cli.folder / "run"
     first, second = run / "stages" / "1-llm", run / "stages" / "2-human"
-    process = cli.start("train", *words)
-    started.append(process)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
+    out, err = cli.run("train", *words)
     for stage in (f"stage 1 of 2, llm: {LLM_STEPS} steps", f"stage 2 of 2, human: {HUMAN_STEPS} steps"):
         assert stage in err
 
@@ -117,11 +112,7 @@ def test_stages_are_one_run_with_children(
     assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"config.yaml", "model", "report.html"}
 
     # The same again has nothing to do; another setting of a stage is another run.
-    again = cli.start("train", *words)
-    printed, err = again.communicate(timeout=100)
-    assert printed == out, err
+    assert cli.run("train", *words)[0] == out
     configuration.write_text(configuration.read_text().replace(f"max_steps: {LLM_STEPS}", "max_steps: 7"))
-    other = cli.start("train", *words)
-    _, err = other.communicate(timeout=100)
-    assert other.returncode == 2
+    _, err = cli.run("train", *words, code=2)
     assert f"(training.max_steps of stage 'llm' is {LLM_STEPS} there and 7 here)" in err

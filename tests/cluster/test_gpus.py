@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from processes import wait_for
 
 from raytriever.cluster import pool
 from raytriever.cluster.encoding import choose_actor_pool
@@ -205,13 +205,6 @@ def gpus_are_free() -> bool:
     return ray.available_resources().get("GPU", 0) == GPUS
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def store(case: Case, tmp_path: Path) -> EmbeddingStore:
     """Documents in shards of 16."""
@@ -225,7 +218,7 @@ def test_an_actor_that_waits_for_a_gpu_delays_no_search(
 ) -> None:
     """As where another job takes GPUs between the count and the start: four actors for two GPUs."""
     monkeypatch.setattr(pool, "GRACE_SECONDS", 3.0)
-    wait_until(gpus_are_free)
+    wait_for(gpus_are_free)
     order = TieOrder.of(tie_order(case.dataset.documents.ids))
     queries = store.read(np.arange(0, len(store), 3))
     corpus = PooledCorpus(ActorPool(1, 4, cpus=0, gpus=1.0), store, order)
@@ -238,16 +231,16 @@ def test_a_search_without_any_actor_fails_in_one_line(
     records: Path, case: Case, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "START_SECONDS", 3.0)
-    wait_until(gpus_are_free)
+    wait_for(gpus_are_free)
     other = ray.remote(num_gpus=GPUS)(threading.Event).remote()
-    wait_until(lambda: ray.available_resources().get("GPU", 0) == 0)
+    wait_for(lambda: ray.available_resources().get("GPU", 0) == 0)
     with pytest.raises(UserError, match="no search actor started within 3 s"):
         ActorPool(2, 2, gpus=1.0).search(store, store.read(np.arange(3)), 5, np.arange(len(store)))
     ray.kill(other)
 
 
 def test_a_round_uses_the_gpus_that_training_leaves(records: Path) -> None:
-    wait_until(gpus_are_free)
+    wait_for(gpus_are_free)
     config = Config(refresh=RefreshConfig(refresh_every=2, refresh_pool="2:3"))
     pools = [choose_pool(replace(config, training=TrainingConfig(num_workers=count))) for count in (1, 2)]
     assert pools == [
@@ -257,7 +250,7 @@ def test_a_round_uses_the_gpus_that_training_leaves(records: Path) -> None:
 
 
 def test_gpus_of_training_are_never_spare(records: Path) -> None:
-    wait_until(gpus_are_free)
+    wait_for(gpus_are_free)
     assert count_gpus() == GPUS
     assert [spare_gpus(needed) for needed in range(4)] == [2, 1, 0, 0]
 

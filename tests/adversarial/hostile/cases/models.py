@@ -58,7 +58,7 @@ CASES = of_area(
             "export --model model --output out",
         )
     ],
-    Case(  # a training reads the weights in its worker: the same command continues with a model that is mended
+    Case(  # a training reads the weights in its worker: the same command continues with a whole model
         "missing tensors for train",
         "train --dataset letters --model model --output out --max-steps 2",
         UNTRAINED,

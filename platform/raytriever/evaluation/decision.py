@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy import ndarray
@@ -32,15 +32,23 @@ from raytriever.evaluation.results import ConfidenceRow, ErrorRow, ThresholdRow,
 from raytriever.metrics.answering import (
     CONFORMAL,
     FEWEST_ANSWERED,
+    WORTH,
     AnswerAim,
     AnswerDecision,
     Threshold,
     achieve_answers,
     decide,
     fewest_answers,
+    has_two_splits,
     unreachable,
 )
-from raytriever.metrics.calibration import PairsAchieved, achieve_pairs, choose_pair_threshold, ranked_relevance
+from raytriever.metrics.calibration import (
+    PairAim,
+    PairsAchieved,
+    achieve_pairs,
+    choose_pair_threshold,
+    ranked_relevance,
+)
 from raytriever.metrics.confidence import (
     COMBINED,
     DEPTH,
@@ -54,8 +62,23 @@ from raytriever.metrics.confidence import (
 )
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.intervals import Proportion
+from raytriever.metrics.passages import DEPTH as MOST_KEPT
+from raytriever.metrics.passages import (
+    KEPT,
+    PassagesKept,
+    RankedPassages,
+    achieve_kept,
+    choose_kept_threshold,
+    unreachable_kept,
+)
 from raytriever.metrics.probability import CalibrationError, calibration_error_of_scores
-from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_interval, resampling_weights
+from raytriever.metrics.ranking import Relevance
+from raytriever.metrics.selective import (
+    area_under_risk_coverage,
+    bootstrap_interval,
+    normalized_abstention_auc,
+    resampling_weights,
+)
 from raytriever.mining.bm25 import Bm25Index, compare_best
 
 _SAMPLES = 500  # of the intervals of areas
@@ -67,7 +90,7 @@ class ModelDecision:
     """Thresholds of a model on a data set.
 
     Args:
-        answers: confidence and thresholds of the decision to answer; None if no aim is of answers.
+        answers: confidence and thresholds of the decision to answer; None if all aims are of pairs.
         pairs: thresholds of pairs with what they achieve, None out of reach.
         unasked: shares of each threshold of answers of questions without an answer that had no part in choosing it.
     """
@@ -77,6 +100,22 @@ class ModelDecision:
     pairs: list[tuple[Threshold, PairsAchieved | None]]
     error: CalibrationError
     unasked: list[dict[str, Proportion]]
+    passages: PassageDecision | None = None
+
+
+@dataclass(frozen=True)
+class PassageDecision:
+    """Thresholds of the passages to keep.
+
+    Args:
+        thresholds: for each aim, with what they keep of the checked questions; None if the aim is out of reach.
+        chosen: the ranked passages that chose them.
+        is_checked_apart: whether they were checked on other questions.
+    """
+
+    thresholds: list[tuple[Threshold, PassagesKept | None]]
+    chosen: RankedPassages
+    is_checked_apart: bool
 
 
 @activity("choosing the thresholds")
@@ -90,19 +129,22 @@ def decide_dataset(
         confidence: name of the confidence that decides.
         removed: share of the questions that take part without their answers.
     """
-    of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
+    of_answers = [(cast("AnswerAim", aim), wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
+    of_passages = [wanted for aim, wanted in aims if aim == KEPT and wanted is not None]
     decisions = []
-    asks_bm25 = bool(of_answers) and confidence == COMBINED
+    asks_bm25 = bool(of_answers or of_passages) and confidence == COMBINED
     indexes = [Bm25Index.of(part.dataset.documents) if asks_bm25 else None for part in measured.parts]
     for model in measured.models if aims else ():
         pools, checked = measured.calibration_pools(model), measured.pools(model)
         pairs = []
         for aim, wanted in aims:
             if aim in PAIR_AIMS and wanted is not None:
-                threshold = choose_pair_threshold(pools, aim, wanted)
+                threshold = choose_pair_threshold(pools, cast("PairAim", aim), wanted)
                 pairs.append((threshold, achieve_pairs(checked, threshold.score) if threshold.reached else None))
-        answers, unasked = None, []
-        if of_answers:
+        answers, unasked, passages = None, [], None
+        if of_passages:
+            passages = decide_passages(*_passages_of(measured, model), of_passages)
+        if of_answers or of_passages:
             parts = list(zip(measured.parts, indexes, strict=True))
             checking = _joined(
                 [questions_of(one.judged, one.evaluations[model], index, removed) for one, index in parts]
@@ -120,8 +162,48 @@ def decide_dataset(
                 without = [_without_answers(part.judged, part.evaluations[model], index) for part, index in parts]
                 unasked = _shares_of(answers, _joined([one for one in without if len(one)] or without))
         error = calibration_error_of_scores(pools, checked)
-        decisions.append(ModelDecision(model, answers, pairs, error, unasked))
+        decisions.append(ModelDecision(model, answers, pairs, error, unasked, passages))
     return decisions
+
+
+def decide_passages(choosing: RankedPassages, checking: RankedPassages, wanted: Sequence[float]) -> PassageDecision:
+    """Choose thresholds of the passages to keep on one split, and check them on the other.
+
+    If a split has few questions, all questions of both choose the thresholds and are counted at them, as
+    `metrics.answering.decide` does. Both arguments are the same object if there is only one split.
+    """
+    is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
+    every = choosing if is_split or choosing is checking else choosing.joined(checking)
+    checked, worth = (checking, 1.0) if is_split else (every, WORTH)
+    thresholds = []
+    for share in wanted:
+        threshold = choose_kept_threshold(every, share)
+        thresholds.append((threshold, achieve_kept(checked, threshold.score, worth) if threshold.reached else None))
+    return PassageDecision(thresholds, every, is_split)
+
+
+def _passages_of(measured: DatasetMeasurement, model: str) -> tuple[RankedPassages, RankedPassages]:
+    """Return the ranked passages of the questions that choose thresholds, and of those that check them."""
+    checking = [ranked_passages(part.judged, part.evaluations[model]) for part in measured.parts]
+    if measured.parts[0].calibration[model] is measured.parts[0].evaluations[model]:
+        [joined] = [reduce(RankedPassages.joined, checking)]
+        return joined, joined
+    choosing = [
+        ranked_passages(part.calibration_judged or part.judged, part.calibration[model]) for part in measured.parts
+    ]
+    return reduce(RankedPassages.joined, choosing), reduce(RankedPassages.joined, checking)
+
+
+def ranked_passages(judged: JudgedQueries, evaluation: Evaluation) -> RankedPassages:
+    """Return the best passages of the questions of a split that have a relevant passage in the corpus."""
+    owners, found = evaluation.positive_queries, evaluation.ranking[:, :MOST_KEPT]
+    positive = judged.is_relevant & judged.is_in_corpus & ~judged.is_own
+    documents = judged.relevance.documents[positive]
+    relevance = Relevance(owners, documents, np.ones(len(owners), np.int64), len(evaluation.queries))
+    counts = np.bincount(owners, minlength=len(evaluation.queries))
+    scores = np.where(found >= 0, evaluation.scores[:, :MOST_KEPT], np.nan)
+    has_answer = counts > 0
+    return RankedPassages(scores[has_answer], (relevance.gains(found) > 0)[has_answer], counts[has_answer])
 
 
 def decide_questions(
@@ -223,6 +305,11 @@ def threshold_rows(
         for threshold, pairs in decision.pairs:
             shares = {"pair_precision": pairs.precision, "pair_recall": pairs.recall} if pairs else {}
             made.append((threshold, SCORE, apart, shares, shares.get(f"pair_{threshold.aim}"), {}))
+        keeps: dict[Threshold, PassagesKept | None] = dict(decision.passages.thresholds) if decision.passages else {}
+        for threshold in keeps:
+            assert decision.passages is not None
+            where = apart if decision.passages.is_checked_apart else (" and ".join(dict.fromkeys(apart)),) * 2
+            made.append((threshold, SCORE, where, {}, None, {}))
         of_answers = answers.thresholds if answers is not None else []
         for number, (threshold, found) in enumerate(of_answers):
             assert answers is not None
@@ -238,7 +325,7 @@ def threshold_rows(
             row = ThresholdRow(
                 dataset=measured.source.name,
                 model=decision.model,
-                aim=cast("AnswerAim", threshold.aim),
+                aim=cast("Any", threshold.aim),
                 wanted=threshold.wanted,
                 confidence=confidence,
                 chosen_on=where[0],
@@ -248,11 +335,25 @@ def threshold_rows(
                 calibration_error=ErrorRow(*map(finite, (error.value, error.low, error.high))),
                 shares=shares,
                 checked=checked,
+                kept=keeps.get(threshold),
                 unanswerable=kinds,
             )
             is_replaced = not threshold.reached and decides is not None and threshold in order[: order.index(decides)]
-            rows.append(replace(row, notes=_notes(row, threshold, answers, decides if is_replaced else None)))
+            notes = _notes(row, threshold, answers, decides if is_replaced else None)
+            if decision.passages is not None and threshold in keeps:
+                notes = _notes_on_passages(row, decision.passages.chosen)
+            rows.append(replace(row, notes=notes))
     return rows
+
+
+def _notes_on_passages(row: ThresholdRow, chosen: RankedPassages) -> list[str]:
+    assert row.wanted is not None
+    if row.kept is None:
+        return [f"There is no threshold: {unreachable_kept(row.wanted, chosen)}."]
+    if not is_missed(row.aim, row.wanted, row.kept.low, row.kept.high):
+        return []
+    found = f"{row.kept.share:.3f} ({row.kept.low:.3f} to {row.kept.high:.3f})"
+    return [f"The aim is missed on {row.checked_on}: {found}. Give a stricter aim, or more questions to choose on."]
 
 
 def _notes(
@@ -312,6 +413,7 @@ def confidence_rows(
             values = fit_confidence(name, chosen).of(checked) if answers.is_checked_apart else held_out
             low, high = bootstrap_interval(area_under_risk_coverage(values, checked.right, weights))
             areas = area_of(held_out, chosen), area_of(values, checked), low, high
+            gain = finite(normalized_abstention_auc(values, checked.right))
             decides = name == answers.confidence.name
-            rows.append(ConfidenceRow(measured.source.name, decision.model, name, where, *areas, decides))
+            rows.append(ConfidenceRow(measured.source.name, decision.model, name, where, *areas, gain, decides))
     return rows

@@ -13,6 +13,8 @@ from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
 from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
 from raytriever.metrics.intervals import Proportion
+from raytriever.metrics.passages import DEPTH as MOST_KEPT
+from raytriever.metrics.passages import KEPT, PassagesKept
 from raytriever.mining.analyser import analyser_line
 from raytriever.terminal import markdown_cell, one_line
 from raytriever.tracking.tracker import Point, points_now
@@ -29,6 +31,7 @@ KIND_TITLES = {
     "removed": "answer removed, answered",
     "foreign": "of another data set, answered",
 }
+KEPT_TITLE = "relevant passages kept"
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,10 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
         f"independent pairs. Calibration error: the share of relevant pairs by score on {on}, used as a probability, "
         "against the judged split; 0 is best, and an interval from 0 on says that they may be exactly right."
     )
+    if any(row.aim == KEPT for row in rows):
+        about += (
+            f" {KEPT_TITLE}: the mean over the questions of the share that is among their {MOST_KEPT} best and kept."
+        )
     return ReportSection(
         text="\n" + "\n".join(_paragraphs(rows, table)) + "".join(f"\n- {one_line(line)}\n" for line in notes),
         markdown=f"\nThresholds\n\n{thresholds_markdown(rows)}",
@@ -193,8 +200,10 @@ def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
     pairs = any(row.aim in PAIR_AIMS for row in rows)
     names = [name for name in SHARE_TITLES if pairs or not name.startswith("pair")]
     kinds = [kind for kind in KIND_TITLES if any(kind in row.unanswerable for row in rows)]
+    keeps = any(row.kept for row in rows)
     columns = ["data set", "model", "wanted", "confidence", "threshold", f"chosen on {_chosen_on(rows)}"]
     columns += [*(SHARE_TITLES[name] for name in names), *(KIND_TITLES[kind] for kind in kinds)]
+    columns += [KEPT_TITLE, "passages kept per question"] if keeps else []
     cells: Rows = [
         [
             row.dataset,
@@ -205,6 +214,7 @@ def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
             _chosen(row),
             *(share_cell(row.shares.get(name), "-" if row.threshold is None else "none") for name in names),
             *(share_cell(row.unanswerable.get(kind), "-") for kind in kinds),
+            *(_kept(row.kept) if keeps else ()),
             _error(row),
         ]
         for row in rows
@@ -257,6 +267,13 @@ def share_cell(share: Proportion | None, nothing: str) -> Cell:
     return Cell(text, share.value)
 
 
+def _kept(kept: PassagesKept | None) -> list[Cell]:
+    if kept is None:
+        return [Cell("-"), Cell("-")]
+    share = Cell(f"{kept.share:.3f} ({kept.low:.3f} to {kept.high:.3f})", kept.share)
+    return [share, Cell(f"{kept.passages:.1f}", kept.passages)]
+
+
 def _error(row: ThresholdRow) -> Cell:
     error = row.calibration_error
     if error.value is None:
@@ -275,14 +292,16 @@ def _confidences(rows: Sequence[ConfidenceRow]) -> ReportSection:
             row.confidence + (" (decides)" if row.decides else ""),
             Cell(f"{row.area_chosen:.4f}", row.area_chosen),
             Cell(f"{row.area:.4f} ({row.low:.4f} to {row.high:.4f})", row.area),
+            number_cell(row.nauc),
         ]
         for row in rows
     ]
     note = (
         "Area under the risk-coverage curve: the mean share of wrong answers among those shown, over all thresholds; "
-        "lower is better. Brackets contain 95 % intervals over resampled questions."
+        "lower is better. Brackets contain 95 % intervals over resampled questions. nAUC: the gain of leaving out "
+        "unsure questions, divided by that of an oracle; higher is better."
     )
-    columns = ["data set", "model", "confidence", f"AURC on {_chosen_on(rows)}", "AURC"]
+    columns = ["data set", "model", "confidence", f"AURC on {_chosen_on(rows)}", "AURC", "nAUC"]
     return _plain(ReportTable("Confidences", columns, cells, note))
 
 
@@ -354,7 +373,7 @@ def points_of(results: Results) -> list[Point]:
         values |= _named(f"calibration/{row.model}/{row.dataset}/{aim}", _threshold(row))
     for area in results.confidences:
         name = f"confidence/{area.model}/{area.dataset}/{area.confidence}"
-        values |= _named(name, {"area": area.area, "low": area.low, "high": area.high})
+        values |= _named(name, {"area": area.area, "low": area.low, "high": area.high, "nauc": area.nauc})
     values |= {f"absent_relevant/{dataset}": float(about.absent_relevant) for dataset, about in results.about.items()}
     return points_now(values)  # of step 0, which MLflow draws as bars
 
@@ -378,6 +397,9 @@ def _threshold(row: ThresholdRow) -> _Values:
         shares["checked"] = row.checked
     for name, share in shares.items():
         values |= _share(name, share)
+    if row.kept is not None:
+        kept = row.kept
+        values |= {"kept": kept.share, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}
     return values | {
         "calibration_error": error.value,
         "calibration_error_low": error.low,

@@ -81,6 +81,7 @@ class DatasetMeasurement:
     Args:
         bm25, prompts: see `results.About`.
         seconds: time of each model; `mteb/` is written for those that have one.
+        digests: `IdentifiedSystem.digest` of each model, if thresholds are chosen.
     """
 
     source: EvaluationDataset
@@ -88,6 +89,7 @@ class DatasetMeasurement:
     bm25: Mapping[str, AnalysisAbout] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:

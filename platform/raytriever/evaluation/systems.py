@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from typing import Protocol as Interface
 
 import numpy as np
 import torch
@@ -22,19 +23,30 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, setting
-from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.evaluate import Evaluation, System, evaluate
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel
 from raytriever.index.exact import tie_order, top_k
 from raytriever.index.score import pair_scores
+from raytriever.mining.analyser import Analyser
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Prompts
+from raytriever.search.calibration import digest_of, encoder_digest
 from raytriever.search.exact import search_store
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
 KEPT_BYTES = 4 * 2**30
+
+
+class IdentifiedSystem(System, Interface):
+    """`System` that can have a calibration."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that decides its scores but the documents: thresholds are of one system alone."""
+
 
 # A store, queries, k and the order of ties -> scores and documents; see `search.exact.search_store`.
 StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, ndarray]]
@@ -143,6 +155,11 @@ class DenseSystem:
         """Place of each document among equal scores."""
         return tie_order(self.dataset.documents.ids)
 
+    @property
+    def digest(self) -> str:
+        """See `IdentifiedSystem.digest`."""
+        return encoder_digest(self.config, self.dataset.name, int8=self.retriever.is_int8)
+
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""
         return self.backend.search(self.encode_corpus(), self.encode(queries), depth, self.ties)
@@ -206,6 +223,11 @@ class Bm25System:
     def index(self) -> Bm25Index:
         """Index of the documents."""
         return Bm25Index.of(self.dataset.documents) if self.built is None else self.built
+
+    @property
+    def digest(self) -> str:
+        """See `IdentifiedSystem.digest`."""
+        return digest_of(BM25, Analyser.of(self.dataset.documents).settings)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""

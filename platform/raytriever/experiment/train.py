@@ -22,6 +22,7 @@ from raytriever.config import Config, dump_config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
+from raytriever.evaluation.datasets import distinct_names
 from raytriever.evaluation.decision import decide_questions, questions_of
 from raytriever.evaluation.document import points_of
 from raytriever.evaluation.evaluate import Evaluation, evaluate
@@ -39,7 +40,7 @@ from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import write_training_report
-from raytriever.search.calibration import FILE
+from raytriever.search.calibration import FILE, encoder_digest
 from raytriever.store.capacity import check_disk
 from raytriever.store.disk import files_below
 from raytriever.tracking.spool import Spool, send_pending
@@ -153,7 +154,8 @@ def evaluate_trained(
         try:
             choosing, checking = map(questions_of, judged, evaluations)
             answers = decide_questions(dataset.name, choosing, checking, AIMS)
-            log(save_calibration(make_calibration(dataset, trained, splits, answers, int8=False), trained))
+            system = distinct_names([trained.model])[0], encoder_digest(trained, dataset.name)
+            log(save_calibration(make_calibration(dataset, system, splits, answers), trained))
         except DataError as error:
             log(f"the model gets no {FILE}: {error}")
     return evaluations[-1]

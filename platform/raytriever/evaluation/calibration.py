@@ -21,8 +21,9 @@ from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.statistics import MOST_SHARED, overlaps
 from raytriever.errors import DataError, StorageError
-from raytriever.evaluation.decision import ModelDecision, PassageDecision
+from raytriever.evaluation.decision import ModelDecision
 from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.passages import PassageDecision
 from raytriever.evaluation.protocol import aim_text, is_missed
 from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
 from raytriever.metrics.answering import AnswerAim, AnswerDecision
@@ -83,7 +84,7 @@ def make_calibration(
     """Fit maps from confidence and from score to probability, and put them together with the thresholds.
 
     Args:
-        system: name and digest of the system; see `systems.IdentifiedSystem`.
+        system: name and digest of the system; such as `DenseSystem.digest`.
         splits: split on which thresholds were to be chosen, and the one on which they were to be checked.
         passages: thresholds of the passages to keep, of which the first that is reached counts.
     """

@@ -19,6 +19,7 @@ from raytriever.data.keys import key_of
 from raytriever.errors import DataError
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
+from raytriever.evaluation.passages import PassageDecision, decide_passages, notes_on_passages
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
     PAIR_AIMS,
@@ -32,14 +33,12 @@ from raytriever.evaluation.results import ConfidenceRow, ErrorRow, ThresholdRow,
 from raytriever.metrics.answering import (
     CONFORMAL,
     FEWEST_ANSWERED,
-    WORTH,
     AnswerAim,
     AnswerDecision,
     Threshold,
     achieve_answers,
     decide,
     fewest_answers,
-    has_two_splits,
     unreachable,
 )
 from raytriever.metrics.calibration import (
@@ -62,17 +61,8 @@ from raytriever.metrics.confidence import (
 )
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.passages import DEPTH as MOST_KEPT
-from raytriever.metrics.passages import (
-    KEPT,
-    PassagesKept,
-    RankedPassages,
-    achieve_kept,
-    choose_kept_threshold,
-    unreachable_kept,
-)
+from raytriever.metrics.passages import KEPT, PassagesKept
 from raytriever.metrics.probability import CalibrationError, calibration_error_of_scores
-from raytriever.metrics.ranking import Relevance
 from raytriever.metrics.selective import (
     area_under_risk_coverage,
     bootstrap_interval,
@@ -103,21 +93,6 @@ class ModelDecision:
     passages: PassageDecision | None = None
 
 
-@dataclass(frozen=True)
-class PassageDecision:
-    """Thresholds of the passages to keep.
-
-    Args:
-        thresholds: for each aim, with what they keep of the checked questions; None if the aim is out of reach.
-        chosen: the ranked passages that chose them.
-        is_checked_apart: whether they were checked on other questions.
-    """
-
-    thresholds: list[tuple[Threshold, PassagesKept | None]]
-    chosen: RankedPassages
-    is_checked_apart: bool
-
-
 @activity("choosing the thresholds")
 def decide_dataset(
     measured: DatasetMeasurement, aims: Sequence[WantedAim], confidence: str = ENTROPY, removed: float = 0.0
@@ -143,7 +118,7 @@ def decide_dataset(
                 pairs.append((threshold, achieve_pairs(checked, threshold.score) if threshold.reached else None))
         answers, unasked, passages = None, [], None
         if of_passages:
-            passages = decide_passages(*_passages_of(measured, model), of_passages)
+            passages = decide_passages(measured, model, of_passages)
         if of_answers or of_passages:
             parts = list(zip(measured.parts, indexes, strict=True))
             checking = _joined(
@@ -164,46 +139,6 @@ def decide_dataset(
         error = calibration_error_of_scores(pools, checked)
         decisions.append(ModelDecision(model, answers, pairs, error, unasked, passages))
     return decisions
-
-
-def decide_passages(choosing: RankedPassages, checking: RankedPassages, wanted: Sequence[float]) -> PassageDecision:
-    """Choose thresholds of the passages to keep on one split, and check them on the other.
-
-    If a split has few questions, all questions of both choose the thresholds and are counted at them, as
-    `metrics.answering.decide` does. Both arguments are the same object if there is only one split.
-    """
-    is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
-    every = choosing if is_split or choosing is checking else choosing.joined(checking)
-    checked, worth = (checking, 1.0) if is_split else (every, WORTH)
-    thresholds = []
-    for share in wanted:
-        threshold = choose_kept_threshold(every, share)
-        thresholds.append((threshold, achieve_kept(checked, threshold.score, worth) if threshold.reached else None))
-    return PassageDecision(thresholds, every, is_split)
-
-
-def _passages_of(measured: DatasetMeasurement, model: str) -> tuple[RankedPassages, RankedPassages]:
-    """Return the ranked passages of the questions that choose thresholds, and of those that check them."""
-    checking = [ranked_passages(part.judged, part.evaluations[model]) for part in measured.parts]
-    if measured.parts[0].calibration[model] is measured.parts[0].evaluations[model]:
-        [joined] = [reduce(RankedPassages.joined, checking)]
-        return joined, joined
-    choosing = [
-        ranked_passages(part.calibration_judged or part.judged, part.calibration[model]) for part in measured.parts
-    ]
-    return reduce(RankedPassages.joined, choosing), reduce(RankedPassages.joined, checking)
-
-
-def ranked_passages(judged: JudgedQueries, evaluation: Evaluation) -> RankedPassages:
-    """Return the best passages of the questions of a split that have a relevant passage in the corpus."""
-    owners, found = evaluation.positive_queries, evaluation.ranking[:, :MOST_KEPT]
-    positive = judged.is_relevant & judged.is_in_corpus & ~judged.is_own
-    documents = judged.relevance.documents[positive]
-    relevance = Relevance(owners, documents, np.ones(len(owners), np.int64), len(evaluation.queries))
-    counts = np.bincount(owners, minlength=len(evaluation.queries))
-    scores = np.where(found >= 0, evaluation.scores[:, :MOST_KEPT], np.nan)
-    has_answer = counts > 0
-    return RankedPassages(scores[has_answer], (relevance.gains(found) > 0)[has_answer], counts[has_answer])
 
 
 def decide_questions(
@@ -341,19 +276,9 @@ def threshold_rows(
             is_replaced = not threshold.reached and decides is not None and threshold in order[: order.index(decides)]
             notes = _notes(row, threshold, answers, decides if is_replaced else None)
             if decision.passages is not None and threshold in keeps:
-                notes = _notes_on_passages(row, decision.passages.chosen)
+                notes = notes_on_passages(row, decision.passages.chosen)
             rows.append(replace(row, notes=notes))
     return rows
-
-
-def _notes_on_passages(row: ThresholdRow, chosen: RankedPassages) -> list[str]:
-    assert row.wanted is not None
-    if row.kept is None:
-        return [f"There is no threshold: {unreachable_kept(row.wanted, chosen)}."]
-    if not is_missed(row.aim, row.wanted, row.kept.low, row.kept.high):
-        return []
-    found = f"{row.kept.share:.3f} ({row.kept.low:.3f} to {row.kept.high:.3f})"
-    return [f"The aim is missed on {row.checked_on}: {found}. Give a stricter aim, or more questions to choose on."]
 
 
 def _notes(

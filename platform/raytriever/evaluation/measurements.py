@@ -81,7 +81,7 @@ class DatasetMeasurement:
     Args:
         bm25, prompts: see `results.About`.
         seconds: time of each model; `mteb/` is written for those that have one.
-        digests: `IdentifiedSystem.digest` of each model, if thresholds are chosen.
+        digests: `digest` of each system, if thresholds are chosen.
     """
 
     source: EvaluationDataset

@@ -58,7 +58,7 @@ class FormSystem:
 
     @property
     def digest(self) -> str:
-        """See `IdentifiedSystem.digest`."""
+        """See `DenseSystem.digest`."""
         return digest_of(self.dense.digest, self.form.dtype, self.form.width, self.form.rescore_multiplier)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:

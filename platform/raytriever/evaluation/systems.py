@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-from typing import Protocol as Interface
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, setting
-from raytriever.evaluation.evaluate import Evaluation, System, evaluate
+from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel
 from raytriever.index.exact import tie_order, top_k
@@ -38,14 +37,6 @@ from raytriever.search.exact import search_store
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
 KEPT_BYTES = 4 * 2**30
-
-
-class IdentifiedSystem(System, Interface):
-    """`System` that can have a calibration."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over all that decides its scores but the documents: thresholds are of one system alone."""
 
 
 # A store, queries, k and the order of ties -> scores and documents; see `search.exact.search_store`.
@@ -157,7 +148,7 @@ class DenseSystem:
 
     @property
     def digest(self) -> str:
-        """See `IdentifiedSystem.digest`."""
+        """SHA-256 over all that decides the scores but the documents: thresholds are of one system alone."""
         return encoder_digest(self.config, self.dataset.name, int8=self.retriever.is_int8)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
@@ -226,7 +217,7 @@ class Bm25System:
 
     @property
     def digest(self) -> str:
-        """See `IdentifiedSystem.digest`."""
+        """See `DenseSystem.digest`."""
         return digest_of(BM25, Analyser.of(self.dataset.documents).settings)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:

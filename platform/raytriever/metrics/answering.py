@@ -15,8 +15,8 @@ of the procedure: where no threshold keeps it, nothing is shown (or everything i
 
 The confidence of a question must not depend on the n questions, so its name is not chosen on them. The guarantee is
 exact for `score`. The temperature of `entropy` is a median over the n questions, which one more question hardly moves.
-`combined` is fitted to their right answers by cross-fitting, and has no guarantee. `benchmarks/conformal.py` simulates
-all three.
+`combined` is fitted to their right answers by cross-fitting, and has no guarantee. docs/explanation/intervals.md has
+simulations.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class RankedPassages:
 
 @dataclass(frozen=True)
 class PassagesKept:
-    """What a threshold keeps of the passages of some questions.
+    """Passages of some questions that a threshold keeps.
 
     Args:
         questions: their number.

@@ -69,7 +69,7 @@ class AnswerThreshold(AnswersAchieved):
 
 @dataclass(frozen=True, kw_only=True)
 class PassageThreshold(PassagesKept):
-    """Lowest score of a passage to keep, and what it keeps on the questions on which it was checked.
+    """Lowest score of a passage to keep, and what it keeps of the questions on which it was checked.
 
     Args:
         wanted: share of the relevant passages of a later question that is kept, at least, in expectation.

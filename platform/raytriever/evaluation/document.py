@@ -212,7 +212,7 @@ def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
             row.confidence,
             Cell("out of reach") if row.threshold is None else Cell(f"{row.threshold:.6g}", row.threshold),
             _chosen(row),
-            *(share_cell(row.shares.get(name), "-" if row.threshold is None else "none") for name in names),
+            *(share_cell(row.shares.get(name), "none" if name in row.shares else "-") for name in names),
             *(share_cell(row.unanswerable.get(kind), "-") for kind in kinds),
             *(_kept(row.kept) if keeps else ()),
             _error(row),

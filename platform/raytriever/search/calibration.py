@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -193,19 +193,38 @@ def current_calibration(
         UserError: the file that the user names is missing, damaged, or of another system or corpus.
     """
     own = resolve_model(config.model, config.revision) / FILE
+    digest = partial(encoder_digest, config, dataset, int8=int8)
+    return calibration_in(file or own, digest, dataset, documents, report, is_named=file is not None)
+
+
+def calibration_in(
+    file: Path,
+    digest: Callable[[], str],
+    dataset: str,
+    documents: Documents,
+    report: Callable[[str], None],
+    *,
+    is_named: bool,
+) -> Calibration | None:
+    """Return the calibration of a file, if it is that of a system, by its digest, and of a corpus.
+
+    Raises:
+        UserError: the user names the file, and it is missing, damaged, or of another system or corpus. If `is_named` is
+            false, `report` is called with a line instead, and there is no calibration.
+    """
     try:
-        calibration = read_calibration(file or own)
+        calibration = read_calibration(file)
     except StorageError as error:
-        if file is not None:
+        if is_named:
             raise
         report(f"{error}. Until then hits have no probability")
         return None
     if calibration is None:
-        if file is not None:
+        if is_named:
             raise ConfigError("no such file", setting("calibration", file), f"{AGAIN}, which writes it")
         return None
-    made = f"{file or own}, made {calibration.date}"
-    if calibration.digest != encoder_digest(config, dataset, int8=int8):
+    made = f"{file}, made {calibration.date}"
+    if calibration.digest != digest():
         name = one_line(calibration.system)
         reason = f"is of another system, {name}, or of other weights, prompts, lengths or precision than this one has"
     elif calibration.corpus != documents.digest and (reason := _changed(calibration, dataset, documents)):
@@ -214,7 +233,7 @@ def current_calibration(
             return replace(calibration, stale=reason)
     else:
         return calibration
-    if file is not None:
+    if is_named:
         raise ConfigError(reason, setting("calibration", file), AGAIN)
     report(f"{made} for {one_line(calibration.dataset)}: {reason}, so hits have no probability; {AGAIN}")
     return None

@@ -56,7 +56,7 @@ def main() -> None:
             first.setdefault(model, threshold)
             figures = [100 * f1_at(pools, at) for at in (threshold, options.guess, first[model])]
             area = 100 * pooled_auc(pools.positives, pools.negatives)
-            print(f"| {name} | {model} | {threshold:.2f} |", " | ".join(f"{one:.1f}" for one in [*figures, area]), "|")
+            print(f"| {name} | {model} | {threshold:.3g} |", " | ".join(f"{one:.1f}" for one in [*figures, area]), "|")
             drawn[name, model] = pools, threshold
     if options.image is None:
         return

@@ -21,6 +21,7 @@ from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.statistics import MOST_SHARED, overlaps
 from raytriever.errors import DataError, StorageError
+from raytriever.evaluation.datasets import distinct_names
 from raytriever.evaluation.decision import ModelDecision
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.passages import PassageDecision
@@ -181,7 +182,9 @@ def write_calibrations(
     source, written = measured.source, []
     by_name = {one.model: one for one in decisions}
     for model in job.models if job.aims else ():
-        decided = by_name[model.name]
+        decided = by_name.get(model.name)
+        if decided is None:
+            continue
         if decided.answers is None:
             log(f"{model.name} gets no {FILE}: precision and recall are of pairs; add an aim of answers, such as f1")
             continue
@@ -189,7 +192,8 @@ def write_calibrations(
             log(f"{source.name}: there is no {FILE} of several corpora; evaluate one part")
             break
         splits = job.calibration_split, source.split
-        system = model.name, measured.digests[model.name]
+        name = model.name if model.form else distinct_names([model.location or model.name])[0]
+        system = name, measured.digests[model.name]
         made = make_calibration(measured.parts[0].dataset, system, splits, decided.answers, decided.passages)
         write_atomically(folder / FOLDER / model.name / f"{source.name}.json", made.to_json())
         written.append((model, made))

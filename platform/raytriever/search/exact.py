@@ -28,7 +28,6 @@ from raytriever.index.exact import Corpus, tie_order, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import Calibration, Decider, current_calibration
 from raytriever.terminal import one_line, warn
@@ -276,7 +275,6 @@ def search_dataset(
     calibration: Path | None = None,
 ) -> Hits:
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
-    device = default_device()
     dataset = open_dataset(dataset_name, [], run=in_processes)
-    retriever = load_for_encoding(config, choose_precision(precision, device), device)
+    retriever = load_for_encoding(config, precision)
     return ExactIndex.build(config, retriever, dataset, calibration).search([query], top, threshold)[0]

@@ -42,7 +42,6 @@ from raytriever.metrics.answering import (
     unreachable,
 )
 from raytriever.metrics.calibration import (
-    PairAim,
     PairsAchieved,
     achieve_pairs,
     choose_pair_threshold,
@@ -104,7 +103,7 @@ def decide_dataset(
         confidence: name of the confidence that decides.
         removed: share of the questions that take part without their answers.
     """
-    of_answers = [(cast("AnswerAim", aim), wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
+    of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
     of_passages = [wanted for aim, wanted in aims if aim == KEPT and wanted is not None]
     decisions = []
     asks_bm25 = bool(of_answers or of_passages) and confidence == COMBINED
@@ -114,7 +113,7 @@ def decide_dataset(
         pairs = []
         for aim, wanted in aims:
             if aim in PAIR_AIMS and wanted is not None:
-                threshold = choose_pair_threshold(pools, cast("PairAim", aim), wanted)
+                threshold = choose_pair_threshold(pools, aim, wanted)
                 pairs.append((threshold, achieve_pairs(checked, threshold.score) if threshold.reached else None))
         answers, unasked, passages = None, [], None
         if of_passages:

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines, pairs_with
+from raytriever.evaluation.passages import KEPT_ABOUT, KEPT_TITLES, kept_cells, kept_points
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
 from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.passages import DEPTH as MOST_KEPT
-from raytriever.metrics.passages import KEPT, PassagesKept
 from raytriever.mining.analyser import analyser_line
 from raytriever.terminal import markdown_cell, one_line
 from raytriever.tracking.tracker import Point, points_now
@@ -31,7 +30,6 @@ KIND_TITLES = {
     "removed": "answer removed, answered",
     "foreign": "of another data set, answered",
 }
-KEPT_TITLE = "relevant passages kept"
 
 
 @dataclass(frozen=True)
@@ -181,10 +179,7 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
         f"independent pairs. Calibration error: the share of relevant pairs by score on {on}, used as a probability, "
         "against the judged split; 0 is best, and an interval from 0 on says that they may be exactly right."
     )
-    if any(row.aim == KEPT for row in rows):
-        about += (
-            f" {KEPT_TITLE}: the mean over the questions of the share that is among their {MOST_KEPT} best and kept."
-        )
+    about += KEPT_ABOUT if any(row.kept for row in rows) else ""
     return ReportSection(
         text="\n" + "\n".join(_paragraphs(rows, table)) + "".join(f"\n- {one_line(line)}\n" for line in notes),
         markdown=f"\nThresholds\n\n{thresholds_markdown(rows)}",
@@ -203,7 +198,7 @@ def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
     keeps = any(row.kept for row in rows)
     columns = ["data set", "model", "wanted", "confidence", "threshold", f"chosen on {_chosen_on(rows)}"]
     columns += [*(SHARE_TITLES[name] for name in names), *(KIND_TITLES[kind] for kind in kinds)]
-    columns += [KEPT_TITLE, "passages kept per question"] if keeps else []
+    columns += KEPT_TITLES if keeps else []
     cells: Rows = [
         [
             row.dataset,
@@ -214,7 +209,7 @@ def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
             _chosen(row),
             *(share_cell(row.shares.get(name), "none" if name in row.shares else "-") for name in names),
             *(share_cell(row.unanswerable.get(kind), "-") for kind in kinds),
-            *(_kept(row.kept) if keeps else ()),
+            *(kept_cells(row.kept) if keeps else ()),
             _error(row),
         ]
         for row in rows
@@ -265,13 +260,6 @@ def share_cell(share: Proportion | None, nothing: str) -> Cell:
         return Cell(nothing)
     text = f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
     return Cell(text, share.value)
-
-
-def _kept(kept: PassagesKept | None) -> list[Cell]:
-    if kept is None:
-        return [Cell("-"), Cell("-")]
-    share = Cell(f"{kept.share:.3f} ({kept.low:.3f} to {kept.high:.3f})", kept.share)
-    return [share, Cell(f"{kept.passages:.1f}", kept.passages)]
 
 
 def _error(row: ThresholdRow) -> Cell:
@@ -391,9 +379,7 @@ def _threshold(row: ThresholdRow) -> _Values:
         shares["checked"] = row.checked
     for name, share in shares.items():
         values |= _share(name, share)
-    if row.kept is not None:
-        kept = row.kept
-        values |= {"kept": kept.share, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}
+    values |= kept_points(row.kept) if row.kept else {}
     return values | {
         "calibration_error": error.value,
         "calibration_error_low": error.low,

@@ -15,6 +15,7 @@ from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import JudgedQueries, is_missed
 from raytriever.evaluation.results import ThresholdRow
+from raytriever.evaluation.tables import Cell
 from raytriever.metrics.answering import WORTH, Threshold, has_two_splits
 from raytriever.metrics.passages import (
     DEPTH,
@@ -25,6 +26,9 @@ from raytriever.metrics.passages import (
     unreachable_kept,
 )
 from raytriever.metrics.ranking import Relevance
+
+KEPT_TITLES = ["relevant passages kept", "passages kept per question"]
+KEPT_ABOUT = f" Relevant passages kept: the mean over the questions; of each at most {DEPTH} passages are kept."
 
 
 @dataclass(frozen=True)
@@ -86,3 +90,16 @@ def notes_on_passages(row: ThresholdRow, chosen: RankedPassages) -> list[str]:
         return []
     found = f"{row.kept.share:.3f} ({row.kept.low:.3f} to {row.kept.high:.3f})"
     return [f"The aim is missed on {row.checked_on}: {found}. Give a stricter aim, or more questions to choose on."]
+
+
+def kept_cells(kept: PassagesKept | None) -> list[Cell]:
+    """Return the cells of `KEPT_TITLES`."""
+    if kept is None:
+        return [Cell("-"), Cell("-")]
+    share = Cell(f"{kept.share:.3f} ({kept.low:.3f} to {kept.high:.3f})", kept.share)
+    return [share, Cell(f"{kept.passages:.1f}", kept.passages)]
+
+
+def kept_points(kept: PassagesKept) -> dict[str, float | None]:
+    """Return the numbers by their names in the tracker."""
+    return {"kept": kept.share, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}

@@ -134,8 +134,10 @@ def hits_of(
         calibration: gives hits a probability, and decides without a score as `threshold` whether a query has an answer.
         confidence: of each query, by the calibration.
     """
-    lowest_score = threshold
-    if isinstance(threshold, str):
+    lowest_score: float | None = None
+    if not isinstance(threshold, str):
+        lowest_score = threshold
+    else:
         if calibration is None or calibration.kept is None:
             what = "no calibration of this system and these passages has such a threshold"
             remedy = f"run `raytriever evaluate {flag_of('calibrate')} kept=0.95 f1` first"

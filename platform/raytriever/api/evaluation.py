@@ -152,8 +152,8 @@ def evaluate(
         baselines: names of one or two models that the others are compared with; by default the first.
         calibrate: wanted values for which thresholds are chosen: `"top-precision=0.9"` of the answers shown,
             `"wrong-answers=0.05"` or `"missed=0.1"` of later queries at most (expected shares), `"answered=0.8"` of
-            the queries, `"f1"`, and `"precision=0.9"` or `"recall=0.8"` of pairs. The model directories get a
-            `calibration.json`, which `Index.search` uses.
+            the queries, `"f1"`, `"kept=0.95"` of the relevant passages (expected share), and `"precision=0.9"` or
+            `"recall=0.8"` of pairs. The model directories get a `calibration.json`, which `Index.search` uses.
         calibration_split: where they are chosen; if it is `split` itself, they are counted on the same queries.
         confidence: what decides whether a query is answered: `score`, `entropy` (by default) or `combined`.
         unanswerable: queries without an answer that are made, next to those that the data sets have: `"removed"` or

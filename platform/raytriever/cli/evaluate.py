@@ -104,7 +104,8 @@ EVALUATE = Command(
             "--calibrate",
             "choose thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the answers "
             "shown), wrong-answers=0.05 or missed=0.1 (expected share of later queries, at most), answered=0.8 (of "
-            "the queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
+            "the queries), f1 (of both), kept=0.95 (expected share of the relevant passages that are kept), "
+            "precision=0.9 or recall=0.8 (of pairs)",
             metavar="AIM",
             nargs="+",
         ),

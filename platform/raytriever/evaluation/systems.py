@@ -27,14 +27,17 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel
 from raytriever.index.exact import tie_order, top_k
 from raytriever.index.score import pair_scores
+from raytriever.mining.analyser import Analyser
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Prompts
+from raytriever.search.calibration import digest_of, encoder_digest
 from raytriever.search.exact import search_store
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
 KEPT_BYTES = 4 * 2**30
+
 
 # A store, queries, k and the order of ties -> scores and documents; see `search.exact.search_store`.
 StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, ndarray]]
@@ -143,6 +146,11 @@ class DenseSystem:
         """Place of each document among equal scores."""
         return tie_order(self.dataset.documents.ids)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that decides the scores but the documents: thresholds are of one system alone."""
+        return encoder_digest(self.config, self.dataset.name, int8=self.retriever.is_int8)
+
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""
         return self.backend.search(self.encode_corpus(), self.encode(queries), depth, self.ties)
@@ -206,6 +214,11 @@ class Bm25System:
     def index(self) -> Bm25Index:
         """Index of the documents."""
         return Bm25Index.of(self.dataset.documents) if self.built is None else self.built
+
+    @property
+    def digest(self) -> str:
+        """See `DenseSystem.digest`."""
+        return digest_of(BM25, Analyser.of(self.dataset.documents).settings)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""

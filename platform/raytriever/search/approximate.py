@@ -71,6 +71,7 @@ def run_index(
     seed: int = 0,
     split: str | None = None,
     embeddings: Path | None = None,
+    calibration: Path | None = None,
 ) -> IndexResult:
     """Build an index and commit it to `output`, or open the one that is there.
 
@@ -81,6 +82,7 @@ def run_index(
         precision: arithmetic of the encoder; None for the fastest on this hardware.
         split: split whose queries the caller will use, if any.
         embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
+        calibration: a file that the user names; see `current_calibration`.
 
     Raises:
         UserError: an error that the user can correct, such as another index at `output`; nothing is written.
@@ -97,8 +99,10 @@ def run_index(
     report_prompts(retriever, dataset.name, report)
     store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
     meta = _meta(config, model, seed, dataset, retriever, store, training_split)
-    calibration = current_calibration(model, dataset.name, dataset.documents, report, int8=retriever.is_int8)
-    result = partial(IndexResult, dataset=dataset, retriever=retriever, calibration=calibration)
+    current = current_calibration(
+        model, dataset.name, dataset.documents, report, int8=retriever.is_int8, file=calibration
+    )
+    result = partial(IndexResult, dataset=dataset, retriever=retriever, calibration=current)
     if existing:
         _check_same(existing, meta, output)
         if existing["key"] == meta["key"]:

@@ -15,7 +15,7 @@ from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow,
 from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
 from raytriever.metrics.intervals import Proportion
 from raytriever.mining.analyser import analyser_line
-from raytriever.terminal import markdown_cell, one_line
+from raytriever.terminal import markdown_cell, one_line, text_table
 from raytriever.tracking.tracker import Point, points_now
 
 SHARE_TITLES = {
@@ -325,8 +325,9 @@ def _forms(rows: Sequence[FormRow]) -> ReportSection:
 
 def _plain(table: ReportTable, note: str = "") -> ReportSection:
     """Return a section that is its table everywhere, with a note below it also where it is no page."""
-    text = f"\n{table.as_markdown()}{note}"
-    return ReportSection(text=text, markdown=f"\n{table.title}\n{text}", tables=[table])
+    cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
+    text = f"\n{text_table([table.columns, *cells], left=0)}\n{note}"
+    return ReportSection(text=text, markdown=f"\n{table.title}\n\n{table.as_markdown()}{note}", tables=[table])
 
 
 def _lines(lines: Sequence[str]) -> str:

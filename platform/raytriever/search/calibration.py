@@ -34,6 +34,7 @@ from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.resolution import read_files, resolve_model
+from raytriever.models.source import has_files
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import files_below
@@ -162,6 +163,8 @@ def current_calibration(
 
     `report` is called with a line if it is. `int8` is whether the texts are encoded in 8-bit integers.
     """
+    if not has_files(config.model):
+        return None
     file = resolve_model(config.model, config.revision) / FILE
     try:
         calibration = read_calibration(file)

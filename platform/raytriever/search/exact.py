@@ -19,15 +19,15 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus
 from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.loading import open_encoder
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
 from raytriever.index.exact import Corpus, tie_order, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
 from raytriever.models.config import ModelConfig
+from raytriever.models.inference import TextEncoder
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import Calibration, Decider, current_calibration
 from raytriever.terminal import one_line, warn
 
@@ -188,7 +188,7 @@ class PassageIndex(ABC):
     """
 
     dataset: RetrievalDataset
-    retriever: Retriever
+    retriever: TextEncoder
     calibration: Calibration | None = None
 
     @property
@@ -227,7 +227,7 @@ class ExactIndex(PassageIndex):
     embeddings: Float32[ndarray, "passages width"]
 
     @classmethod
-    def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
+    def build(cls, config: ModelConfig, retriever: TextEncoder, dataset: RetrievalDataset) -> ExactIndex:
         """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`."""
         retriever.prompts.check([dataset.name])
         passages = embed_corpus(config, retriever, dataset).array()
@@ -257,5 +257,5 @@ def search_dataset(
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
     device = default_device()
     dataset = open_dataset(dataset_name, [], run=in_processes)
-    retriever = load_for_encoding(config, choose_precision(precision, device), device)
+    retriever = open_encoder(config, choose_precision(precision, device), device)
     return ExactIndex.build(config, retriever, dataset).search([query], top, threshold)[0]

@@ -41,6 +41,7 @@ from raytriever.terminal import warn
 # Largest batch. A service may take up to 2,048 texts, but a kill loses what is in flight.
 MOST_TEXTS, MOST_TOKENS = 64, 8_192
 _PROBE = "width"  # text of the first request, which shows the width and errors of the settings
+_FEW_BYTES = 2_000  # of texts that say too little about the bytes of a token
 _UNIT = 1e-3  # largest difference of a length from 1
 _TOO_LONG = re.compile(r"too (long|large|many)|length|token|context|exceed|\b413\b", re.IGNORECASE)
 _CUT = 0.75  # share of a text that is kept when it is too long
@@ -210,14 +211,15 @@ class Endpoint:
 
     @property
     def _estimator(self) -> TokenEstimator:
-        return TokenEstimator(self._paid.bytes, self._paid.tokens)
+        few = self._paid.bytes < _FEW_BYTES
+        return TokenEstimator() if few else TokenEstimator(self._paid.bytes, self._paid.tokens)
 
     def _submit(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         """Run a coroutine in the thread of the requests."""
         with self._lock:
             if not self._pending:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
+                threading.Thread(target=_run_loop, args=(self._loop,), name="requests", daemon=True).start()
             self._pending += 1
             assert self._loop is not None
             return asyncio.run_coroutine_threadsafe(self._run(work, self._loop), self._loop)
@@ -328,6 +330,13 @@ class Endpoint:
             remedy = f"is it another model now? Then remove {self._paid.folder}"
             raise ServiceError(what, base, remedy)
         return vectors
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 class _PendingAnswers:

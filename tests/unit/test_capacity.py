@@ -49,11 +49,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_beir(tmp_path_factory.mktemp("data") / "texts", documents, queries, train=judged)
 
 
-@pytest.fixture
-def own_cache(tmp_path: Path, own_cache: Path) -> Path:
-    return tmp_path / "cache"
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("has_tokens", [True, False])

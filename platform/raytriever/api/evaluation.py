@@ -37,6 +37,14 @@ if TYPE_CHECKING:
 EncodeFunction: TypeAlias = Callable[[list[str], str], Any]
 
 
+def metrics_of(results: Results) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the metrics of an evaluation by model and data set, NaN for a value that does not exist."""
+    return {
+        model: {name: {key: nan if v is None else v for key, v in row.items()} for name, row in sets.items()}
+        for model, sets in results.models.items()
+    }
+
+
 class Report:
     """Results of an evaluation, made by `evaluate`. `print(report)` shows its tables.
 
@@ -58,10 +66,7 @@ class Report:
         self.path: Path | None = None if temporary else folder
         if temporary:
             weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
-        self.metrics: dict[str, dict[str, dict[str, float]]] = {
-            model: {name: {key: nan if v is None else v for key, v in row.items()} for name, row in sets.items()}
-            for model, sets in results.models.items()
-        }
+        self.metrics = metrics_of(results)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a frame with a row for each model and data set: `model`, `dataset`, and a column for each metric.

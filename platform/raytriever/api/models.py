@@ -117,7 +117,7 @@ class Run:
     """Finished training run, made by `train`.
 
     Attributes:
-        path: its directory, with `model/`, `report.html`, `metrics.json` and `config.yaml`.
+        path: its directory, with `model/`, `report.html`, `evaluation/` and `config.yaml`.
         metrics: `{"bm25" | "before" | "after": {metric: value}}` on the test split; `before` and `after` are the
             encoder before and after training.
 

@@ -169,9 +169,9 @@ def write_calibrations(
     source, written = measured.source, []
     answers = {one.model: one.answers for one in decisions}
     for model in job.models if job.aims else ():
-        decided = answers[model.name]
-        if model.config is None or model.form is not None:
+        if model.config is None or model.form is not None or model.name not in answers:
             continue
+        decided = answers[model.name]
         if decided is None:
             log(f"{model.name} gets no {FILE}: precision and recall are of pairs; add an aim of answers, such as f1")
             continue

@@ -94,7 +94,7 @@ def decide_dataset(
     decisions = []
     asks_bm25 = bool(of_answers) and confidence == COMBINED
     indexes = [Bm25Index.of(part.dataset.documents) if asks_bm25 else None for part in measured.parts]
-    for model in measured.models if aims else ():
+    for model in measured.parts[0].calibration if aims else ():
         pools, checked = measured.calibration_pools(model), measured.pools(model)
         pairs = []
         for aim, wanted in aims:

@@ -5,7 +5,7 @@ Each section has its text for a terminal, its Markdown for `table.md`, and its t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines, pairs_with
@@ -324,12 +324,6 @@ def _plain(table: ReportTable, note: str = "") -> ReportSection:
 
 def _lines(lines: Sequence[str]) -> str:
     return "\n" + "\n".join(lines) + "\n" if lines else ""
-
-
-def training_notes(results: Results, names: Mapping[str, str]) -> str:
-    """Describe the effect of training, and what the metrics leave out, for below the table of a finished run."""
-    notes = [note for about in results.about.values() for note in notes_on(about)]
-    return "\n".join([*notes, *pair_lines(results.pairs, names), *_analysers(results)])
 
 
 _Values = dict[str, float | None]  # by the name in the tracker; a value that does not exist has no point

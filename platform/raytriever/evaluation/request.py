@@ -28,6 +28,7 @@ from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import (
     EvaluationDataset,
+    check_prompts,
     describe_datasets,
     distinct_names,
     find_beir,
@@ -110,6 +111,7 @@ class EvaluationJob:
         baselines: names of the models that the others are compared with.
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
+        calibrated: names of the models for which thresholds are chosen; empty for all.
         confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
         removed: share of the questions that also take part without their answers.
         foreign: data sets whose questions this corpus does not answer.
@@ -122,6 +124,7 @@ class EvaluationJob:
     baselines: Sequence[str]
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
+    calibrated: Sequence[str] = ()
     confidence: str = ENTROPY
     removed: float = 0.0
     foreign: Sequence[str] = ()
@@ -153,6 +156,7 @@ class EvaluationJob:
             "baselines": list(self.baselines),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
+            **({"calibrated": list(self.calibrated)} if self.calibrated else {}),
             "confidence": self.confidence if self.aims else None,
             **({"removed": self.removed} if self.removed else {}),
             **({"foreign": list(self.foreign)} if self.foreign else {}),
@@ -316,17 +320,20 @@ def build_evaluation_job(
         foreign=[word for word in unanswerable if not asks_removed(word)],
         precision=precision,
     )
-    if not config.suite:
-        return job
-    root = Path(config.data_root) if config.data_root else None
-    suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
-    for line in missing:
-        report(f"MISSING: {line}")
-    if not suite:
-        where = setting("data_root", root) if root else setting("suite", "beir")
-        remedy = f"give {setting('data_root')}, the folder that holds the data sets"
-        raise DataError("no data set of the suite exists", where, remedy)
-    return replace(job, datasets=[*job.datasets, *suite], missing=missing)
+    if config.suite:
+        root = Path(config.data_root) if config.data_root else None
+        suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
+        for line in missing:
+            report(f"MISSING: {line}")
+        if not suite:
+            where = setting("data_root", root) if root else setting("suite", "beir")
+            remedy = f"give {setting('data_root')}, the folder that holds the data sets"
+            raise DataError("no data set of the suite exists", where, remedy)
+        job = replace(job, datasets=[*job.datasets, *suite], missing=missing)
+    for model in models:
+        if model.config and model.config.dataset_prompts:
+            check_prompts(model.config.dataset_prompts, job.datasets)
+    return job
 
 
 def add_foreign_questions(

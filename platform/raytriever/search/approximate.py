@@ -34,7 +34,6 @@ from raytriever.index.approximate.store import index_directory, read_index, read
 from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
 from raytriever.models.inference import TextEncoder
-from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.calibration import current_calibration
 from raytriever.search.exact import PassageIndex, format_hits
 from raytriever.store.capacity import check_disk, check_memory
@@ -93,9 +92,8 @@ def run_index(
     check_writable(output)
     existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, split)) if split]
-    device = default_device()
     dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
-    retriever = open_encoder(model, choose_precision(precision, device), device)
+    retriever = open_encoder(model, precision)
     report_prompts(retriever, dataset.name, report)
     store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
     meta = _meta(config, model, seed, dataset, retriever, store, training_split)

@@ -27,7 +27,6 @@ from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
 from raytriever.models.config import ModelConfig
 from raytriever.models.inference import TextEncoder
-from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.calibration import Calibration, Decider, current_calibration
 from raytriever.terminal import one_line, warn
 
@@ -255,7 +254,6 @@ def search_dataset(
     precision: str | None = None,
 ) -> Hits:
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
-    device = default_device()
     dataset = open_dataset(dataset_name, [], run=in_processes)
-    retriever = open_encoder(config, choose_precision(precision, device), device)
+    retriever = open_encoder(config, precision)
     return ExactIndex.build(config, retriever, dataset).search([query], top, threshold)[0]

@@ -16,13 +16,14 @@ from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 
 CONFIG = {"model": {"model": "minilm"}, "data": {"dataset": "company/docs"}, "loss": {"loss": "infonce"}}
-TRAINED = {
-    "dataset": "docs",
-    "split": "test",
-    "bm25": {"ndcg_at_10": 0.5, "auc": 0.8},
-    "before": {"ndcg_at_10": 0.55, "auc": 0.85},
-    "after": {"ndcg_at_10": 0.66123456, "auc": 0.9},
-}
+TRAINED = Results(
+    models={
+        "bm25": {"docs": {"ndcg_at_10": 0.5, "auc": 0.8}},
+        "before": {"docs": {"ndcg_at_10": 0.55, "auc": 0.85}},
+        "after": {"docs": {"ndcg_at_10": 0.66123456, "auc": 0.9}},
+    },
+    about={"docs": about_of(9)},
+)
 ROW = threshold_row(
     dataset="other set",
     model="mine",

@@ -30,8 +30,8 @@ _ROW = np.dtype([("key", "V16"), ("tokens", "<u4"), ("bytes", "<u4"), ("crc", "<
 _ABOUT, _ROWS, _EMBEDDINGS = "about.json", "rows.bin", "embeddings.bin"
 
 
-class About(TypedDict):
-    """What a folder is for: the service and its model, the width, and the length of the first embedding."""
+class PaidModel(TypedDict):
+    """Model of a service, the width of its embeddings, and the length of the first one."""
 
     base_url: str
     model: str
@@ -44,15 +44,15 @@ class PaidEmbeddings:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.about: About | None = None
+        self.about: PaidModel | None = None
         self.tokens = self.bytes = 0  # of all rows
         self._row: dict[bytes, int] = {}
         self._crcs, self._tokens = array("L"), array("L")
         self._lock = threading.Lock()
         if (folder / _ABOUT).exists():
-            self.about = read_json(folder / _ABOUT, About, "remove the folder: its texts are encoded again")
+            self.about = read_json(folder / _ABOUT, PaidModel, "remove the folder: its texts are encoded again")
 
-    def begin(self, about: About) -> None:
+    def begin(self, about: PaidModel) -> None:
         """Make the folder."""
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -177,9 +177,9 @@ class Retriever(BatchEncoder):
         length = self.description.query_length if side == "query" else self.description.passage_length
         return self.template.assemble(contents, length)
 
-    def token_ids(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
-        """Tokenise and truncate texts with their prompt of one side; no padding."""
-        return self.assemble(self.contents(texts, side), side)
+    def token_ids(self, texts: Sequence[str], side: Side, prompt: str | None = None) -> list[Int64[ndarray, " tokens"]]:
+        """Tokenise and truncate texts with their prompt, by default that of the side; no padding."""
+        return self.assemble(self.contents(texts, side, prompt), side)
 
     def padded_length(self, tokens: int) -> int:
         """Return the length to which a text of so many tokens is padded alone.
@@ -270,7 +270,7 @@ class Retriever(BatchEncoder):
         """Return the number of tokens of a prompt with the special tokens, except one at the end."""
         if not prompt:
             return 0
-        (ids,) = self.assemble(self.contents([""], side, prompt), side)
+        (ids,) = self.token_ids([""], side, prompt)
         return len(ids) - (int(ids[-1]) in self.tokenizer.all_special_ids)
 
 

@@ -36,6 +36,7 @@ from raytriever.metrics.probability import (
 )
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
+from raytriever.models.source import has_files
 from raytriever.paths import expanded
 from raytriever.search.calibration import (
     FILE,
@@ -203,7 +204,8 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
 
     Return a line with the file, or with the reason why there is none.
     """
-    path, directory = expanded(config.model), resolve_model(config.model, config.revision)
+    path = expanded(config.model)
+    directory = resolve_model(config.model, config.revision) if has_files(config.model) else None
     if directory not in (path, path / "model"):
         remedy = "`raytriever export` makes one"
         return f"{FILE} is only in the results, because {config.model} is no model directory of yours; {remedy}"

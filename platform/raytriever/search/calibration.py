@@ -227,7 +227,9 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
 
 def encoder_digest(config: ModelConfig, dataset: str) -> str:
     """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set, by its name:
-    it may have prompts of its own."""
+    it may have prompts of its own. An encoder without files is known by its settings alone."""
+    if not has_files(config.model):
+        return hashlib.sha256(json.dumps([config.identity(), dataset], sort_keys=True).encode()).hexdigest()
     model = read_files(config)
     directory, description = model.directory, describe(model, config)
     prompts = prompt_table(description, config).of(dataset)

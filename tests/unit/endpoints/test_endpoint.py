@@ -107,7 +107,7 @@ def test_all_that_takes_a_model_takes_an_endpoint(
     data = ["--dataset", str(letters)]
     commands = {
         "encode": [*model, *data, "--output", "encoded"],
-        "evaluate": [*model, "--datasets", str(letters), "--tracker", "none"],
+        "evaluate": [*model, "--datasets", str(letters), "--tracker", "none", "--calibrate", "f1"],
         "mine": [*model, *data, "--method", "dense", "--output", "mined"],
         "index": [*model, *data, "--index", "hnsw", "--output", "index", "--query", "what is abc"],
         "search": ["what is abc", *model, *data],

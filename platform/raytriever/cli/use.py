@@ -10,9 +10,11 @@ from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, optional_path
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
+from raytriever.endpoints.config import endpoint_needs
 from raytriever.errors import ConfigError
 from raytriever.export.config import ExportConfig
 from raytriever.index.approximate.config import IndexConfig
+from raytriever.models.config import READING, ModelConfig
 from raytriever.options import Need
 from raytriever.paths import PATH
 from raytriever.terminal import warn
@@ -71,6 +73,7 @@ SEARCH = Command(
         _CALIBRATION,
     ],
     settings=[SettingsGroup("data", DataConfig, "data", "dataset"), MODEL, PRECISION],
+    needs=endpoint_needs(),
 )
 
 
@@ -90,6 +93,7 @@ ENCODE = Command(
     encode,
     output="folder to write the embeddings to",
     settings=[DATA, MODEL, SettingsGroup("encoding", EncodeConfig, "encoding"), PRECISION],
+    needs=endpoint_needs(),
 )
 
 
@@ -137,7 +141,7 @@ INDEX = Command(
         _CALIBRATION,
     ],
     settings=[DATA, MODEL, SettingsGroup("approximate", IndexConfig, "index"), PRECISION_AND_SEED],
-    needs={"top": [Need("query")], "calibration": [Need("query")]},
+    needs={"top": [Need("query")], "calibration": [Need("query")], **endpoint_needs()},
 )
 
 
@@ -154,5 +158,5 @@ def export_model(given: Given) -> Iterator[str]:
 EXPORT = Command(
     export_model,
     output="a new directory",
-    settings=[MODEL, SettingsGroup("export", ExportConfig, "export")],
+    settings=[SettingsGroup("model", ModelConfig, "model", *READING), SettingsGroup("export", ExportConfig, "export")],
 )

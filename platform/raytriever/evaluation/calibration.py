@@ -40,6 +40,7 @@ from raytriever.metrics.probability import (
 )
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
+from raytriever.models.source import has_files
 from raytriever.paths import expanded
 from raytriever.search.calibration import (
     FILE,
@@ -219,7 +220,7 @@ def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Cal
 
 def _is_own(config: ModelConfig) -> bool:
     path = expanded(config.model)
-    return resolve_model(config.model, config.revision) in (path, path / "model")
+    return has_files(config.model) and resolve_model(config.model, config.revision) in (path, path / "model")
 
 
 def save_calibration(calibration: Calibration, config: ModelConfig) -> str:

@@ -139,7 +139,7 @@ class EvaluationJob:
         """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
         return {
             "models": {
-                model.name: asdict(model.config) | {"model": model.location} if model.config else BM25
+                model.name: model.config.identity() | {"model": model.location} if model.config else BM25
                 for model in self.models
                 if not model.form
             },

@@ -18,7 +18,7 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import Runner, embed_corpus
 from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.loading import open_encoder
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, setting
@@ -30,7 +30,7 @@ from raytriever.index.score import pair_scores
 from raytriever.mining.analyser import Analyser
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import Retriever
+from raytriever.models.inference import TextEncoder
 from raytriever.prompts import Prompts
 from raytriever.search.calibration import digest_of, encoder_digest
 from raytriever.search.exact import search_store
@@ -69,7 +69,7 @@ class Encoders:
         self._models = {model.name: model for model in models if model.config and not model.form}
         self._precision, self._device, self._kept_bytes = precision, device, kept_bytes
         self.device_type = device.type
-        self._loaded: dict[str, Retriever] = {}  # the most recently used one is last
+        self._loaded: dict[str, TextEncoder] = {}  # the most recently used one is last
         self.systems: dict[str, dict[str, Any]] = {}
         for model in models:
             if model.config is None:
@@ -92,18 +92,14 @@ class Encoders:
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
 
-    def __getitem__(self, name: str) -> Retriever:
+    def __getitem__(self, name: str) -> TextEncoder:
         retriever = self._loaded.pop(name, None)
         if retriever is None:
             config = self._models[name].config
             assert config is not None
-            retriever = load_for_encoding(config, self._precision, self._device)
+            retriever = open_encoder(config, self._precision, self._device)
         self._loaded[name] = retriever
-        while (
-            len(self._loaded) > 1
-            and sum(tensor.nbytes for one in self._loaded.values() for tensor in (*one.parameters(), *one.buffers()))
-            > self._kept_bytes
-        ):
+        while len(self._loaded) > 1 and sum(one.nbytes for one in self._loaded.values()) > self._kept_bytes:
             del self._loaded[next(iter(self._loaded))]
         return retriever
 
@@ -117,7 +113,7 @@ class DenseSystem:
 
     dataset: RetrievalDataset
     config: ModelConfig
-    retriever: Retriever
+    retriever: TextEncoder
     backend: RetrievalBackend = RetrievalBackend()
     prompts: Prompts | None = None
 

@@ -22,7 +22,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store, plan_embeddings
 from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import load_for_encoding, report_prompts
+from raytriever.encoding.loading import open_encoder, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.build import build_index
@@ -33,7 +33,7 @@ from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import index_directory, read_index, read_meta
 from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import Retriever
+from raytriever.models.inference import TextEncoder
 from raytriever.search.calibration import current_calibration
 from raytriever.search.exact import PassageIndex, format_hits
 from raytriever.store.capacity import check_disk, check_memory
@@ -95,7 +95,7 @@ def run_index(
     existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, split)) if split]
     dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
-    retriever = load_for_encoding(model, precision)
+    retriever = open_encoder(model, precision)
     report_prompts(retriever, dataset.name, report)
     store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
     meta = _meta(config, model, seed, dataset, retriever, store, training_split)
@@ -177,7 +177,7 @@ def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
     return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
 
 
-def _queries(retriever: Retriever, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries width"]:
+def _queries(retriever: TextEncoder, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries width"]:
     positions = dataset.positives(split).queries
     if not len(positions):
         raise ConfigError(f"{dataset.name} has no judged query", split, "name another split")
@@ -189,7 +189,7 @@ def _meta(
     model: ModelConfig,
     seed: int,
     dataset: RetrievalDataset,
-    retriever: Retriever,
+    retriever: TextEncoder,
     store: EmbeddingStore | None,
     training_split: str | None,
 ) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.resolution import read_files, resolve_model
+from raytriever.models.source import has_files
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import files_below
@@ -192,9 +193,11 @@ def current_calibration(
     Raises:
         UserError: the file that the user names is missing, damaged, or of another system or corpus.
     """
-    own = resolve_model(config.model, config.revision) / FILE
+    file_of_model = resolve_model(config.model, config.revision) / FILE if has_files(config.model) else None
+    if (used := file or file_of_model) is None:
+        return None
     digest = partial(encoder_digest, config, dataset, int8=int8)
-    return calibration_in(file or own, digest, dataset, documents, report, is_named=file is not None)
+    return calibration_in(used, digest, dataset, documents, report, is_named=file is not None)
 
 
 def calibration_in(
@@ -278,7 +281,10 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
 
 def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False) -> str:
     """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set, by its name:
-    it may have prompts of its own. `int8` is whether texts are encoded in 8-bit integers."""
+    it may have prompts of its own. `int8` is whether texts are encoded in 8-bit integers. An encoder without files is
+    known by its settings alone."""
+    if not has_files(config.model):
+        return digest_of(config.identity(), dataset)
     model = read_files(config)
     directory, description = model.directory, describe(model, config)
     prompts = prompt_table(description, config).of(dataset)

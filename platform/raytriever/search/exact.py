@@ -21,14 +21,14 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus
 from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.loading import open_encoder
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, ModelError, flag_of, setting
 from raytriever.index.exact import Corpus, tie_order, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import Retriever
+from raytriever.models.inference import TextEncoder
 from raytriever.search.calibration import Calibration, Decider, current_calibration
 from raytriever.terminal import one_line, warn
 
@@ -201,7 +201,7 @@ class PassageIndex(ABC):
     """
 
     dataset: RetrievalDataset
-    retriever: Retriever
+    retriever: TextEncoder
     calibration: Calibration | None = None
 
     @property
@@ -242,7 +242,7 @@ class ExactIndex(PassageIndex):
 
     @classmethod
     def build(
-        cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, calibration: Path | None = None
+        cls, config: ModelConfig, retriever: TextEncoder, dataset: RetrievalDataset, calibration: Path | None = None
     ) -> ExactIndex:
         """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`.
 
@@ -278,5 +278,5 @@ def search_dataset(
 ) -> Hits:
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
     dataset = open_dataset(dataset_name, [], run=in_processes)
-    retriever = load_for_encoding(config, precision)
+    retriever = open_encoder(config, precision)
     return ExactIndex.build(config, retriever, dataset, calibration).search([query], top, threshold)[0]

@@ -54,20 +54,14 @@ def embed_corpus(
         run: encodes the missing shards; `cluster.encoding` has a runner with actors.
         prompts: prompts of the data set, if it has other names than its own.
     """
-    folder = cache_folder() / EMBEDDINGS
     prompts = prompts or retriever.prompts_of(dataset.name)
-    on_gpu = next(retriever.parameters()).device.type == "cuda"
-    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts, on_gpu=on_gpu)
-    # A store with the shards of the other device is used too.
-    other = replace(plan, shard_rows=shard_rows(plan.rows, not on_gpu))
-    if not (folder / plan.key[:32]).exists() and (folder / other.key[:32]).exists():
-        plan = other
-    path = folder / plan.key[:32]
+    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts)
+    path = cache_folder() / EMBEDDINGS / plan.key[:32]
     store = _open_finished(plan, path)
     if store is None:
         with one_writer(path, wait=True, report=warn):
             writer = StoreWriter(path, plan)
-            if not writer.has_own_plan():  # the folder is named by the plan, so other content is damage
+            if not writer.has_own_content():  # the folder is named by the plan, so other content is damage
                 warn(f"{path}: is damaged or changed; encoding again")
                 remove(path, whole=True)
             elif (path / MANIFEST).exists():
@@ -87,12 +81,8 @@ def plan_embeddings(
     dtype: str,
     batch_tokens: int | None = None,
     prompts: Prompts | None = None,
-    on_gpu: bool = False,
 ) -> EmbeddingPlan:
-    """Return the plan of a store of one side of a data set; see `EmbeddingPlan` and `embed_corpus`.
-
-    `on_gpu` is whether GPUs encode it, which need larger shards.
-    """
+    """Return the plan of a store of one side of a data set; see `EmbeddingPlan` and `embed_corpus`."""
     description, side_texts = retriever.description, SideTexts(dataset, side)
     prefix = (prompts or retriever.prompts_of(dataset.name))[side]
     length = description.query_length if side == "query" else description.passage_length
@@ -110,7 +100,7 @@ def plan_embeddings(
         dtype=dtype,
         rows=len(side_texts.texts),
         width=retriever.width,
-        shard_rows=shard_rows(len(side_texts.texts), on_gpu),
+        shard_rows=shard_rows(len(side_texts.texts)),
         batch_tokens=batch_tokens,
     )
 
@@ -143,6 +133,7 @@ def encode_store(
     """
     store = _open_finished(writer.plan, writer.path)
     if store is not None:
+        writer.remove_others()
         return store
     writer.begin()
     plan = writer.plan

@@ -1,4 +1,4 @@
-"""Encoder of shards of a store: read or make the tokens, encode them, and commit the embeddings, as a pipeline.
+"""Encoder of shards of a store: read or make the tokens, encode them, and write the embeddings, as a pipeline.
 
 Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenised. A shard over
 which `TRIES` processes died ends the job with an error that names its rows."""
@@ -22,7 +22,7 @@ from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.encoding.encode import PendingEmbeddings, batches, check_finite, start_encoding, token_budget
 from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.store import StoredRows
-from raytriever.encoding.writer import WORK, StoreWriter
+from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ModelError, setting
 from raytriever.models.memory import memory_errors
 from raytriever.models.retriever import Retriever
@@ -118,7 +118,7 @@ class ShardEncoder:
         While one shard is encoded, a thread reads the next one and another writes those before.
         """
         with (
-            Attempts(self.writer.path / WORK) as attempts,
+            Attempts(self.writer.work) as attempts,
             ThreadPoolExecutor(1) as reader,
             ThreadPoolExecutor(1) as committer,
         ):

@@ -1,21 +1,22 @@
 """Store of the embeddings of one side of a data set, in shards on disk; a row is the position of a document or a
 query.
 
-    DIR/manifest.json             written last: model, data set and settings, and the digest of every file
-    DIR/plan.json                 the same settings, written first and compared when encoding continues
-    DIR/shards/000000/            the rows of one range of positions and the keys of their texts, as a committed
-                                  directory
+    DIR/manifest.json                    written last: model, data set and settings, and the digest of every file
+    DIR/KEY/000000.embeddings.npy        the rows of one range of positions
+    DIR/KEY/000000.keys.npy              the keys of their texts
+    DIR/KEY/work/                        of an unfinished store: its plan, and the digests of its finished shards
 
-A store without a manifest is unfinished, and the same command continues it (`encoding.writer`). Components are stored
-as
+KEY begins the key of the plan. A store without a manifest is unfinished, and the same command continues it
+(`encoding.writer`). Components are stored as
 1. `fp32`: 4 bytes, memory-mapped when read;
 2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be stored;
-3. `int8`: 1 byte, and 4 bytes per row: each row is divided by its largest component over 127 and rounded, so the error
-   of a component is at most 1/254 of the row's largest component."""
+3. `int8`: 1 byte, and 4 bytes per row in `000000.scales.npy`: each row is divided by its largest component over 127 and
+   rounded, so the error of a component is at most 1/254 of the row's largest component."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,11 +30,11 @@ from raytriever.errors import ModelError, StorageError, setting
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST
+from raytriever.store.commit import MANIFEST, FileEntry, read_manifest
 
-PLAN, SHARDS = "plan.json", "shards"
+WORK, PLAN = "work", "plan.json"
 KIND = "embeddings"
-EMBEDDINGS, SCALES, KEYS = "embeddings.npy", "scales.npy", "keys.npy"
+EMBEDDINGS, SCALES, KEYS = "embeddings", "scales", "keys"
 _REMEDY = "encode again"
 _LEVELS = 127
 _HALF_MAX = 65_504.0
@@ -41,16 +42,16 @@ _HALF_MAX = 65_504.0
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Some rows of a shard as they are stored: the rows, ascending, and their values by the name of the file."""
+    """Some rows of a shard as they are stored: the rows, ascending, and their values by the kind of the file."""
 
     rows: Int64[ndarray, " copied"]
     values: Mapping[str, ndarray]
 
 
-def write_embeddings(
-    folder: Path, embeddings: Float32[ndarray, "rows width"], dtype: str, copied: StoredRows | None = None
-) -> None:
-    """Write rows into a folder.
+def stored_values(
+    embeddings: Float32[ndarray, "rows width"], dtype: str, copied: StoredRows | None = None
+) -> dict[str, ndarray]:
+    """Return the arrays of a shard, by the kind of the file: `EMBEDDINGS`, and `SCALES` for `int8`.
 
     Args:
         embeddings: finite embeddings, of the rows that are not copied.
@@ -58,65 +59,84 @@ def write_embeddings(
     Raises:
         ModelError: a component is too large for `fp16`.
     """
-    files = {EMBEDDINGS: embeddings}
+    stored = {EMBEDDINGS: embeddings}
     if dtype == "fp16":
         if (largest := float(np.abs(embeddings).max(initial=0))) > _HALF_MAX:
             what = f"a component of {largest:.6g} is beyond fp16"
             raise ModelError(what, setting("dtype", "fp16"), "store fp32 or int8")
-        files = {EMBEDDINGS: embeddings.astype(np.float16)}
+        stored = {EMBEDDINGS: embeddings.astype(np.float16)}
     elif dtype == "int8":
         scales = np.abs(embeddings).max(axis=1, initial=0) / np.float32(_LEVELS)
         rounded = np.rint(embeddings / np.where(scales > 0, scales, 1)[:, None])
-        files = {EMBEDDINGS: rounded.astype(np.int8), SCALES: scales.astype(np.float32)}
-    for name, values in files.items():
-        if copied is not None and len(copied.rows):
+        stored = {EMBEDDINGS: rounded.astype(np.int8), SCALES: scales.astype(np.float32)}
+    if copied is not None and len(copied.rows):
+        for kind, values in stored.items():
             whole = np.empty((len(values) + len(copied.rows), *values.shape[1:]), values.dtype)
-            whole[copied.rows] = copied.values[name]
+            whole[copied.rows] = copied.values[kind]
             whole[np.setdiff1d(np.arange(len(whole)), copied.rows)] = values
-            values = whole
-        np.save(folder / name, values)
+            stored[kind] = whole
+    return stored
 
 
-def read_stored(folder: Path, dtype: str, width: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
-    """Read some rows of a folder as they are stored: their values by the name of the file."""
+def read_stored(shard: Path, dtype: str, width: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
+    """Read some rows of a shard as they are stored: their values by the kind of the file."""
     stored = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[dtype]
-    values = {EMBEDDINGS: read_array(folder / EMBEDDINGS, [stored], (None, width), _REMEDY, mapped="r")[rows]}
+    values = {EMBEDDINGS: read_array(file_of(shard, EMBEDDINGS), [stored], (None, width), _REMEDY, mapped="r")[rows]}
     if dtype == "int8":
-        values[SCALES] = read_array(folder / SCALES, ["float32"], (None,), _REMEDY)[rows]
+        values[SCALES] = read_array(file_of(shard, SCALES), ["float32"], (None,), _REMEDY)[rows]
     return values
 
 
 def read_embeddings(
-    folder: Path, shape: Shape = (None, None), rows: slice | ndarray = slice(None)
+    shard: Path, shape: Shape = (None, None), rows: slice | ndarray = slice(None)
 ) -> Float32[ndarray, "rows width"]:
-    """Read the rows that `write_embeddings` wrote, or some of them; a slice of `fp32` is memory-mapped.
+    """Read the rows of a shard, or some of them; a slice of `fp32` is memory-mapped.
 
     The mapping is copy-on-write, because torch warns of arrays that are read-only. `shape` has the expected numbers of
     rows and components, None where unknown.
     """
-    whole = read_array(folder / EMBEDDINGS, ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
+    whole = read_array(file_of(shard, EMBEDDINGS), ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
     stored = whole[rows]
     if stored.dtype == np.int8:
-        scales = read_array(folder / SCALES, ["float32"], (len(whole),), _REMEDY)[rows]
+        scales = read_array(file_of(shard, SCALES), ["float32"], (len(whole),), _REMEDY)[rows]
         return stored.astype(np.float32) * scales[:, None]
     return stored if stored.dtype == np.float32 else stored.astype(np.float32)
 
 
-class Keyed(TypedDict):
-    """The key of a plan, stored in every file that was written by this plan."""
+class StoredPlan(TypedDict):
+    """Fields of a plan by which other stores find the store; see `writer.EmbeddingPlan`."""
 
     key: str
-
-
-class StoredPlan(Keyed):
-    """Fields of `plan.json` by which other stores find the store; see `writer.EmbeddingPlan`."""
-
     encoder: str
     dataset: str
-    shard_rows: int
 
 
-class _StoreMeta(Keyed):
+def stored_files(path: Path) -> Iterator[tuple[StoredPlan, dict[str, FileEntry]]]:
+    """Yield the plans of the stores in a directory, each with the files of its finished shards: the store that is
+    finished, if there is one, and the unfinished ones."""
+    if (path / MANIFEST).exists():
+        with suppress(OSError, StorageError):
+            manifest = read_manifest(path, verify=None)
+            yield conform(manifest["meta"], str(path), StoredPlan, _REMEDY), manifest["files"]
+    for file in path.glob(f"*/{WORK}/{PLAN}"):
+        with suppress(OSError, StorageError):
+            plan, files = read_json(file, StoredPlan, _REMEDY), dict[str, FileEntry]()
+            for report in file.parent.glob("[0-9]*.json"):
+                with suppress(OSError, StorageError):
+                    files |= read_json(report, dict[str, FileEntry], _REMEDY)
+            yield plan, files
+
+
+def by_shard(files: Mapping[str, FileEntry]) -> dict[str, dict[str, FileEntry]]:
+    """Return the files of each shard, by the path of the shard in the directory, ascending."""
+    shards: dict[str, dict[str, FileEntry]] = {}
+    for name in sorted(files):
+        shards.setdefault(name.partition(".")[0], {})[name] = files[name]
+    return shards
+
+
+class _StoreMeta(TypedDict):
+    key: str
     model_digest: str
     data_digest: str
     side: str
@@ -151,12 +171,9 @@ class EmbeddingStore:
         meta = check_directory(path)["meta"]
         if meta.get("kind") != KIND:
             raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
-        fields = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
-        if plan_key(path) != fields["key"]:
-            reason = f"is the plan of other embeddings than {MANIFEST} describes"
-            raise StorageError(reason, str(path / PLAN), "encode again")
-        if min(fields["rows"] + 1, fields["width"], fields["shard_rows"]) < 1:
-            raise StorageError("its rows, width or rows of a shard are below 1", str(path / MANIFEST), "encode again")
+        fields = conform(meta, str(path / MANIFEST), _StoreMeta, _REMEDY)
+        if min(fields["rows"] + 1, fields["width"], fields["shard_rows"]) < 1 or not fields["key"].isalnum():
+            raise StorageError("its key, rows, width or rows of a shard are wrong", str(path / MANIFEST), _REMEDY)
         store = cls(path, meta)
         hold(path, store)
         return store
@@ -177,10 +194,10 @@ class EmbeddingStore:
         """
         size = self.meta["shard_rows"]
         length = min(size, len(self) - number * size)
-        embeddings = read_embeddings(shard_folder(self.path, number), (length, self.width), rows)
-        if plan_key(self.path) != self.meta["key"]:  # read last: an update removes the plan before it replaces shards
+        shard = shard_path(self.path, self.meta["key"], number)
+        if not shard.parent.is_dir():
             raise StorageError("was encoded again while it was read", str(self.path), "open it again")
-        return embeddings
+        return read_embeddings(shard, (length, self.width), rows)
 
     def blocks(self, shards: Sequence[int] | None = None) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Yield shards, by default all, as the first row and the embeddings, memory-mapped or decoded on demand."""
@@ -214,11 +231,11 @@ class EmbeddingStore:
         return embeddings
 
 
-def plan_key(path: Path) -> str:
-    """Return the key in the plan of a store, finished or not; raises `StorageError` if there is none."""
-    return read_json(path / PLAN, Keyed, "encode again", needed=True)["key"]
+def shard_path(path: Path, key: str, number: int) -> Path:
+    """Return the path of a shard of a store, with which the paths of its files begin."""
+    return path / key[:16] / f"{number:06d}"
 
 
-def shard_folder(path: Path, number: int) -> Path:
-    """Return the path of a shard of a store."""
-    return path / SHARDS / f"{number:06d}"
+def file_of(shard: Path, kind: str) -> Path:
+    """Return the path of a file of a shard."""
+    return shard.with_name(f"{shard.name}.{kind}.npy")

@@ -14,12 +14,13 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.keys import Keys, key_of, keys_of
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.encode import check_finite
 from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.store import StoredRows
 from raytriever.encoding.writer import StoreWriter
@@ -213,6 +214,15 @@ class _ShardTexts:
     batches: Sequence[Sequence[int]] = ()
     prompt: str | list[str] = ""
     budget: int = 0
+
+
+def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of: Callable[[int], str]) -> None:
+    """Raise `ModelError` if an embedding is not finite; the error names the first such text."""
+    bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
+    if len(bad):
+        what = f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}"
+        remedy = "the weights are broken or overflow in bf16: train or load them again"
+        raise ModelError(what, f"{side} encoder", remedy)
 
 
 def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:

@@ -30,14 +30,14 @@ from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
-from raytriever.index.approximate.store import index_directory, read_index, read_meta
+from raytriever.index.approximate.store import read_index, read_meta, save_index, write_embeddings
 from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
 from raytriever.models.inference import TextEncoder
 from raytriever.search.calibration import current_calibration
 from raytriever.search.exact import PassageIndex, format_hits
 from raytriever.store.capacity import check_disk, check_memory
-from raytriever.store.commit import one_writer
+from raytriever.store.commit import committed_directory, one_writer
 from raytriever.store.disk import check_writable
 from raytriever.terminal import text_table
 
@@ -120,14 +120,14 @@ def run_index(
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
         if existing and read_meta(output)["key"] == meta["key"]:  # another command has built it meanwhile
             return result(index=_opened(output, config), seconds=None)
-        with index_directory(output, replace=output.exists()) as unfinished:
-            vectors = unfinished.write_embeddings((block for _, block in store.blocks()), (rows, width))
+        with committed_directory(output, meta, replace=output.exists()) as folder:
+            vectors = write_embeddings(folder, (block for _, block in store.blocks()), (rows, width))
             ties, started = tie_order(dataset.documents.ids), perf_counter()
             report(f"{dataset.name}: building an index of {rows:,} passages ({config.index})")
             index = build_index(vectors, config, training, seed, torch.get_num_threads(), ties)
             index = replace(index, effort=config.effort or index.effort)
             seconds = perf_counter() - started
-            unfinished.save(index, config.index, meta)
+            meta |= save_index(folder, index, config.index)
     return result(index=index, seconds=seconds)
 
 

@@ -10,8 +10,8 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
+from raytriever.encoding.store import EmbeddingPlan, EmbeddingStore
+from raytriever.encoding.writer import StoreWriter
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 

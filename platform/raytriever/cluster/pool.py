@@ -170,7 +170,7 @@ class PooledCorpus:
 
     @property
     def _shards(self) -> int:
-        return -(-len(self.store) // self.store.meta["shard_rows"])
+        return self.store.plan.shards
 
     @cached_property
     def _actors(self) -> list[Any]:
@@ -249,7 +249,7 @@ class PoolActor:
     def _open(self, path: str, shards: Sequence[int], order: TieOrder) -> Corpus:
         if self._corpus is None:
             store = EmbeddingStore.open(path)
-            most = min(len(store), len(shards) * store.meta["shard_rows"])
+            most = min(len(store), len(shards) * store.plan.shard_rows)
             self._corpus = Corpus(lambda: store.blocks(shards), order, documents=most)
         return self._corpus
 

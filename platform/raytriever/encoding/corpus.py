@@ -15,10 +15,9 @@ from pathlib import Path
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.reuse import EMBEDDINGS, find_earlier
 from raytriever.encoding.shards import ShardEncoder, SideTexts, encode_in_process
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
+from raytriever.encoding.store import EmbeddingPlan, EmbeddingStore
+from raytriever.encoding.writer import EMBEDDINGS, StoreWriter, find_earlier, shard_rows
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.inference import TextEncoder
@@ -150,7 +149,7 @@ def _open_finished(plan: EmbeddingPlan, path: Path) -> EmbeddingStore | None:
         store = EmbeddingStore.open(path)
     except StorageError:
         return None
-    return store if store.meta["key"] == plan.key else None
+    return store if store.plan.key == plan.key else None
 
 
 def _absolute(name: str) -> str:
@@ -186,7 +185,7 @@ def open_matching_store(
     store = EmbeddingStore.open(path)
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     for name, content in _DIFFERENCES.items():
-        stored, expected = store.meta[name], getattr(plan, name)
+        stored, expected = getattr(store.plan, name), getattr(plan, name)
         if stored != expected:
             values = "" if name.endswith("digest") else f" ({stored!r}, here {expected!r})"
             remedy = f"name the passages of {dataset.name} as `raytriever encode` encoded them with {config.model}"

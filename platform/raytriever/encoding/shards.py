@@ -21,9 +21,8 @@ from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.keys import Keys, key_of, keys_of
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.store import StoredRows
-from raytriever.encoding.writer import StoreWriter
+from raytriever.encoding.writer import EarlierEmbeddings, StoreWriter
 from raytriever.errors import ModelError, setting
 from raytriever.models.inference import Pending, TextEncoder
 from raytriever.models.memory import memory_errors
@@ -69,7 +68,7 @@ class SideTexts:
         return self._tokens.take(np.array(rows)) if self._fits else retriever.contents(texts, self.side, own), own
 
     def keys(self, rows: range, prompt: str) -> Keys:
-        """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `reuse`."""
+        """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `writer`."""
         texts, own = self._prompted(rows, prompt)
         return keys_of(map(key_of, repeat(own) if isinstance(own, str) else own, texts))
 

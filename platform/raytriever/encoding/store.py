@@ -15,29 +15,102 @@ KEY begins the key of the plan. A store without a manifest is unfinished, and th
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.digests import check_directory
+from raytriever.data.keys import WIDTH
 from raytriever.errors import ModelError, StorageError, setting
+from raytriever.prompts import Side
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST, FileEntry, read_manifest
+from raytriever.store.commit import FORMAT, MANIFEST, FileEntry, read_manifest
 
 WORK, PLAN = "work", "plan.json"
 KIND = "embeddings"
 EMBEDDINGS, SCALES, KEYS = "embeddings", "scales", "keys"
 _REMEDY = "encode again"
+_SHARD_BYTES = 1_024  # headers and report of a shard
+_LAYOUT = 3  # of the files; another number is another key
 _LEVELS = 127
 _HALF_MAX = 65_504.0
+
+
+@dataclass(frozen=True)
+class EmbeddingPlan:
+    """Content and settings of a store. The names of the model and the data set are informational.
+
+    Args:
+        model: name of the model, as the user passed it.
+        model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
+        data_digest: digest of the side's ids and texts.
+        prefix: text in front of every text.
+        length: largest number of tokens of a text, including special tokens.
+        pooling, similarity: see `models.config`.
+        precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
+        dtype: storage type; see above.
+        shard_rows: rows of every shard except the last; see `writer.shard_rows`.
+        batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
+            device of the encoding process.
+    """
+
+    model: str
+    model_digest: str
+    dataset: str
+    data_digest: str
+    side: Side
+    prefix: str
+    length: int
+    pooling: str
+    similarity: str
+    precision: str
+    dtype: str
+    rows: int
+    width: int
+    shard_rows: int
+    batch_tokens: int | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 over everything that decides the bytes of the store."""
+        decides = {name: value for name, value in asdict(self).items() if name not in ("model", "dataset")}
+        return hashlib.sha256(json.dumps([_LAYOUT, decides], sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def encoder(self) -> str:
+        """SHA-256 over everything but the text that decides an embedding and its stored form.
+
+        The prompt is part of the text. The number of tokens per batch is left out: see docs/explanation/decisions.md.
+        """
+        names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
+        decides = {name: getattr(self, name) for name in names}
+        return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards: values, the scales of int8, keys of texts, and headers and reports."""
+        row = self.width * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + WIDTH
+        return self.rows * row + self.shards * _SHARD_BYTES
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return -(-self.rows // self.shard_rows)
+
+    def rows_of(self, number: int) -> range:
+        """Return the positions of a shard."""
+        return range(number * self.shard_rows, min(self.rows, (number + 1) * self.shard_rows))
 
 
 @dataclass(frozen=True)
@@ -103,24 +176,16 @@ def read_embeddings(
     return stored if stored.dtype == np.float32 else stored.astype(np.float32)
 
 
-class StoredPlan(TypedDict):
-    """Fields of a plan by which other stores find the store; see `writer.EmbeddingPlan`."""
-
-    key: str
-    encoder: str
-    dataset: str
-
-
-def stored_files(path: Path) -> Iterator[tuple[StoredPlan, dict[str, FileEntry]]]:
+def stored_files(path: Path) -> Iterator[tuple[EmbeddingPlan, dict[str, FileEntry]]]:
     """Yield the plans of the stores in a directory, each with the files of its finished shards: the store that is
     finished, if there is one, and the unfinished ones."""
     if (path / MANIFEST).exists():
         with suppress(OSError, StorageError):
             manifest = read_manifest(path, verify=None)
-            yield conform(manifest["meta"], str(path), StoredPlan, _REMEDY), manifest["files"]
+            yield _plan_of(path, manifest["meta"]), manifest["files"]
     for file in path.glob(f"*/{WORK}/{PLAN}"):
         with suppress(OSError, StorageError):
-            plan, files = read_json(file, StoredPlan, _REMEDY), dict[str, FileEntry]()
+            plan, files = read_json(file, EmbeddingPlan, _REMEDY), dict[str, FileEntry]()
             for report in file.parent.glob("[0-9]*.json"):
                 with suppress(OSError, StorageError):
                     files |= read_json(report, dict[str, FileEntry], _REMEDY)
@@ -135,30 +200,12 @@ def by_shard(files: Mapping[str, FileEntry]) -> dict[str, dict[str, FileEntry]]:
     return shards
 
 
-class _StoreMeta(TypedDict):
-    key: str
-    model_digest: str
-    data_digest: str
-    side: str
-    prefix: str
-    length: int
-    pooling: str
-    similarity: str
-    rows: int
-    width: int
-    shard_rows: int
-
-
 @dataclass(frozen=True)
 class EmbeddingStore:
-    """Store of the embeddings of a data set's documents or queries.
-
-    Args:
-        meta: fields of `writer.EmbeddingPlan`.
-    """
+    """Store of the embeddings of a data set's documents or queries."""
 
     path: Path
-    meta: dict[str, Any]
+    plan: EmbeddingPlan
 
     @classmethod
     def open(cls, path: Path | str) -> EmbeddingStore:
@@ -168,23 +215,17 @@ class EmbeddingStore:
             StorageError: the store was never finished, is damaged, or has other content.
         """
         path = Path(path)
-        meta = check_directory(path)["meta"]
-        if meta.get("kind") != KIND:
-            raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
-        fields = conform(meta, str(path / MANIFEST), _StoreMeta, _REMEDY)
-        if min(fields["rows"] + 1, fields["width"], fields["shard_rows"]) < 1 or not fields["key"].isalnum():
-            raise StorageError("its key, rows, width or rows of a shard are wrong", str(path / MANIFEST), _REMEDY)
-        store = cls(path, meta)
+        store = cls(path, _plan_of(path, check_directory(path)["meta"]))
         hold(path, store)
         return store
 
     def __len__(self) -> int:
-        return int(self.meta["rows"])
+        return self.plan.rows
 
     @property
     def width(self) -> int:
         """Number of components of an embedding."""
-        return int(self.meta["width"])
+        return self.plan.width
 
     def shard(self, number: int, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows width"]:
         """Return the embeddings of a shard, or some of its rows.
@@ -192,19 +233,16 @@ class EmbeddingStore:
         Raises:
             StorageError: the files have another shape, or the store was encoded again after it was opened.
         """
-        size = self.meta["shard_rows"]
-        length = min(size, len(self) - number * size)
-        shard = shard_path(self.path, self.meta["key"], number)
+        shard = shard_path(self.path, self.plan.key, number)
         if not shard.parent.is_dir():
             raise StorageError("was encoded again while it was read", str(self.path), "open it again")
-        return read_embeddings(shard, (length, self.width), rows)
+        return read_embeddings(shard, (len(self.plan.rows_of(number)), self.width), rows)
 
     def blocks(self, shards: Sequence[int] | None = None) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Yield shards, by default all, as the first row and the embeddings, memory-mapped or decoded on demand."""
-        size = self.meta["shard_rows"]
-        for number in range(-(-len(self) // size)) if shards is None else shards:
+        for number in range(self.plan.shards) if shards is None else shards:
             values = self.shard(number)
-            yield number * size, values
+            yield self.plan.rows_of(number).start, values
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
         """Return the embeddings of these rows, in their order; only these rows are read.
@@ -216,10 +254,10 @@ class EmbeddingStore:
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows must be in [0, {len(self)})")
         embeddings = np.empty((len(rows), self.width), np.float32)
-        shards = rows // self.meta["shard_rows"]
+        shards = rows // self.plan.shard_rows
         for number in np.unique(shards):
             is_here = shards == number
-            within = rows[is_here] - number * self.meta["shard_rows"]
+            within = rows[is_here] - number * self.plan.shard_rows
             embeddings[is_here] = self.shard(int(number), within)
         return embeddings
 
@@ -229,6 +267,17 @@ class EmbeddingStore:
         for first, block in self.blocks():
             embeddings[first : first + len(block)] = block
         return embeddings
+
+
+def _plan_of(path: Path, meta: dict[str, Any]) -> EmbeddingPlan:
+    """Return the plan in the manifest of a store; raises `StorageError`."""
+    if meta.get("kind") != KIND:
+        raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
+    content = {name: value for name, value in meta.items() if name != "kind"}
+    plan = conform(content, str(path / MANIFEST), EmbeddingPlan, _REMEDY)
+    if min(plan.rows + 1, plan.width, plan.shard_rows) < 1:
+        raise StorageError("its rows, width or rows of a shard are wrong", str(path / MANIFEST), _REMEDY)
+    return plan
 
 
 def shard_path(path: Path, key: str, number: int) -> Path:

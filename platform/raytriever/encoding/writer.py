@@ -5,116 +5,57 @@ encoded again. It is finished when its report is written, `work/000000.json` wit
 whose bytes differ from them is missing.
 
 If the directory has the embeddings of an earlier version of the data set, both are in it until the new store is
-finished: their folders have the names of their keys."""
+finished: their folders have the names of their keys.
+
+Embeddings that earlier encodings have are found by their texts, and copied. A shard has a key for each row, the hash of
+the text with its prompt. `EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. A store of
+the same encoder has the embedding of every text with the same key, so only the other texts are encoded. The stores are
+those in the cache, finished or not, and those that `encode` wrote elsewhere (`store.cache`). A damaged shard is not
+used. If a store is removed while its rows are copied, the texts are encoded."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.data.digests import check_directory
-from raytriever.data.keys import WIDTH, Keys
+from raytriever.data.keys import KeyIndex, Keys
 from raytriever.encoding.store import (
     KEYS,
     KIND,
     PLAN,
     WORK,
+    EmbeddingPlan,
     EmbeddingStore,
     StoredRows,
     by_shard,
     file_of,
+    read_stored,
     shard_path,
     stored_files,
     stored_values,
 )
 from raytriever.errors import StorageError, disk_errors, setting
-from raytriever.prompts import Side
+from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json
 from raytriever.store import commit, remote
-from raytriever.store.cache import cache_folder
+from raytriever.store.cache import cache_folder, recorded_locations
 from raytriever.store.capacity import check_disk
 from raytriever.store.disk import files_below, fsync, has_content
 
+EMBEDDINGS = "embeddings"  # collection of the cache
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
 _DURABLE_FROM = 64 << 20  # bytes of a store of the cache that are waited for until the disk has them
-_SHARD_BYTES = 1_024  # headers and report of a shard
-_LAYOUT = 2  # of the files; another number is another key
-
-
-@dataclass(frozen=True)
-class EmbeddingPlan:
-    """Content and settings of a store. The names of the model and the data set are informational.
-
-    Args:
-        model: name of the model, as the user passed it.
-        model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
-        data_digest: digest of the side's ids and texts.
-        prefix: text in front of every text.
-        length: largest number of tokens of a text, including special tokens.
-        pooling, similarity: see `models.config`.
-        precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
-        dtype: storage type; see `store`.
-        shard_rows: rows of every shard except the last.
-        batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
-            device of the encoding process.
-    """
-
-    model: str
-    model_digest: str
-    dataset: str
-    data_digest: str
-    side: Side
-    prefix: str
-    length: int
-    pooling: str
-    similarity: str
-    precision: str
-    dtype: str
-    rows: int
-    width: int
-    shard_rows: int
-    batch_tokens: int | None = None
-
-    @property
-    def key(self) -> str:
-        """SHA-256 over everything that decides the bytes of the store."""
-        decides = {name: value for name, value in asdict(self).items() if name not in ("model", "dataset")}
-        return hashlib.sha256(json.dumps([_LAYOUT, decides], sort_keys=True).encode()).hexdigest()
-
-    @property
-    def encoder(self) -> str:
-        """SHA-256 over everything but the text that decides an embedding and its stored form.
-
-        The prompt is part of the text. The number of tokens per batch is left out: see docs/explanation/decisions.md.
-        """
-        names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
-        decides = {name: getattr(self, name) for name in names}
-        return hashlib.sha256(json.dumps([commit.FORMAT, decides], sort_keys=True).encode()).hexdigest()
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all shards: values, the scales of int8, keys of texts, and headers and reports."""
-        row = self.width * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + WIDTH
-        return self.rows * row + self.shards * _SHARD_BYTES
-
-    @property
-    def shards(self) -> int:
-        """Number of shards."""
-        return -(-self.rows // self.shard_rows)
-
-    def rows_of(self, number: int) -> range:
-        """Return the positions of a shard."""
-        return range(number * self.shard_rows, min(self.rows, (number + 1) * self.shard_rows))
 
 
 def shard_rows(rows: int) -> int:
@@ -149,7 +90,7 @@ class StoreWriter:
         """Return true if the directory has no files, or embeddings of a version of the data set by this encoder."""
         own = (self.plan.encoder, self.plan.dataset)
         plans = [plan for plan, _ in stored_files(self.path)]
-        return not has_content(self.path) or any((plan["encoder"], plan["dataset"]) == own for plan in plans)
+        return not has_content(self.path) or any((plan.encoder, plan.dataset) == own for plan in plans)
 
     def begin(self) -> None:
         """Make the folders, or continue an earlier attempt; raises the errors of `check`."""
@@ -157,10 +98,9 @@ class StoreWriter:
         written = sum(file.stat().st_size for file in files_below(self.folder)) if self.folder.exists() else 0
         check_disk(self.path, self.plan.bytes - written, "the embeddings")
         self.work.mkdir(parents=True, exist_ok=True)
-        described = json.dumps(self._described(), indent=1)
-        commit.write_atomically(self.work / PLAN, described, self._is_durable)
+        commit.write_atomically(self.work / PLAN, json.dumps(asdict(self.plan), indent=1), self._is_durable)
         for plan, files in stored_files(self.path):
-            shards = by_shard(files) if plan["key"] == self.plan.key else {}
+            shards = by_shard(files) if plan.key == self.plan.key else {}
             for number in range(self.plan.shards):  # of a finished store that is damaged: the whole ones stay
                 own = shards.get(f"{self.folder.name}/{number:06d}")
                 if own and not self._report_file(number).exists():
@@ -209,12 +149,12 @@ class StoreWriter:
             files |= self._read_report(number)
         if self._is_durable:
             fsync(self.folder)
-        meta = {"kind": KIND, **self._described()}
+        meta = {"kind": KIND, **asdict(self.plan)}
         manifest = commit.Manifest(format=commit.FORMAT, files=files, meta=meta)
         commit.write_atomically(self.path / commit.MANIFEST, commit.manifest_text(files, meta), self._is_durable)
         check_directory(self.path, manifest=manifest, is_new=True)
         self.remove_others()
-        return EmbeddingStore(self.path, meta)
+        return EmbeddingStore(self.path, self.plan)
 
     def remove_others(self) -> None:
         """Remove what a finished store does not need: the work folder, and the embeddings of other versions."""
@@ -237,5 +177,86 @@ class StoreWriter:
         """Few embeddings in the cache are computed again in minutes, should the machine crash."""
         return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
 
-    def _described(self) -> dict[str, Any]:
-        return {"key": self.plan.key, "encoder": self.plan.encoder, **asdict(self.plan)}
+
+@dataclass(frozen=True)
+class EarlierEmbeddings:
+    """Places of the embeddings of a new store in earlier stores; sent to the processes that encode.
+
+    Args:
+        sources: index of an earlier shard and the row in it, for each row; -1 for a text without embedding.
+        shards: paths of the earlier shards.
+    """
+
+    plan: EmbeddingPlan
+    sources: Int32[ndarray, "rows 2"]
+    shards: Sequence[Path]
+
+    def count(self, number: int) -> int:
+        """Return the number of rows of a shard that earlier stores have."""
+        return int((self._sources(number)[:, 0] >= 0).sum())
+
+    def copy(self, number: int) -> StoredRows | None:
+        """Copy the rows of a shard that earlier stores have; None if they cannot be read any more."""
+        sources = self._sources(number)
+        rows = np.flatnonzero(sources[:, 0] >= 0)
+        shards, within = sources[rows].T
+        values: dict[str, ndarray] = {}
+        for shard in np.unique(shards):
+            is_there = shards == shard
+            try:
+                stored = read_stored(self.shards[shard], self.plan.dtype, self.plan.width, within[is_there])
+            except (OSError, StorageError):
+                return None
+            for name, part in stored.items():
+                whole = values.setdefault(name, np.empty((len(rows), *part.shape[1:]), part.dtype))
+                whole[is_there] = part
+        return StoredRows(rows, values)
+
+    def _sources(self, number: int) -> ndarray:
+        rows = self.plan.rows_of(number)
+        return self.sources[rows.start : rows.stop]
+
+
+@activity("looking for embeddings of the same texts")
+def find_earlier(
+    writer: StoreWriter, missing: Sequence[int], keys_of_rows: Callable[[range], Keys]
+) -> EarlierEmbeddings | None:
+    """Find the embeddings that earlier stores of the same encoder have; None if they have none."""
+    earlier = list(_earlier_shards(writer)) if missing else []
+    if not earlier:
+        return None
+    plan = writer.plan
+    keys = np.concatenate([keys_of_rows(plan.rows_of(number)) for number in missing])
+    index = KeyIndex(keys)
+    first = index.first()  # equal texts have one embedding
+    found, shards = np.full((len(keys), 2), -1, np.int32), list[Path]()
+    for store, shard, files in earlier:
+        with suppress(OSError, StorageError):  # damaged, or removed meanwhile
+            commit.check_files(store, files)
+            rows = index.find(read_array(file_of(shard, KEYS), ["uint64"], (None, 2), "encode again"))
+            there = np.flatnonzero(rows >= 0)
+            new = there[found[rows[there], 0] < 0]
+            if len(new):
+                commit.check_digests(store, files)
+                found[rows[new], 0], found[rows[new], 1] = len(shards), new
+                shards.append(shard)
+                if (found[first, 0] >= 0).all():
+                    break
+    if not shards:
+        return None
+    sources = np.full((plan.rows, 2), -1, np.int32)
+    sources[np.concatenate([np.array(plan.rows_of(number)) for number in missing])] = found[first]
+    return EarlierEmbeddings(plan, sources, shards)
+
+
+def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[str, commit.FileEntry]]]:
+    """Yield the finished shards of other stores of the same encoder, those of the newest store first: the directory of
+    the store, the path of the shard, and its files."""
+    times: dict[str, float] = {}
+    for path in (writer.path, *(cache_folder() / EMBEDDINGS).glob("*"), *recorded_locations()):
+        with suppress(OSError):
+            times[os.path.realpath(path)] = path.stat().st_mtime
+    for store in map(Path, sorted(times, key=lambda path: -times[path])):
+        for plan, files in stored_files(store):
+            if plan.encoder == writer.plan.encoder and plan.key != writer.plan.key:
+                yield from ((store, store / shard, own) for shard, own in by_shard(files).items())

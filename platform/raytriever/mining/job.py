@@ -110,7 +110,7 @@ def run_mining(
         "split": split,
         "settings": asdict(mining),
         "model": model.model if encoded else None,
-        "model_digest": documents.meta["model_digest"] if documents else None,
+        "model_digest": documents.plan.model_digest if documents else None,
         "seed": seed,
         "round": round,
         **mined.meta(),
@@ -138,7 +138,7 @@ def _digests(
         dataset.digest,
         rows.hexdigest(),
         Analysis.of(dataset.documents).analyser.settings,
-        documents.meta["key"] if documents else None,
+        documents.plan.key if documents else None,
         hashlib.sha256(np.ascontiguousarray(embeddings.queries).data).hexdigest() if embeddings else None,
         judge.digest() if judge else None,
     ]

@@ -109,7 +109,7 @@ def run_index(
             return result(index=_opened(output, config), seconds=None)
         report(f"{output}: {dataset.name} has changed, so the index is built again")
     store = store or embed_corpus(model, retriever, dataset)
-    rows, width = store.meta["rows"], store.meta["width"]
+    rows, width = len(store), store.width
     needed = bytes_of_finder(config, rows, width)
     remedy = "use a machine with more memory" if config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
     content = "the structures of the index, and the embeddings that it learns from,"
@@ -199,13 +199,13 @@ def _meta(
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}
     plan = plan_embeddings(model, retriever, dataset, "passage", "fp32")
-    stored = store.meta if store else None
+    stored = store.plan if store else plan
     settings |= {
         "dataset": dataset.name,
         "passage_prompt": plan.prefix,
-        "precision": stored["precision"] if stored else plan.precision,
-        "dtype": stored["dtype"] if stored else plan.dtype,
-        "encoder": stored["encoder"] if stored else plan.encoder,
+        "precision": stored.precision,
+        "dtype": stored.dtype,
+        "encoder": stored.encoder,
     }
     decides = [settings, dataset.documents.digest]
     if training_split:

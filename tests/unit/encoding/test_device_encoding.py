@@ -17,7 +17,8 @@ from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddin
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
+from raytriever.encoding.store import EmbeddingPlan
+from raytriever.encoding.writer import StoreWriter, shard_rows
 from raytriever.errors import ModelError
 from raytriever.models import inference
 from raytriever.models.config import ModelConfig

@@ -26,7 +26,7 @@ from raytriever.store.commit import read_manifest
 
 
 def shard_file(store: EmbeddingStore, number: int) -> Path:
-    return file_of(shard_path(store.path, store.meta["key"], number), "embeddings")
+    return file_of(shard_path(store.path, store.plan.key, number), "embeddings")
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -38,7 +38,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 def test_stored_embeddings_are_read_back(case: Case, dtype: str, error: float, bytes_a_row: int) -> None:
     encoded = case.encode(dtype=dtype)
     store = EmbeddingStore.open(encoded.path)
-    assert store.meta == encoded.meta
+    assert store.plan == encoded.plan
     assert (len(store), store.width) == (160, 32)
     expected = encode_texts(case.retriever, case.dataset.passages(), "passage")
     # Batches differ, so the last bits may.
@@ -117,7 +117,7 @@ def test_queries_in_memory_are_encoded_in_this_process(case: Case) -> None:
 
 def test_another_number_of_tokens_per_batch_is_another_store(case: Case) -> None:
     one, other = (case.encode(str(tokens), batch_tokens=tokens) for tokens in (64, 4_096))
-    assert one.meta["key"] != other.meta["key"]
+    assert one.plan.key != other.plan.key
     # Matrices of another size may be multiplied in another order, which decides the last bits.
     np.testing.assert_allclose(one.array(), other.array(), atol=2e-6)
 

@@ -16,10 +16,9 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding import writer as module
 from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.shards import ShardEncoder, SideTexts
 from raytriever.encoding.store import EmbeddingStore, file_of, shard_path
-from raytriever.encoding.writer import StoreWriter
+from raytriever.encoding.writer import EarlierEmbeddings, StoreWriter
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
@@ -105,13 +104,13 @@ def test_only_new_texts_are_encoded_and_no_byte_differs(
     whole = corpus.encode(texts, tmp_path / "whole", dtype)
     assert corpus.count() == len(texts)
     assert files(second.path) == files(whole.path)
-    assert EmbeddingStore.open(second.path).meta == whole.meta
+    assert EmbeddingStore.open(second.path).plan == whole.plan
 
 
 @pytest.mark.slow
 def test_texts_of_damaged_shards_and_other_lengths_are_encoded(corpus: Corpus) -> None:
     store = corpus.embed(TEXTS)
-    damaged = file_of(shard_path(store.path, store.meta["key"], 1), "embeddings")
+    damaged = file_of(shard_path(store.path, store.plan.key, 1), "embeddings")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\1")
     corpus.count()
     corpus.embed([*TEXTS, *NEW])

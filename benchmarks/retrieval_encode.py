@@ -94,7 +94,7 @@ def loss(arguments: argparse.Namespace) -> dict[str, float]:
     from raytriever.encoding.corpus import embed_corpus
     from raytriever.encoding.encode import encode_texts
     from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.store import read_embeddings, write_embeddings
+    from raytriever.encoding.store import file_of, read_embeddings, stored_values
     from raytriever.evaluation.systems import evaluate_embeddings
     from raytriever.models.config import ModelConfig
     from raytriever.models.precision import choose_precision
@@ -108,8 +108,9 @@ def loss(arguments: argparse.Namespace) -> dict[str, float]:
     figures: dict[str, float] = {}
     for dtype in ("fp32", "fp16", "int8"):
         with TemporaryDirectory() as folder:
-            write_embeddings(Path(folder), documents, dtype)
-            kept = np.array(read_embeddings(Path(folder)))
+            for kind, values in stored_values(documents, dtype).items():
+                np.save(file_of(Path(folder, "0"), kind), values)
+            kept = np.array(read_embeddings(Path(folder, "0")))
         figures[f"{dtype} ndcg"] = evaluate_embeddings(dataset, "test", queries, kept).metrics["ndcg_at_10"]
         figures[f"{dtype} cosine"] = float(((kept * documents).sum(1) / np.linalg.norm(kept, axis=1)).mean())
     return figures
@@ -143,7 +144,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
                 work = StoreWriter(Path(folder) / f"{name}{turn}", plan)
                 began = time.perf_counter()
                 store = encode_store(work, config, retriever, dataset, run)
-                ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
+                ends = sorted(file.stat().st_mtime for file in store.path.glob("*/*.embeddings.npy"))
                 figures[name].append((len(store) - plan.shard_rows) / (ends[-1] - ends[0]))
                 if name == "pool":
                     figures["start"].append(time.perf_counter() - began - (ends[-1] - ends[0]))
@@ -292,7 +293,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
             work = StoreWriter(cache / kind, plan)
             store = encode_store(work, config, retriever, dataset, actors.encode)
         figures[f"{kind} grown"], figures[f"{kind} actor"] = (process.memory_info().rss - before) / 1e6, peak["memory"]
-        ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
+        ends = sorted(file.stat().st_mtime for file in store.path.glob("*/*.embeddings.npy"))
         figures[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])
         queries = store.read(np.arange(QUERIES) * 7 % plan.rows)
         actors.search(store, queries[:1], K, ties)  # starts processes, compiles

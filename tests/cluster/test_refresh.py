@@ -102,7 +102,7 @@ SHARDS = 7  # of the documents: six whole ones of 1,024, and a rest
 
 def shards(run: Path) -> list[Path]:
     """Those of the documents of the round under way."""
-    return list((run / "negatives" / "embeddings").glob("*/0-passage/shards/0*/manifest.json"))
+    return list((run / "negatives" / "embeddings").glob("*/0-passage/*/work/0*.json"))
 
 
 def assert_as_in_peace(cli: Any, name: str) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from encoding_case import write_store
 from processes import processes, wait_for
 
 from raytriever.cluster import pool
 from raytriever.cluster.pool import ActorPool
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ConfigError, ModelError
 from raytriever.search.exact import search_store
 
@@ -25,17 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def store(tmp_path: Path) -> EmbeddingStore:
     """Three shards of embeddings with many ties."""
-    plan = EmbeddingPlan(
-        model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
-        similarity="dot", precision="fp32", dtype="fp32", rows=ROWS, width=WIDTH, shard_rows=2_000,
-    )  # fmt: skip
-    work = StoreWriter(tmp_path / "store", plan)
-    work.begin()
     embeddings = np.random.default_rng(0).integers(-2, 3, (ROWS, WIDTH)).astype(np.float32)
-    for number in range(plan.shards):
-        rows = plan.rows_of(number)
-        work.write(number, embeddings[rows.start : rows.stop])
-    return work.finish()
+    return write_store(tmp_path / "store", embeddings, 2_000)
 
 
 def questions(count: int) -> np.ndarray:

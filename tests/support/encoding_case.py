@@ -5,12 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy import ndarray
+
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
+from raytriever.encoding.store import EmbeddingPlan, EmbeddingStore
+from raytriever.encoding.writer import StoreWriter
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
+
+
+def write_store(path: Path, embeddings: ndarray, shard_rows: int, dtype: str = "fp32") -> EmbeddingStore:
+    """Write a store as encoding makes it, with an encoder and a data set that are not there."""
+    plan = EmbeddingPlan(
+        model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
+        similarity="dot", precision="fp32", dtype=dtype, rows=len(embeddings), width=embeddings.shape[1],
+        shard_rows=shard_rows,
+    )  # fmt: skip
+    writer = StoreWriter(path, plan)
+    writer.begin()
+    for number in range(plan.shards):
+        rows = plan.rows_of(number)
+        writer.write(number, embeddings[rows.start : rows.stop], np.zeros((len(rows), 2), np.uint64))
+    return writer.finish()
 
 
 @dataclass

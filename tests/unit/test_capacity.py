@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from beir import write_beir
+from encoding_case import write_store
 
 from indexes import write_index
 from raytriever.config import Config
@@ -16,7 +17,6 @@ from raytriever.data.prepare import pipeline
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import StorageError
 from raytriever.experiment.train import bytes_of_run
 from raytriever.index.approximate.build import build_index
@@ -75,17 +75,9 @@ def test_a_preparation_writes_at_most_what_is_estimated(
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 def test_embeddings_have_the_estimated_size(dtype: str, tmp_path: Path) -> None:
-    plan = EmbeddingPlan(
-        model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
-        similarity="cosine", precision="fp32", dtype=dtype, rows=DOCUMENTS, width=64, shard_rows=1_024,
-    )  # fmt: skip
-    writer = StoreWriter(tmp_path / "store", plan)
-    writer.begin()
     values = np.random.default_rng(0).normal(size=(DOCUMENTS, 64)).astype(np.float32)
-    for number in range(plan.shards):
-        rows = plan.rows_of(number)
-        writer.write(number, values[rows.start : rows.stop], np.zeros((len(rows), 2), np.uint64))
-    assert size_of(tmp_path / "store") == pytest.approx(plan.bytes, rel=0.05)
+    store = write_store(tmp_path / "store", values, 1_024, dtype)
+    assert size_of(tmp_path / "store") == pytest.approx(store.plan.bytes, rel=0.05)
 
 
 @pytest.mark.slow

@@ -84,8 +84,8 @@ def encode(given: Given) -> Iterator[str]:
 
     precision = given.training.precision
     store = run_encoding(given.encoding, given.model, given.data, given.output, warn, precision=precision)
-    size = sum(file.stat().st_size for name in (EMBEDDINGS, SCALES) for file in store.path.rglob(name))
-    yield f"{len(store):,} embeddings of width {store.width}, {store.meta['dtype']}, {size / 1e6:,.1f} MB"
+    size = sum(file.stat().st_size for name in (EMBEDDINGS, SCALES) for file in store.path.glob(f"*/*.{name}.npy"))
+    yield f"{len(store):,} embeddings of width {store.width}, {store.plan.dtype}, {size / 1e6:,.1f} MB"
     yield f"\n{given.output}"
 
 

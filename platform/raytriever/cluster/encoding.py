@@ -23,7 +23,7 @@ from raytriever.encoding.corpus import encode_store, plan_embeddings
 from raytriever.encoding.loading import open_encoder, report_prompts
 from raytriever.encoding.shards import encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import put_next_in_place, writer_at
+from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
@@ -66,16 +66,14 @@ def run_encoding(
         side: Side = "query" if config.side == "query" else "passage"
         # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
         tokens = config.batch_tokens or retriever.token_budget("cuda" if on_gpus else "cpu")
-        plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens, on_gpu=on_gpus)
-        work = writer_at(output.absolute(), plan)
-        work.check()
+        plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
+        writer = StoreWriter(output.absolute(), plan)
+        writer.check()
         where = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
         log(f"{model.model}: {retriever.summary()}")
-        log(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {where}")
+        log(f"{opened.name}: {plan.rows:,} texts by {model.model}, {chosen}; {where}")
         run = with_encoding_gauges(pool.encode if pool else encode_in_process, Gauges(output.name))
-        store = encode_store(work, model, retriever, opened, run)
-        put_next_in_place(output.absolute())
-        store = replace(store, path=output.absolute())
+        store = encode_store(writer, model, retriever, opened, run)
         record_location(store.path)
     return store
 

@@ -41,7 +41,6 @@ from raytriever.index.exact import Corpus
 from raytriever.index.ranking import NONE, TieOrder, merge_keys
 from raytriever.index.score import check_finite
 from raytriever.machine import usable_cores
-from raytriever.search.exact import check_fits
 
 # One running and one waiting: an actor is not idle while Ray Data processes its result.
 _TASKS_PER_ACTOR = 2
@@ -151,7 +150,6 @@ class PooledCorpus:
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys; see `ActorPool.search`."""
         store = self.store
-        check_fits(store, queries, self.order.ranks)
         # Before they are split into batches, so that the message names the position among all queries.
         check_finite(queries, "query")
         k = min(k, len(store))
@@ -172,7 +170,7 @@ class PooledCorpus:
 
     @property
     def _shards(self) -> int:
-        return -(-len(self.store) // self.store.meta["shard_rows"])
+        return self.store.plan.shards
 
     @cached_property
     def _actors(self) -> list[Any]:
@@ -251,7 +249,7 @@ class PoolActor:
     def _open(self, path: str, shards: Sequence[int], order: TieOrder) -> Corpus:
         if self._corpus is None:
             store = EmbeddingStore.open(path)
-            most = min(len(store), len(shards) * store.meta["shard_rows"])
+            most = min(len(store), len(shards) * store.plan.shard_rows)
             self._corpus = Corpus(lambda: store.blocks(shards), order, documents=most)
         return self._corpus
 

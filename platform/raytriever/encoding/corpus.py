@@ -15,10 +15,9 @@ from pathlib import Path
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.reuse import EMBEDDINGS, find_earlier
 from raytriever.encoding.shards import ShardEncoder, SideTexts, encode_in_process
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
+from raytriever.encoding.store import EmbeddingPlan, EmbeddingStore
+from raytriever.encoding.writer import EMBEDDINGS, StoreWriter, find_earlier, shard_rows
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.inference import TextEncoder
@@ -48,20 +47,14 @@ def embed_corpus(
         run: encodes the missing shards; `cluster.encoding` has a runner with actors.
         prompts: prompts of the data set, if it has other names than its own.
     """
-    folder = cache_folder() / EMBEDDINGS
     prompts = prompts or retriever.prompts_of(dataset.name)
-    on_gpu = retriever.device.type == "cuda"
-    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts, on_gpu=on_gpu)
-    # A store with the shards of the other device is used too.
-    other = replace(plan, shard_rows=shard_rows(plan.rows, not on_gpu))
-    if not (folder / plan.key[:32]).exists() and (folder / other.key[:32]).exists():
-        plan = other
-    path = folder / plan.key[:32]
+    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts)
+    path = cache_folder() / EMBEDDINGS / plan.key[:32]
     store = _open_finished(plan, path)
     if store is None:
         with one_writer(path, wait=True, report=warn):
             writer = StoreWriter(path, plan)
-            if not writer.has_own_plan():  # the folder is named by the plan, so other content is damage
+            if not writer.has_own_content():  # the folder is named by the plan, so other content is damage
                 warn(f"{path}: is damaged or changed; encoding again")
                 remove(path, whole=True)
             elif (path / MANIFEST).exists():
@@ -81,12 +74,8 @@ def plan_embeddings(
     dtype: str,
     batch_tokens: int | None = None,
     prompts: Prompts | None = None,
-    on_gpu: bool = False,
 ) -> EmbeddingPlan:
-    """Return the plan of a store of one side of a data set; see `EmbeddingPlan` and `embed_corpus`.
-
-    `on_gpu` is whether GPUs encode it, which need larger shards.
-    """
+    """Return the plan of a store of one side of a data set; see `EmbeddingPlan` and `embed_corpus`."""
     description, side_texts = retriever.description, SideTexts(dataset, side)
     prefix = (prompts or retriever.prompts_of(dataset.name))[side]
     length = description.query_length if side == "query" else description.passage_length
@@ -104,7 +93,7 @@ def plan_embeddings(
         dtype=dtype,
         rows=len(side_texts.texts),
         width=retriever.width,
-        shard_rows=shard_rows(len(side_texts.texts), on_gpu),
+        shard_rows=shard_rows(len(side_texts.texts)),
         batch_tokens=batch_tokens,
     )
 
@@ -126,6 +115,7 @@ def encode_store(
     """
     store = _open_finished(writer.plan, writer.path)
     if store is not None:
+        writer.remove_others()
         return store
     writer.begin()
     plan = writer.plan
@@ -159,7 +149,7 @@ def _open_finished(plan: EmbeddingPlan, path: Path) -> EmbeddingStore | None:
         store = EmbeddingStore.open(path)
     except StorageError:
         return None
-    return store if store.meta["key"] == plan.key else None
+    return store if store.plan.key == plan.key else None
 
 
 def _absolute(name: str) -> str:
@@ -195,7 +185,7 @@ def open_matching_store(
     store = EmbeddingStore.open(path)
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     for name, content in _DIFFERENCES.items():
-        stored, expected = store.meta[name], getattr(plan, name)
+        stored, expected = getattr(store.plan, name), getattr(plan, name)
         if stored != expected:
             values = "" if name.endswith("digest") else f" ({stored!r}, here {expected!r})"
             remedy = f"name the passages of {dataset.name} as `raytriever encode` encoded them with {config.model}"

@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import ModelError
+from raytriever.encoding.shards import check_finite
 from raytriever.models.inference import Pending, TextEncoder
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side
@@ -92,12 +92,3 @@ def _start_contents(
     inputs = retriever.assemble(contents, side)
     rows = retriever.batches(inputs, retriever.token_budget())
     return retriever.start(inputs, rows, side, on_progress=on_progress, prompt=prompt)
-
-
-def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of: Callable[[int], str]) -> None:
-    """Raise `ModelError` if an embedding is not finite; the error names the first such text."""
-    bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
-    if len(bad):
-        what = f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}"
-        remedy = "the weights are broken or overflow in bf16: train or load them again"
-        raise ModelError(what, f"{side} encoder", remedy)

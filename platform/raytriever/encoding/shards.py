@@ -1,4 +1,4 @@
-"""Encoder of shards of a store: read or make the tokens, encode them, and commit the embeddings, as a pipeline.
+"""Encoder of shards of a store: read or make the tokens, encode them, and write the embeddings, as a pipeline.
 
 Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenised. A shard over
 which `TRIES` processes died ends the job with an error that names its rows."""
@@ -14,15 +14,15 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.keys import Keys, key_of, keys_of
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.encode import check_finite
-from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.store import StoredRows
-from raytriever.encoding.writer import WORK, StoreWriter
+from raytriever.encoding.writer import EarlierEmbeddings, StoreWriter
 from raytriever.errors import ModelError, setting
 from raytriever.models.inference import Pending, TextEncoder
 from raytriever.models.memory import memory_errors
@@ -68,7 +68,7 @@ class SideTexts:
         return self._tokens.take(np.array(rows)) if self._fits else retriever.contents(texts, self.side, own), own
 
     def keys(self, rows: range, prompt: str) -> Keys:
-        """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `reuse`."""
+        """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `writer`."""
         texts, own = self._prompted(rows, prompt)
         return keys_of(map(key_of, repeat(own) if isinstance(own, str) else own, texts))
 
@@ -118,7 +118,7 @@ class ShardEncoder:
         While one shard is encoded, a thread reads the next one and another writes those before.
         """
         with (
-            Attempts(self.writer.path / WORK) as attempts,
+            Attempts(self.writer.work) as attempts,
             ThreadPoolExecutor(1) as reader,
             ThreadPoolExecutor(1) as committer,
         ):
@@ -213,6 +213,15 @@ class _ShardTexts:
     batches: Sequence[Sequence[int]] = ()
     prompt: str | list[str] = ""
     budget: int = 0
+
+
+def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of: Callable[[int], str]) -> None:
+    """Raise `ModelError` if an embedding is not finite; the error names the first such text."""
+    bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
+    if len(bad):
+        what = f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}"
+        remedy = "the weights are broken or overflow in bf16: train or load them again"
+        raise ModelError(what, f"{side} encoder", remedy)
 
 
 def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:

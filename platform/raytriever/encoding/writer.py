@@ -1,124 +1,66 @@
-"""Writer of an embedding store: finds the missing shards, commits shards, and writes the manifest at the end.
+"""Writer of an embedding store: finds the missing shards, writes shards, and commits the store at the end.
 
-A shard depends only on the plan and its number, so every process writes the same bytes, and a valid shard is never
-encoded again. A shard that is damaged or changed is not valid.
+A shard depends only on the plan and its number, so every process writes the same bytes, and a finished shard is never
+encoded again. It is finished when its report is written, `work/000000.json` with the digests of its files. A shard
+whose bytes differ from them is missing.
 
-If the user's directory has the embeddings of an earlier version of the data set, the new store is written to `.next/`
-in it, and takes the place of the earlier one when it is finished. A process that is killed in between is continued."""
+If the directory has the embeddings of an earlier version of the data set, both are in it until the new store is
+finished: their folders have the names of their keys.
+
+Embeddings that earlier encodings have are found by their texts, and copied. A shard has a key for each row, the hash of
+the text with its prompt. `EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. A store of
+the same encoder has the embedding of every text with the same key, so only the other texts are encoded. The stores are
+those in the cache, finished or not, and those that `encode` wrote elsewhere (`store.cache`). A damaged shard is not
+used. If a store is removed while its rows are copied, the texts are encoded."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.data.digests import check_directory
-from raytriever.data.keys import WIDTH, Keys
-from raytriever.encoding import store
-from raytriever.errors import StorageError, setting
-from raytriever.prompts import Side
+from raytriever.data.keys import KeyIndex, Keys
+from raytriever.encoding.store import (
+    KEYS,
+    KIND,
+    PLAN,
+    WORK,
+    EmbeddingPlan,
+    EmbeddingStore,
+    StoredRows,
+    by_shard,
+    file_of,
+    read_stored,
+    shard_path,
+    stored_files,
+    stored_values,
+)
+from raytriever.errors import StorageError, disk_errors, setting
+from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json
-from raytriever.store import commit
-from raytriever.store.cache import cache_folder
+from raytriever.store import commit, remote
+from raytriever.store.cache import cache_folder, recorded_locations
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import read_manifest
 from raytriever.store.disk import files_below, fsync, has_content
-from raytriever.store.lock import check_owner
-from raytriever.store.parts import Parts
 
-WORK, NEXT = "work", ".next"
+EMBEDDINGS = "embeddings"  # collection of the cache
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
 _DURABLE_FROM = 64 << 20  # bytes of a store of the cache that are waited for until the disk has them
-_SHARD_BYTES = 1_024  # manifest and headers of a shard
-_SMALLEST_ON_GPU = 16_384  # tens of batches, of which only the last one is not full
 
 
-@dataclass(frozen=True)
-class EmbeddingPlan:
-    """Content and settings of a store. The names of the model and the data set are informational.
-
-    Args:
-        model: name of the model, as the user passed it.
-        model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
-        data_digest: digest of the side's ids and texts.
-        prefix: text in front of every text.
-        length: largest number of tokens of a text, including special tokens.
-        pooling, similarity: see `models.config`.
-        precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
-        dtype: storage type; see `store`.
-        shard_rows: rows of every shard except the last.
-        batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
-            device of the encoding process.
-    """
-
-    model: str
-    model_digest: str
-    dataset: str
-    data_digest: str
-    side: Side
-    prefix: str
-    length: int
-    pooling: str
-    similarity: str
-    precision: str
-    dtype: str
-    rows: int
-    width: int
-    shard_rows: int
-    batch_tokens: int | None = None
-
-    @property
-    def key(self) -> str:
-        """SHA-256 over everything that decides the bytes of the store."""
-        decides = {name: value for name, value in asdict(self).items() if name not in ("model", "dataset")}
-        return hashlib.sha256(json.dumps([commit.FORMAT, decides], sort_keys=True).encode()).hexdigest()
-
-    @property
-    def encoder(self) -> str:
-        """SHA-256 over everything but the text that decides an embedding and its stored form.
-
-        The prompt is part of the text. The number of tokens per batch is left out: see docs/explanation/decisions.md.
-        """
-        names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
-        decides = {name: getattr(self, name) for name in names}
-        return hashlib.sha256(json.dumps([commit.FORMAT, decides], sort_keys=True).encode()).hexdigest()
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all shards: values, the scales of int8, keys of texts, and file headers and manifests."""
-        row = self.width * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + WIDTH
-        return self.rows * row + self.shards * _SHARD_BYTES
-
-    @property
-    def shards(self) -> int:
-        """Number of shards."""
-        return -(-self.rows // self.shard_rows)
-
-    def rows_of(self, number: int) -> range:
-        """Return the positions of a shard."""
-        return range(number * self.shard_rows, min(self.rows, (number + 1) * self.shard_rows))
-
-
-def shard_rows(rows: int, on_gpu: bool = False) -> int:
+def shard_rows(rows: int) -> int:
     """Return the rows of a shard: up to a few hundred shards, each within size limits."""
-    return min(_LARGEST, max(_SMALLEST_ON_GPU if on_gpu else _SMALLEST, -(-rows // _SHARDS)))
-
-
-def with_shard_rows_of(plan: EmbeddingPlan, path: Path) -> EmbeddingPlan:
-    """Return the plan with the size of the shards of an earlier attempt at it, which may be of another device."""
-    with suppress(OSError, StorageError):
-        stored = read_json(path / store.PLAN, store.StoredPlan, "encode again")
-        resumed = replace(plan, shard_rows=stored["shard_rows"])
-        if resumed.shard_rows > 0 and resumed.key == stored["key"]:
-            return resumed
-    return plan
+    return min(_LARGEST, max(_SMALLEST, -(-rows // _SHARDS)))
 
 
 @dataclass(frozen=True)
@@ -128,136 +70,193 @@ class StoreWriter:
     path: Path
     plan: EmbeddingPlan
 
-    def check(self) -> bool:
-        """Return true if the directory holds an earlier attempt at this plan, false if it is empty or missing.
+    @property
+    def folder(self) -> Path:
+        """Folder of the shards."""
+        return shard_path(self.path, self.plan.key, 0).parent
 
-        Raises:
-            StorageError: the directory has other content.
-        """
-        if not self.has_own_plan():
+    @property
+    def work(self) -> Path:
+        """Folder of the plan, the reports and the attempts of a store that is not finished."""
+        return self.folder / WORK
+
+    def check(self) -> None:
+        """Raise `StorageError` if the directory has other content than embeddings of versions of the data set."""
+        if not self.has_own_content():
             remedy = f"give another {setting('output')}, or remove it"
             raise StorageError("has other content than these embeddings", str(self.path), remedy)
-        return has_content(self.path)
 
-    def has_own_plan(self) -> bool:
-        """Return true if the directory is empty or missing, or holds an earlier attempt at this plan."""
-        if not has_content(self.path):
-            return True
-        with suppress(OSError, StorageError):
-            return store.plan_key(self.path) == self.plan.key
-        return False
+    def has_own_content(self) -> bool:
+        """Return true if the directory has no files, or embeddings of a version of the data set by this encoder."""
+        own = (self.plan.encoder, self.plan.dataset)
+        plans = [plan for plan, _ in stored_files(self.path)]
+        return not has_content(self.path) or any((plan.encoder, plan.dataset) == own for plan in plans)
 
     def begin(self) -> None:
-        """Make the directory, or continue an earlier attempt; raises the errors of `check`."""
-        continues = self.check()
-        written = sum(file.stat().st_size for file in files_below(self.path)) if continues else 0
+        """Make the folders, or continue an earlier attempt; raises the errors of `check`."""
+        self.check()
+        written = sum(file.stat().st_size for file in files_below(self.folder)) if self.folder.exists() else 0
         check_disk(self.path, self.plan.bytes - written, "the embeddings")
-        # Other processes must not read a manifest while shards are written again.
-        commit.remove(self.path / commit.MANIFEST)
-        (self.path / store.SHARDS).mkdir(parents=True, exist_ok=True)
-        (self.path / WORK).mkdir(exist_ok=True)
-        if not continues:
-            commit.write_atomically(self.path / store.PLAN, json.dumps(self._described(), indent=1), self._is_durable)
+        self.work.mkdir(parents=True, exist_ok=True)
+        commit.write_atomically(self.work / PLAN, json.dumps(asdict(self.plan), indent=1), self._is_durable)
+        for plan, files in stored_files(self.path):
+            shards = by_shard(files) if plan.key == self.plan.key else {}
+            for number in range(self.plan.shards):  # of a finished store that is damaged: the whole ones stay
+                own = shards.get(f"{self.folder.name}/{number:06d}")
+                if own and not self._report_file(number).exists():
+                    self._report(number, own)
 
     def missing(self) -> list[int]:
         """Return the numbers of the shards that are missing or damaged."""
         return [number for number in range(self.plan.shards) if not self.is_whole(number)]
+
+    def is_whole(self, number: int) -> bool:
+        """Return true if a shard is finished and every byte is as it was written."""
+        with suppress(OSError, StorageError):
+            files = self._read_report(number)
+            commit.check_files(self.path, files)
+            commit.check_digests(self.path, files)
+            return True
+        return False
 
     def write(
         self,
         number: int,
         embeddings: Float32[ndarray, "encoded width"],
         keys: Keys | None = None,
-        copied: store.StoredRows | None = None,
+        copied: StoredRows | None = None,
     ) -> None:
-        """Commit a shard.
+        """Write the files of a shard, and its report.
 
         Args:
             embeddings: all rows of the shard, except those that are copied.
             keys: keys of the texts of all rows; without them no later encoding copies the rows.
         """
+        shard, files = shard_path(self.path, self.plan.key, number), dict[str, commit.FileEntry]()
+        values = stored_values(embeddings, self.plan.dtype, copied) | ({} if keys is None else {KEYS: keys})
+        with disk_errors(self.path):
+            for kind, array in values.items():
+                save = partial(np.save, arr=array)
+                file = commit.put_file(file_of(shard, kind), self.work, save, self._is_durable)
+                files[file.relative_to(self.path).as_posix()] = commit.entry_of(file)
+        self._report(number, files)
 
-        def save(folder: Path) -> None:
-            store.write_embeddings(folder, embeddings, self.plan.dtype, copied)
-            if keys is not None:
-                np.save(folder / store.KEYS, keys)
-
-        self._parts.write(store.shard_folder(self.path, number).name, save)
-
-    def finish(self) -> store.EmbeddingStore:
-        """Commit the store when no shard is missing."""
+    def finish(self) -> EmbeddingStore:
+        """Commit the store when no shard is missing, and remove the earlier one."""
+        remote.pull(self.work, owned=False)  # the reports of other hosts
         files: dict[str, commit.FileEntry] = {}
         for number in range(self.plan.shards):
-            folder = store.shard_folder(self.path, number)
-            manifest = read_manifest(folder, verify=False)
-            name = folder.relative_to(self.path).as_posix()
-            files |= {f"{name}/{file}": entry for file, entry in manifest["files"].items()}
-            files[f"{name}/{commit.MANIFEST}"] = commit.entry_of(folder / commit.MANIFEST)
-        files[store.PLAN] = commit.entry_of(self.path / store.PLAN)
-        meta = {"kind": store.KIND, **self._described()}
-        # Leftovers are from processes that died during a commit.
-        for path in (self.path / WORK, self.path / NEXT, *(self.path / store.SHARDS).glob(".*")):
-            commit.remove(path)
+            files |= self._read_report(number)
+        if self._is_durable:
+            fsync(self.folder)
+        meta = {"kind": KIND, **asdict(self.plan)}
+        manifest = commit.Manifest(format=commit.FORMAT, files=files, meta=meta)
         commit.write_atomically(self.path / commit.MANIFEST, commit.manifest_text(files, meta), self._is_durable)
-        return store.EmbeddingStore(self.path, meta)
+        check_directory(self.path, manifest=manifest, is_new=True)
+        self.remove_others()
+        return EmbeddingStore(self.path, self.plan)
 
-    def is_whole(self, number: int) -> bool:
-        """Return true if a shard is committed and every byte is as it was written."""
-        return bool(self._parts.read(store.shard_folder(self.path, number).name, lambda folder, meta: True))
+    def remove_others(self) -> None:
+        """Remove what a finished store does not need: the work folder, and the embeddings of other versions."""
+        commit.remove(self.work)
+        for folder in self.path.glob("[0-9a-f]" * len(self.folder.name)):
+            if folder != self.folder:
+                commit.remove(folder)
 
-    @property
-    def _parts(self) -> Parts:
-        return Parts(self.path / store.SHARDS, self.plan.key, check=check_directory, durable=self._is_durable)
+    def _report_file(self, number: int) -> Path:
+        return self.work / f"{number:06d}.json"
+
+    def _report(self, number: int, files: Mapping[str, commit.FileEntry]) -> None:
+        commit.write_atomically(self._report_file(number), json.dumps(files), self._is_durable)
+
+    def _read_report(self, number: int) -> dict[str, commit.FileEntry]:
+        return read_json(self._report_file(number), dict[str, commit.FileEntry], "encode again", needed=True)
 
     @property
     def _is_durable(self) -> bool:
         """Few embeddings in the cache are computed again in minutes, should the machine crash."""
         return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
 
-    def _described(self) -> dict[str, Any]:
-        return {"key": self.plan.key, "encoder": self.plan.encoder, **asdict(self.plan)}
 
+@dataclass(frozen=True)
+class EarlierEmbeddings:
+    """Places of the embeddings of a new store in earlier stores; sent to the processes that encode.
 
-def writer_at(path: Path, plan: EmbeddingPlan) -> StoreWriter:
-    """Return the writer of a plan for a directory of the user.
-
-    It writes to `.next/` if the directory has the embeddings of an earlier version of the same data set. A directory
-    with any other content is left to `StoreWriter.check`.
+    Args:
+        sources: index of an earlier shard and the row in it, for each row; -1 for a text without embedding.
+        shards: paths of the earlier shards.
     """
-    put_next_in_place(path)
-    writer = StoreWriter(path, with_shard_rows_of(plan, path))
-    following = StoreWriter(path / NEXT, with_shard_rows_of(plan, path / NEXT))
-    if writer.has_own_plan() or not _is_earlier_version(path, plan):
-        return writer
-    if not following.has_own_plan():  # of a version that the data set no longer has
-        commit.remove(following.path)
-    return following
+
+    plan: EmbeddingPlan
+    sources: Int32[ndarray, "rows 2"]
+    shards: Sequence[Path]
+
+    def count(self, number: int) -> int:
+        """Return the number of rows of a shard that earlier stores have."""
+        return int((self._sources(number)[:, 0] >= 0).sum())
+
+    def copy(self, number: int) -> StoredRows | None:
+        """Copy the rows of a shard that earlier stores have; None if they cannot be read any more."""
+        sources = self._sources(number)
+        rows = np.flatnonzero(sources[:, 0] >= 0)
+        shards, within = sources[rows].T
+        values: dict[str, ndarray] = {}
+        for shard in np.unique(shards):
+            is_there = shards == shard
+            try:
+                stored = read_stored(self.shards[shard], self.plan.dtype, self.plan.width, within[is_there])
+            except (OSError, StorageError):
+                return None
+            for name, part in stored.items():
+                whole = values.setdefault(name, np.empty((len(rows), *part.shape[1:]), part.dtype))
+                whole[is_there] = part
+        return StoredRows(rows, values)
+
+    def _sources(self, number: int) -> ndarray:
+        rows = self.plan.rows_of(number)
+        return self.sources[rows.start : rows.stop]
 
 
-def put_next_in_place(path: Path) -> None:
-    """Replace the store of a directory by the finished one in its `.next/`, if there is one.
+@activity("looking for embeddings of the same texts")
+def find_earlier(
+    writer: StoreWriter, missing: Sequence[int], keys_of_rows: Callable[[range], Keys]
+) -> EarlierEmbeddings | None:
+    """Find the embeddings that earlier stores of the same encoder have; None if they have none."""
+    earlier = list(_earlier_shards(writer)) if missing else []
+    if not earlier:
+        return None
+    plan = writer.plan
+    keys = np.concatenate([keys_of_rows(plan.rows_of(number)) for number in missing])
+    index = KeyIndex(keys)
+    first = index.first()  # equal texts have one embedding
+    found, shards = np.full((len(keys), 2), -1, np.int32), list[Path]()
+    for store, shard, files in earlier:
+        with suppress(OSError, StorageError):  # damaged, or removed meanwhile
+            commit.check_files(store, files)
+            rows = index.find(read_array(file_of(shard, KEYS), ["uint64"], (None, 2), "encode again"))
+            there = np.flatnonzero(rows >= 0)
+            new = there[found[rows[there], 0] < 0]
+            if len(new):
+                commit.check_digests(store, files)
+                found[rows[new], 0], found[rows[new], 1] = len(shards), new
+                shards.append(shard)
+                if (found[first, 0] >= 0).all():
+                    break
+    if not shards:
+        return None
+    sources = np.full((plan.rows, 2), -1, np.int32)
+    sources[np.concatenate([np.array(plan.rows_of(number)) for number in missing])] = found[first]
+    return EarlierEmbeddings(plan, sources, shards)
 
-    A reader meets the old store, the new one, or none. A process that is killed here is continued by the next call.
-    """
-    following = path / NEXT
-    if not (following / commit.MANIFEST).exists():
-        return
-    check_owner(path)
-    names = (store.SHARDS, store.PLAN, commit.MANIFEST)  # the manifest moves last
-    if (following / store.SHARDS).exists():
-        for name in (commit.MANIFEST, store.PLAN):
-            commit.remove(path / name)
-        if (path / store.SHARDS).exists():
-            commit.remove(path / store.SHARDS)
-    for name in names:
-        if (following / name).exists():
-            (following / name).rename(path / name)
-    commit.remove(following)
-    fsync(path)
 
-
-def _is_earlier_version(path: Path, plan: EmbeddingPlan) -> bool:
-    with suppress(OSError, StorageError):
-        planned = read_json(path / store.PLAN, store.StoredPlan, "encode again")
-        return (planned["encoder"], planned["dataset"]) == (plan.encoder, plan.dataset)
-    return False
+def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[str, commit.FileEntry]]]:
+    """Yield the finished shards of other stores of the same encoder, those of the newest store first: the directory of
+    the store, the path of the shard, and its files."""
+    times: dict[str, float] = {}
+    for path in (writer.path, *(cache_folder() / EMBEDDINGS).glob("*"), *recorded_locations()):
+        with suppress(OSError):
+            times[os.path.realpath(path)] = path.stat().st_mtime
+    for store in map(Path, sorted(times, key=lambda path: -times[path])):
+        for plan, files in stored_files(store):
+            if plan.encoder == writer.plan.encoder and plan.key != writer.plan.key:
+                yield from ((store, store / shard, own) for shard, own in by_shard(files).items())

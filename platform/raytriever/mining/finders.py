@@ -22,7 +22,7 @@ from raytriever.data.keys import key_of, keys_of, normalise
 from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.order import words
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, ModelError, setting
+from raytriever.errors import ModelError, setting
 from raytriever.index.exact import Corpus, tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.index.score import pair_scores
@@ -144,30 +144,18 @@ _PASSAGES = 1 << 17
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MiningInputs:
-    """Inputs of mining a split: texts, indexes and scorer, each made once and only when it is needed.
-
-    Args:
-        make_bm25: returns the index of all passages. The other inputs are those of `mine`.
-    Raises:
-        ModelError: the number of embeddings differs from the number of queries or documents, or the embedding of a
-            query is not finite.
-    """
+    """Arguments of `mine`, with texts, indexes and scorer, each made once and only when it is needed."""
 
     dataset: RetrievalDataset
-    positives: Positives
+    split: str
     config: MiningConfig
-    excluded: ExcludedDocuments
     embeddings: Embeddings | None
-    make_bm25: Callable[[], Bm25Index]
+    make_bm25: Callable[[], Bm25Index] | None
     judge: Judge | None
     seed: int
     round: int
-
-    def __post_init__(self) -> None:
-        if self.config.needs_embeddings:
-            _check_embeddings(self.embeddings, len(self.positives), len(self.dataset.documents))
 
     def find(self, method: str, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
         """Return the candidates of a method, best first, and their scores; -1 and NaN in unused columns.
@@ -186,6 +174,16 @@ class MiningInputs:
             "random": self._find_random,
         }
         return finders[method](rows, depth)
+
+    @cached_property
+    def positives(self) -> Positives:
+        """Queries of the split, and their positives."""
+        return self.dataset.positives(self.split)
+
+    @cached_property
+    def excluded(self) -> ExcludedDocuments:
+        """Documents that are no negatives of each query."""
+        return ExcludedDocuments.of_split(self.dataset, self.split)
 
     @cached_property
     def texts(self) -> list[str]:
@@ -223,11 +221,11 @@ class MiningInputs:
 
     @cached_property
     def _bm25(self) -> Bm25Index:
-        return self.make_bm25()
+        return self.make_bm25() if self.make_bm25 else Bm25Index.of(self.dataset.documents)
 
     @property
     def _required_embeddings(self) -> Embeddings:
-        assert self.embeddings is not None
+        assert self.embeddings is not None, "the settings need embeddings"
         return self.embeddings
 
     def _most(self, rows: ndarray, depth: int) -> int:
@@ -306,19 +304,3 @@ def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> C
     score_table = np.full(document_table.shape, np.nan, dtype=np.float32)
     document_table[row, column], score_table[row, column] = documents, scores
     return document_table, score_table
-
-
-def _check_embeddings(embeddings: Embeddings | None, queries: int, documents: int) -> None:
-    if embeddings is None:
-        remedy = "pass embeddings, or choose bm25"
-        raise ConfigError("dense and cross-query need embeddings", setting("method"), remedy)
-    sides = ("queries", len(embeddings.queries), queries), ("documents", len(embeddings.documents), documents)
-    for what, count, wanted in sides:
-        if count != wanted:
-            reason = f"there are {count} embeddings of {wanted} {what}"
-            raise ModelError(reason, setting("model"), "encode this data set")
-    # A search checks the document embeddings itself, but numbers queries by their rows in a block.
-    bad = np.flatnonzero(~np.isfinite(embeddings.queries).all(axis=1))
-    if len(bad):
-        remedy = "the weights are broken or overflow: train or load them again"
-        raise ModelError(f"the embedding of query {bad[0]} is not finite", setting("model"), remedy)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,10 @@ from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.store.cache import cache_folder, hold, keep_within_bound
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import remove
 from raytriever.store.disk import check_writable
+from raytriever.store.parts import folder_of_blocks
 from raytriever.terminal import text_table
 
 
@@ -102,7 +100,8 @@ def run_mining(
         queries = dataset.positives(split).queries
         documents = documents or embed_corpus(model, retriever, dataset)
         encoded = Embeddings(encode_queries(retriever, dataset, queries), documents)
-    finished = _folder_of_blocks([split, asdict(mining), seed, round], dataset, encoded, documents, judge)
+    decides = [split, asdict(mining), seed, round, *_digests(dataset, encoded, documents, judge)]
+    finished = folder_of_blocks(decides, dataset)
     mined = mine(dataset, split, mining, embeddings=encoded, judge=judge, seed=seed, round=round, finished=finished)
     if not len(mined.table):
         raise DataError(f"no negative is left; {_summary(mined)}", dataset.name, "loosen the filters that removed them")
@@ -111,7 +110,7 @@ def run_mining(
         "split": split,
         "settings": asdict(mining),
         "model": model.model if encoded else None,
-        "model_digest": documents.meta["model_digest"] if documents else None,
+        "model_digest": documents.plan.model_digest if documents else None,
         "seed": seed,
         "round": round,
         **mined.meta(),
@@ -121,14 +120,13 @@ def run_mining(
     return mined, str(dataset.quarantine) if dataset.quarantine.total else None
 
 
-def _folder_of_blocks(
-    settings: Sequence[Any],
+def _digests(
     dataset: RetrievalDataset,
     embeddings: Embeddings | None,
     documents: EmbeddingStore | None,
     judge: CrossEncoder | None,
-) -> Path:
-    """Make the folder of the finished blocks in the cache, named after the settings and all else that decides them."""
+) -> list[Any]:
+    """Return the digests of all inputs that decide the negatives."""
     rows = hashlib.sha256()
     for column in vars(dataset.negatives).values() if dataset.negatives else ():
         rows.update(np.ascontiguousarray(column).data)
@@ -136,22 +134,14 @@ def _folder_of_blocks(
         rows.update(np.ascontiguousarray(dataset.answers.queries).data)
         for text in dataset.answers.texts:
             rows.update(key_of(str(text)))
-    decides = [
+    return [
         dataset.digest,
         rows.hexdigest(),
         Analysis.of(dataset.documents).analyser.settings,
-        *settings,
-        documents.meta["key"] if documents else None,
+        documents.plan.key if documents else None,
         hashlib.sha256(np.ascontiguousarray(embeddings.queries).data).hexdigest() if embeddings else None,
         judge.digest() if judge else None,
     ]
-    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    folder = cache_folder() / "negatives" / f"{key[:16]}-blocks"
-    with suppress(OSError, StorageError):  # a cache that only others may write: nothing is kept
-        folder.mkdir(parents=True, exist_ok=True)
-        hold(folder, dataset)
-        keep_within_bound(folder)
-    return folder
 
 
 def format_counts(mined: MiningResult) -> str:

@@ -238,18 +238,8 @@ def mine(
         ModelError: embeddings or scores are not finite.
     """
     check_data(dataset, split, config)
-    positives = dataset.positives(split)
-    inputs = MiningInputs(
-        dataset=dataset,
-        positives=positives,
-        config=config,
-        excluded=filters.ExcludedDocuments.of_split(dataset, split),
-        embeddings=embeddings,
-        make_bm25=bm25 or (lambda: Bm25Index.of(dataset.documents)),
-        judge=judge,
-        seed=seed,
-        round=round,
-    )
+    inputs = MiningInputs(dataset, split, config, embeddings, bm25, judge, seed, round)
+    positives = inputs.positives
     candidate_filter = CandidateFilter(inputs, Parts(finished, f"{BLOCK} {BM25_QUERIES}", optional="a mining"))
     kept, verdict_counts = [], {}
     for method in config.methods:

@@ -2,20 +2,18 @@
 
 Each query of a split is scored with its positives and its candidates: the rows of a negatives table and the best
 documents of a TREC run. If neither is passed, they are the hard negatives of the data set. Scores are the
-cross-encoder's logits, before any activation. The scores of a part depend only on the plan and on the number of the
-part, and committed parts are never scored again. After an interruption the same command continues and writes the same
-bytes."""
+cross-encoder's logits, before any activation. Finished parts are kept in the cache, as blocks of a mining are, so after
+an interruption the same command continues and writes the same bytes."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -35,16 +33,14 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.resolution import commit_of, resolve_model
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import FORMAT, MANIFEST, committed_directory, read_manifest, write_atomically
+from raytriever.store.commit import MANIFEST, committed_directory, read_manifest, remove
 from raytriever.store.disk import check_writable, has_content
-from raytriever.store.parts import Parts
+from raytriever.store.parts import Parts, folder_of_blocks
 
-PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
+_SCORES = "scores.npy"
 # A few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
 PART_PAIRS = 8_192
-_OTHER_OUTPUT = f"give another {setting('output')}, or remove it"
-# Fields of the plan by which an existing directory may differ from this one, as the error describes them.
+# Values of the manifest by which existing scores may differ from these, as the error describes them.
 _DIFFERENCES = {
     "model_digest": "by another model",
     "queries": "of other queries",
@@ -53,73 +49,6 @@ _DIFFERENCES = {
     "length": "of pairs cut at another length",
     "precision": "in another precision",
 }
-
-
-@dataclass(frozen=True)
-class ScorePlan:
-    """Settings and inputs that decide the scores. The names of models, data sets and splits are informational.
-
-    Args:
-        model_digest: SHA-256 over the files that decide a score.
-        split: split whose queries are scored.
-        queries, documents: digests of ids and texts.
-        pairs_digest: SHA-256 over the positions of the pairs.
-        length: largest number of tokens of a pair.
-        precision: `fp32` or `bf16`.
-    """
-
-    model: str
-    revision: str | None
-    model_digest: str
-    dataset: str
-    split: str
-    queries: str
-    documents: str
-    pairs_digest: str
-    pairs: int
-    length: int
-    precision: str
-    part: int = PART_PAIRS
-
-    @property
-    def key(self) -> str:
-        """SHA-256 over everything that decides the bytes of the scores."""
-        decides = {k: v for k, v in asdict(self).items() if k not in ("model", "revision", "dataset", "split")}
-        return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
-
-
-class _Plan(TypedDict, total=False):
-    key: str
-    model: str
-    revision: str | None
-
-
-def _begin(path: Path, plan: ScorePlan) -> bool:
-    """Make the directory of scores, or continue the one of an earlier call. Return true if all scores are committed.
-
-    Raises:
-        StorageError: the directory has other content.
-    """
-    own = asdict(plan)
-    if not has_content(path):
-        (path / PARTS).mkdir(parents=True, exist_ok=True)
-        write_atomically(path / PLAN, json.dumps({"key": plan.key, **own}, indent=1))
-        return False
-    is_finished = (path / MANIFEST).exists()
-    stored: Mapping[str, Any] = read_manifest(path)["meta"] if is_finished else _read_plan(path)
-    if stored.get("key") != plan.key:
-        is_plan = stored.keys() >= _DIFFERENCES.keys()
-        differences = [text for name, text in _DIFFERENCES.items() if is_plan and stored[name] != own[name]]
-        reason = f"holds scores {', '.join(differences)}" if differences else "has other content than these scores"
-        raise StorageError(reason, str(path), _OTHER_OUTPUT)
-    return is_finished
-
-
-def _read_plan(path: Path) -> Mapping[str, Any]:
-    try:
-        return read_json(path / PLAN, _Plan, _OTHER_OUTPUT)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +83,7 @@ def run_scoring(
     precision: str | None = None,
     part: int = PART_PAIRS,
 ) -> ScoringResult:
-    """Score, and commit the scores to `output`. An interrupted job continues with the parts that are missing.
+    """Score, and commit the scores to `output`; if it has these scores already, they are read.
 
     Args:
         split: split whose queries are scored.
@@ -169,33 +98,32 @@ def run_scoring(
     check_writable(output)
     device = default_device()
     chosen = choose_precision(precision, device)
-    before = _read_plan(output)  # of an interrupted call, which used this commit of the hub model
-    recorded = before.get("revision") if before.get("model") == config.model else None
-    commit = commit_of(config.model, config.revision or recorded)
-    directory = resolve_model(config.model, commit or config.revision)
-    teacher = CrossEncoder(directory, device, chosen, config.max_length)
+    commit = commit_of(config.model, config.revision)
+    teacher = CrossEncoder(resolve_model(config.model, commit or config.revision), device, chosen, config.max_length)
     dataset = open_all_splits(data.dataset, [split], max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
     pairs = collect_pairs(dataset, split, config)
-    plan = ScorePlan(
-        model=config.model,
-        revision=commit,
-        model_digest=teacher.digest(),
-        dataset=dataset.name,
-        split=split,
-        pairs_digest=pairs.digest,
-        pairs=len(pairs),
-        length=teacher.length,
-        precision=chosen,
-        part=part,
+    decides = {
+        "model_digest": teacher.digest(),
         **identity(dataset),
-    )
+        "pairs_digest": pairs.digest,
+        "length": teacher.length,
+        "precision": chosen,
+        "part": part,
+    }
     started, scored = time.monotonic(), 0
-    if _begin(output, plan):
+    if has_content(output):
+        _check_same(output, decides)
         report(f"{output} is finished: nothing is scored again")
         scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
     else:
         report(f"{dataset.name}: scoring {len(pairs):,} pairs with {config.model} ({chosen} on {device})")
-        scores, scored = _score(output, plan, teacher, dataset, pairs)
+        finished = folder_of_blocks([*decides.values()], dataset)
+        scores, scored = _score(Parts(finished, optional="a scoring"), part, teacher, dataset, pairs)
+        names = {"model": config.model, "revision": commit, "dataset": dataset.name, "split": split}
+        meta = {"kind": KIND, **names, **decides, "pairs": len(pairs), "activation": teacher.activation}
+        with committed_directory(output, meta) as folder:
+            write_pairs(folder, dataset, pairs.queries, pairs.documents, {"score": scores})
+        remove(finished)
     return ScoringResult(
         queries=len(np.unique(pairs.queries)),
         positives=scores[pairs.positive],
@@ -208,49 +136,54 @@ def run_scoring(
     )
 
 
+def _check_same(output: Path, decides: Mapping[str, Any]) -> None:
+    """Raise `StorageError` unless a directory has the scores that these values decide."""
+    stored = read_manifest(output)["meta"] if (output / MANIFEST).exists() else {}
+    if all(stored.get(name) == value for name, value in decides.items()):
+        return
+    is_ours = stored.get("kind") == KIND
+    differences = [text for name, text in _DIFFERENCES.items() if is_ours and stored.get(name) != decides[name]]
+    reason = f"holds scores {', '.join(differences)}" if differences else "has other content than these scores"
+    raise StorageError(reason, str(output), f"give another {setting('output')}, or remove it")
+
+
 def _score(
-    output: Path, plan: ScorePlan, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
+    finished: Parts, part: int, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
 ) -> tuple[Float32[ndarray, " pairs"], int]:
-    """Score the missing parts, and replace the working directory by the committed scores. Return all scores, and the
-    number of pairs in the parts that were missing."""
-    parts, passages = Parts(output / PARTS, plan.key), dataset.passages()
-    rows_of = {
-        f"part-{number:06d}": slice(start, min(plan.pairs, start + plan.part))
-        for number, start in enumerate(range(0, plan.pairs, plan.part))
-    }
-
-    def read(name: str) -> ndarray | None:
-        shape = (rows_of[name].stop - rows_of[name].start,)
-        return parts.read(name, lambda folder, _: read_array(folder / _SCORES, ["float32"], shape, "score again"))
-
-    scored = {name: read(name) for name in rows_of}
-    missing = [name for name, scores in scored.items() if scores is None]
-    total = sum(rows_of[name].stop - rows_of[name].start for name in missing)
+    """Score the parts that are not finished. Return all scores, and the number of pairs in these parts."""
+    scores, passages, missing = np.empty(len(pairs), np.float32), dataset.passages(), dict[str, slice]()
+    for start in range(0, len(pairs), part):
+        rows, name = slice(start, min(len(pairs), start + part)), f"part-{start // part:06d}"
+        if (read := finished.read(name, partial(_load, rows.stop - start))) is None:
+            missing[name] = rows
+        else:
+            scores[rows] = read
+    total = sum(rows.stop - rows.start for rows in missing.values())
     with Progress("score", total, "pair") as progress:
-        for name in missing:
-            queries, documents = (each[rows_of[name]].tolist() for each in (pairs.queries, pairs.documents))
-            scores = teacher.logits([dataset.queries.texts[q] for q in queries], [passages[d] for d in documents])
-            bad = np.flatnonzero(~np.isfinite(scores))
+        for name, rows in missing.items():
+            queries, documents = pairs.queries[rows].tolist(), pairs.documents[rows].tolist()
+            some = teacher.logits([dataset.queries.texts[q] for q in queries], [passages[d] for d in documents])
+            bad = np.flatnonzero(~np.isfinite(some))
             if len(bad):
                 first = dataset.queries.ids[queries[bad[0]]], dataset.documents.ids[documents[bad[0]]]
                 raise ModelError(
-                    f"{len(bad)} of {len(scores)} scores are not finite, the first of query {first[0]!r} and document "
+                    f"{len(bad)} of {len(some)} scores are not finite, the first of query {first[0]!r} and document "
                     f"{first[1]!r}",
                     str(teacher.directory),
                     f"try {setting('precision')} fp32, or another cross-encoder",
                 )
-            scored[name] = scores
-            parts.write(name, partial(_save, scores))
-            progress.advance(len(scores))
-    scores = np.concatenate([each for each in scored.values() if each is not None])
-    meta = {"kind": KIND, "key": plan.key, **asdict(plan), "activation": teacher.activation}
-    with committed_directory(output, meta, replace=True) as folder:
-        write_pairs(folder, dataset, pairs.queries, pairs.documents, {"score": scores})
+            scores[rows] = some
+            finished.write(name, partial(_save, some))
+            progress.advance(len(some))
     return scores, total
 
 
 def _save(scores: ndarray, folder: Path) -> None:
     np.save(folder / _SCORES, scores)
+
+
+def _load(count: int, folder: Path, meta: object) -> ndarray:
+    return read_array(folder / _SCORES, ["float32"], (count,), "score again")
 
 
 def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:

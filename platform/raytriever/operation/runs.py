@@ -169,7 +169,7 @@ def _kind(folder: Path) -> str | None:
         meta = _json(folder / MANIFEST).get("meta")
         kind = meta.get("kind") if isinstance(meta, dict) else None
         return str(kind) if kind else "committed directory"
-    return "unfinished store" if (folder / _PLAN).is_file() else None
+    return "unfinished store" if any(map(Path.is_file, folder.glob(f"*/work/{_PLAN}"))) else None
 
 
 def _sections(file: Path) -> Collection[str]:

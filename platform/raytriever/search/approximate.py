@@ -30,14 +30,14 @@ from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
-from raytriever.index.approximate.store import index_directory, read_index, read_meta
+from raytriever.index.approximate.store import read_index, read_meta, save_index, write_embeddings
 from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
 from raytriever.models.inference import TextEncoder
 from raytriever.search.calibration import current_calibration
 from raytriever.search.exact import PassageIndex, format_hits
 from raytriever.store.capacity import check_disk, check_memory
-from raytriever.store.commit import one_writer
+from raytriever.store.commit import committed_directory, one_writer
 from raytriever.store.disk import check_writable
 from raytriever.terminal import text_table
 
@@ -109,7 +109,7 @@ def run_index(
             return result(index=_opened(output, config), seconds=None)
         report(f"{output}: {dataset.name} has changed, so the index is built again")
     store = store or embed_corpus(model, retriever, dataset)
-    rows, width = store.meta["rows"], store.meta["width"]
+    rows, width = len(store), store.width
     needed = bytes_of_finder(config, rows, width)
     remedy = "use a machine with more memory" if config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
     content = "the structures of the index, and the embeddings that it learns from,"
@@ -120,14 +120,14 @@ def run_index(
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
         if existing and read_meta(output)["key"] == meta["key"]:  # another command has built it meanwhile
             return result(index=_opened(output, config), seconds=None)
-        with index_directory(output, replace=output.exists()) as unfinished:
-            vectors = unfinished.write_embeddings((block for _, block in store.blocks()), (rows, width))
+        with committed_directory(output, meta, replace=output.exists()) as folder:
+            vectors = write_embeddings(folder, (block for _, block in store.blocks()), (rows, width))
             ties, started = tie_order(dataset.documents.ids), perf_counter()
             report(f"{dataset.name}: building an index of {rows:,} passages ({config.index})")
             index = build_index(vectors, config, training, seed, torch.get_num_threads(), ties)
             index = replace(index, effort=config.effort or index.effort)
             seconds = perf_counter() - started
-            unfinished.save(index, config.index, meta)
+            meta |= save_index(folder, index, config.index)
     return result(index=index, seconds=seconds)
 
 
@@ -199,13 +199,13 @@ def _meta(
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}
     plan = plan_embeddings(model, retriever, dataset, "passage", "fp32")
-    stored = store.meta if store else None
+    stored = store.plan if store else plan
     settings |= {
         "dataset": dataset.name,
         "passage_prompt": plan.prefix,
-        "precision": stored["precision"] if stored else plan.precision,
-        "dtype": stored["dtype"] if stored else plan.dtype,
-        "encoder": stored["encoder"] if stored else plan.encoder,
+        "precision": stored.precision,
+        "dtype": stored.dtype,
+        "encoder": stored.encoder,
     }
     decides = [settings, dataset.documents.digest]
     if training_split:

@@ -23,7 +23,7 @@ from raytriever.encoding.corpus import embed_corpus
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import open_encoder
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, ModelError, flag_of, setting
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.index.exact import Corpus, tie_order, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
@@ -38,18 +38,7 @@ def search_store(
     store: EmbeddingStore, queries: Float32[ndarray, "queries width"], k: int, ties: Int64[ndarray, " documents"]
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search a store exactly, with one shard in memory at a time; see `index.exact.top_k_of_blocks`."""
-    check_fits(store, queries, ties)
     return top_k_of_blocks(queries, store.blocks(), k, ties)
-
-
-def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
-    """Raise `ModelError` unless the number of `ties` and the width of the queries match a store."""
-    if len(ties) != len(store):
-        what = f"holds embeddings of {len(store):,} documents, but the data set has {len(ties):,}"
-        raise ModelError(what, str(store.path), "encode this data set")
-    if queries.shape[1] != store.width:
-        what = f"holds embeddings of width {store.width}, but the queries have {queries.shape[1]}"
-        raise ModelError(what, str(store.path), "encode both with the same model")
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,23 @@ def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> N
             fsync(path.parent)
 
 
+def put_file(file: Path, work: Path, save: Callable[[Path], object], durable: bool = False) -> Path:
+    """Write a file of a directory that is committed later, and return its path.
+
+    `save` writes it aside in the folder `work`, where no commit finds it, and it is renamed. Before that it is
+    uploaded, unless its directory is hidden, so that the lease does not upload it too.
+    """
+    aside = work / f".{file.stem}{ASIDE}{secrets.token_hex(6)}{file.suffix}"
+    save(aside)
+    if durable:
+        fsync(aside)
+    check_owner(file)
+    if ASIDE not in str(file.parent):
+        remote.push(aside, file)
+    os.replace(aside, file)
+    return file
+
+
 def complete(path: Path) -> None:
     """Make the copy of an input from an object store complete, but for the checkpoints of a run in it; does nothing for
     other paths."""

@@ -9,14 +9,16 @@ another key counts as missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from raytriever.errors import StorageError
-from raytriever.store.cache import keep_within_bound
+from raytriever.store.cache import cache_folder, hold, keep_within_bound
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import Manifest, check_names, committed_directory, one_writer, read_manifest, remove
 from raytriever.terminal import warn
@@ -94,6 +96,22 @@ class Parts:
         """Remove all parts, once the result is complete."""
         if self.folder is not None:
             remove(self.folder)
+
+
+def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
+    """Make the folder in the cache of the finished blocks of a mining or a scoring.
+
+    Args:
+        decides: values of JSON that decide the blocks; the folder is named after them.
+        holder: the folder is in use while this object exists.
+    """
+    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / "negatives" / f"{key[:16]}-blocks"
+    with suppress(OSError, StorageError):  # a cache that only others may write: nothing is kept
+        folder.mkdir(parents=True, exist_ok=True)
+        hold(folder, holder)
+        keep_within_bound(folder)
+    return folder
 
 
 def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], object] = check_names) -> Path:

@@ -116,12 +116,16 @@ def remove_unused(folder: Path) -> None:
                         file.unlink()
 
 
-def push(path: Path) -> None:
-    """Upload a file that was written, or a directory that was committed; raises `StorageError`."""
+def push(path: Path, name: Path | None = None) -> None:
+    """Upload a file that was written, or a directory that was committed; raises `StorageError`.
+
+    Args:
+        name: path that the file will be renamed to, by default its own.
+    """
     if inside(path) is None:
         return
     if not path.is_dir():
-        _upload(path)
+        _upload(path, name=name)
         return
     names = sorted(Path(here, name).relative_to(path).as_posix() for here, _, files in os.walk(path) for name in files)
     kept = {*names, UNFINISHED}
@@ -180,7 +184,11 @@ class Changes:
             now = self._state()
             for file in [file for file, state in now.items() if self._uploaded.get(file) != state]:
                 with suppress(FileNotFoundError):  # it is gone meanwhile
-                    self._uploaded[file] = _upload(file)
+                    about = (
+                        ask(file, lambda store, key: store.get_file_info(key)) if now[file][0] > SMALL_BYTES else None
+                    )
+                    # A large file that another process, or `commit.put_file`, has uploaded has the time of its object.
+                    self._uploaded[file] = _upload(file, (about.size, about.mtime_ns) if about else None)
             gone = [file for file in self._uploaded if file not in now and not file.exists()]
             _each(gone, delete_object)
             for file in gone:
@@ -207,9 +215,10 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
         shutil.copyfileobj(source, target, 8 << 20)
 
 
-def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int]:
+def _upload(file: Path, before: tuple[int, int] | None = None, name: Path | None = None) -> tuple[int, int]:
     """Upload a file, unless the object is that of the copy; the file gets the time of the object. Return the size and
-    the time of what was uploaded. Those of the file differ if it has changed meanwhile."""
+    the time of what was uploaded. Those of the file differ if it has changed meanwhile. `before` are the size and the
+    time of the object, `name` is the path whose object it becomes."""
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):
         return before
@@ -218,7 +227,7 @@ def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int
         _copy_in(file, store, key)
         return store.get_file_info(key)
 
-    about = ask(file, upload)
+    about = ask(name or file, upload)
     if (file.stat().st_size, file.stat().st_mtime_ns) != (status.st_size, status.st_mtime_ns):
         return status.st_size, status.st_mtime_ns
     _set_time(file, about.mtime_ns, file.name)

@@ -16,13 +16,13 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding import writer as module
 from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.shards import ShardEncoder, SideTexts
-from raytriever.encoding.store import EmbeddingStore, shard_folder
-from raytriever.encoding.writer import NEXT, StoreWriter, put_next_in_place
+from raytriever.encoding.store import EmbeddingStore, file_of, shard_path
+from raytriever.encoding.writer import EarlierEmbeddings, StoreWriter
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
+from raytriever.store import commit
 
 # Texts of equal length: in fp32 padding changes the last bits (docs/explanation/decisions.md).
 TEXTS = [f"{row:06d} is {row:06d}"[::-1] for row in range(100)]
@@ -104,13 +104,13 @@ def test_only_new_texts_are_encoded_and_no_byte_differs(
     whole = corpus.encode(texts, tmp_path / "whole", dtype)
     assert corpus.count() == len(texts)
     assert files(second.path) == files(whole.path)
-    assert EmbeddingStore.open(second.path).meta == whole.meta
+    assert EmbeddingStore.open(second.path).plan == whole.plan
 
 
 @pytest.mark.slow
 def test_texts_of_damaged_shards_and_other_lengths_are_encoded(corpus: Corpus) -> None:
     store = corpus.embed(TEXTS)
-    damaged = shard_folder(store.path, 1) / "embeddings.npy"
+    damaged = file_of(shard_path(store.path, store.plan.key, 1), "embeddings")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\1")
     corpus.count()
     corpus.embed([*TEXTS, *NEW])
@@ -184,32 +184,29 @@ def test_an_output_follows_its_data_set(
     assert files(tmp_path / "whole") == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moves", range(4))
+@pytest.mark.parametrize("step", ["write_atomically", "remove"])
 def test_a_kill_while_the_new_store_takes_its_place_loses_nothing(
-    moves: int, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert corpus.command(corpus.write(TEXTS), "store") == 0
-    rename, left = Path.rename, moves
+    """Killed before the manifest is written, or before the earlier version is removed."""
+    old = corpus.encode(TEXTS, tmp_path / "store", "fp32")
+    embeddings, act = old.array(), getattr(commit, step)
 
-    def fail(self: Path, target: Path) -> Path:
-        nonlocal left
-        if self.parent.name == NEXT:
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-        return rename(self, target)
+    def fail(path: Path, *more: object, **options: object) -> None:
+        if path.name in ("manifest.json", "work"):
+            raise KeyboardInterrupt
+        act(path, *more, **options)
 
-    folder = corpus.write(TEXTS[::-1])
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", fail)
-        assert (corpus.command(folder, "store") == 0) == (moves == 3)
-    put_next_in_place(tmp_path / "store")
-    assert not (tmp_path / "store" / NEXT).exists()
-    embeddings = EmbeddingStore.open(tmp_path / "store").array()
+        patch.setattr(module.commit, step, fail)
+        with pytest.raises(KeyboardInterrupt):
+            corpus.encode(TEXTS[::-1], tmp_path / "store", "fp32")
+    there = EmbeddingStore.open(tmp_path / "store").array()  # a reader meets the old store or the new one
+    assert there.tobytes() == (embeddings if step == "write_atomically" else embeddings[::-1]).tobytes()
+    again = corpus.encode(TEXTS[::-1], tmp_path / "store", "fp32")
     assert corpus.count() == 100
-    assert corpus.command(folder, "other") == 0
-    assert embeddings.tobytes() == EmbeddingStore.open(tmp_path / "other").array().tobytes()
+    assert again.array().tobytes() == embeddings[::-1].tobytes()
+    assert len(list((tmp_path / "store").iterdir())) == 2
 
 
 def test_the_key_of_a_text_depends_on_its_prompt(corpus: Corpus) -> None:

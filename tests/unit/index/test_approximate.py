@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,28 +15,25 @@ from indexes import write_index
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_code_bytes
+from raytriever.index.approximate.faiss_finders import Ivf, default_code_bytes
 from raytriever.index.approximate.index import ApproximateIndex, Finder, recall
-from raytriever.index.approximate.roargraph import RoarGraph
-from raytriever.index.approximate.store import KINDS, index_directory, read_index
+from raytriever.index.approximate.store import KINDS, read_index, write_embeddings
 from raytriever.index.approximate.vamana import Vamana
 from raytriever.index.exact import top_k
 from raytriever.index.score import check_finite
 from raytriever.reading.arrays import read_array
 
 SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
-BUILD: dict[str, Callable[[int], Finder]] = {
-    "flat": lambda threads: Flat(SET.documents),
-    "ivf": lambda threads: Ivf.trained(SET.documents, None, None, 3, threads).add(SET.documents, threads),
-    "ivfpq": lambda threads: Ivf.trained(SET.documents, 8, 12, 3, threads).add(SET.documents, threads),
-    "hnsw": lambda threads: Hnsw.empty(24, 16, 60, 3).add(SET.documents, threads),
-    "vamana": lambda threads: Vamana.build(SET.documents, 16, 60, threads),
-    "roargraph": lambda threads: RoarGraph.build(SET.documents, SET.training, 16, 20, 60, 3, threads),
-}
-BUILD = {kind: cache(build) for kind, build in BUILD.items()}
+CONFIGS = {kind: IndexConfig(index=kind, degree=16, build_beam=60, nearest=20) for kind in KINDS}
+CONFIGS["ivfpq"] = IndexConfig(index="ivfpq", lists=8, code_bytes=12)
 TIES = np.arange(1_200)[::-1].copy()
 # Above it at an effort of 40; a code of 12 bytes is coarse.
 FOUND = {"flat": 1.0, "ivf": 0.95, "ivfpq": 0.7, "hnsw": 0.9, "vamana": 0.9, "roargraph": 0.95}
+
+
+@cache
+def build(kind: str, threads: int) -> Finder:
+    return build_index(SET.documents, CONFIGS[kind], SET.training, 3, threads).finder
 
 
 def index_of(finder: Finder, effort: int = 40) -> ApproximateIndex:
@@ -50,7 +47,7 @@ def exact(queries: ndarray, k: int) -> tuple[ndarray, ndarray]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: Path) -> None:
     queries = np.concatenate([SET.shifted, SET.unshifted])
-    index = index_of(BUILD[kind](1))
+    index = index_of(build(kind, 1))
     scores, ranking = index.search(queries, 10)
     true_scores, true = exact(queries, 10)
     assert recall(ranking, true).mean() >= FOUND[kind]
@@ -66,22 +63,19 @@ def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: 
 
 def test_embeddings_of_an_index_are_written_and_mapped(tmp_path: Path) -> None:
     first = SET.documents[:300]
-    with index_directory(tmp_path / "index") as unfinished:
-        written = unfinished.write_embeddings(iter([first[:200], first[200:]]), first.shape)
-        index = build_index(written, IndexConfig(index="ivf"), None, 0, 1)
-        mapped = index.embeddings
-        while isinstance(mapped.base, np.ndarray):
-            mapped = mapped.base
-        assert isinstance(mapped, np.memmap)
-        assert index.embeddings.tobytes() == first.tobytes()
-        unfinished.save(index, "ivf", {})
-    assert read_array(tmp_path / "index" / "embeddings.npy", ["float32"], first.shape, "").tobytes() == first.tobytes()
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    written = write_embeddings(tmp_path, iter([first[:200], first[200:]]), first.shape)
+    index = build_index(written, IndexConfig(index="ivf"), None, 0, 1)
+    mapped = index.embeddings
+    while isinstance(mapped.base, np.ndarray):
+        mapped = mapped.base
+    assert isinstance(mapped, np.memmap)
+    assert index.embeddings.tobytes() == first.tobytes()
+    assert read_array(tmp_path / "embeddings.npy", ["float32"], first.shape, "").tobytes() == first.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "roargraph"])
 def test_more_effort_scores_more_candidates(kind: str) -> None:
-    finder = BUILD[kind](1)
+    finder = build(kind, 1)
     few, many = (finder.find(SET.shifted, 5, effort, 1).candidates for effort in (1, 30))
     assert 0 < few < many <= 1_200 + 8 * 30
 
@@ -89,8 +83,8 @@ def test_more_effort_scores_more_candidates(kind: str) -> None:
 @pytest.mark.fast_every(9)
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "vamana", "roargraph"])
 def test_a_seed_gives_one_index_for_any_number_of_threads(kind: str) -> None:
-    again = BUILD[kind](1 if kind == "hnsw" else 2)  # FAISS inserts into HNSW as threads come
-    one, two = (finder.find(SET.shifted, 10, 3, threads) for threads, finder in ((2, BUILD[kind](1)), (1, again)))
+    again = build(kind, 1 if kind == "hnsw" else 2)  # FAISS inserts into HNSW as threads come
+    one, two = (finder.find(SET.shifted, 10, 3, threads) for threads, finder in ((2, build(kind, 1)), (1, again)))
     assert one.rows.tobytes() == two.rows.tobytes()
     assert one.candidates == two.candidates or kind == "vamana"
 
@@ -107,7 +101,7 @@ def test_vectors_are_checked_a_block_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:
-    index = index_of(BUILD["flat"](1))
+    index = index_of(build("flat", 1))
     with pytest.raises(ConfigError, match="k = 0"):
         index.search(SET.shifted, 0)
     with pytest.raises(ModelError, match="width 24, but the queries have"):
@@ -124,24 +118,13 @@ def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:
 
 
 def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", index_of(BUILD["hnsw"](1)), "hnsw", {})
+    write_index(tmp_path / "index", index_of(build("hnsw", 1)), "hnsw", {})
     file = tmp_path / "index" / "finder" / "index.faiss"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(StorageError, match=r"index.faiss: changed: its SHA-256 is not the manifest's"):
         read_index(tmp_path / "index")
-
-
-def build_small(kind: str, documents: ndarray, training: ndarray) -> Finder:
-    return {
-        "flat": lambda: Flat(documents),
-        "ivf": lambda: Ivf.trained(documents, None, None, 3, 1).add(documents, 1),
-        "ivfpq": lambda: Ivf.trained(documents, None, 4, 3, 1).add(documents, 1),
-        "hnsw": lambda: Hnsw.empty(documents.shape[1], 4, 10, 3).add(documents, 1),
-        "vamana": lambda: Vamana.build(documents, 4, 10, 1),
-        "roargraph": lambda: RoarGraph.build(documents, training, 4, 5, 10, 3, 1),
-    }[kind]()
 
 
 # Codes of a byte are learnt from at least 256 documents.
@@ -157,9 +140,10 @@ def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: i
     if content != "distinct":
         documents = documents[rng.integers(0, 3 if content == "copies" else 1, count) % count]
     queries, ties = rng.standard_normal((20, 8)).astype(np.float32), rng.permutation(count)
-    finder = build_small(kind, documents, queries)
+    config = IndexConfig(index=kind, degree=4, build_beam=10, nearest=5, code_bytes=4)
+    built = build_index(documents, config, queries, 3, 1, ties)
     for effort in (1, 50):
-        index = ApproximateIndex(finder, documents, ties, effort)
+        index = replace(built, effort=effort)
         for k in sorted({1, max(1, count // 3), max(1, count - 1), count, count + 1, 3 * count}):
             scores, ranking = index.search(queries, k)
             true_scores, true = top_k(queries, documents, k, ties)

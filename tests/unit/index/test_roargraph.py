@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy import ndarray
 from synthetic import control
 
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import StorageError
 from raytriever.index.approximate import roargraph
 from raytriever.index.approximate.graph import Graph, choose_neighbours, mark_reachable, read_only, walk_all
 from raytriever.index.approximate.index import recall
@@ -129,9 +129,7 @@ def test_queries_like_the_training_queries_need_few_steps() -> None:
     assert scored.mean() < 600
 
 
-def test_missing_training_queries_and_damaged_graphs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="needs documents and training queries"):
-        RoarGraph.build(SET.documents, SET.training[:0], 8, 20, 30, 0, 1)
+def test_damaged_graphs_are_refused(tmp_path: Path) -> None:
     Graph(np.array([[1], [0]], np.int32), np.ones(2, np.int32), 0).save(tmp_path)
     assert Graph.load(tmp_path, 2).entry == 0
     with pytest.raises(StorageError, match="has the shape 2 x 1, expected 3 x any"):

@@ -26,6 +26,7 @@ from raytriever.store.commit import (
     complete,
     is_committed,
     push_part,
+    put_file,
     read_manifest,
     remove,
     take_part,
@@ -336,6 +337,42 @@ def test_what_is_written_during_an_upload_is_uploaded_by_the_next(
     machine("two")
     complete(path_of(uri))
     assert {file.name: file.read_text() for file in path_of(uri).iterdir()} == {"log": "1\n2\n", "new": "new"}
+
+
+def test_a_large_file_of_an_unfinished_directory_is_uploaded_once(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease uploads what has changed at any time: while the file is written, while it is uploaded, and later."""
+    monkeypatch.setattr(remote, "SMALL_BYTES", 10)
+    path, uploads, is_pushing, copy_in = path_of(uri), list[str](), list[bool](), remote._copy_in
+
+    def counted(file: Path, *words: object) -> None:
+        uploads.append(str(words[1]).rpartition("/")[2])
+        copy_in(file, *words)  # type: ignore[arg-type]
+        push_meanwhile()
+
+    def save(file: Path) -> None:
+        file.write_text("more than ten bytes")
+        push_meanwhile()
+
+    def push_meanwhile() -> None:
+        if not is_pushing:
+            is_pushing.append(True)
+            lock.push_changes()
+            is_pushing.clear()
+
+    monkeypatch.setattr(remote, "_copy_in", counted)
+    lock = acquire(path)
+    (path / "work").mkdir(parents=True)
+    put_file(path / "data.npy", path / "work", save)
+    lock.push_changes()
+    assert uploads == ["data.npy"]
+    (path / "data.npy").write_text("other bytes than before")
+    lock.release()
+    assert uploads == ["data.npy", "data.npy"]
+    machine("two")
+    complete(path)
+    assert (path / "data.npy").read_text() == "other bytes than before"
 
 
 def test_logs_of_a_writer_are_uploaded(machine: Callable[[str], None], uri: str) -> None:

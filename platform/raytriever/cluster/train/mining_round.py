@@ -27,7 +27,7 @@ from raytriever.encoding.corpus import encode_store, plan_embeddings
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import StoreWriter, with_shard_rows_of
+from raytriever.encoding.writer import StoreWriter
 from raytriever.mining.finders import Embeddings, open_here
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.models.config import ModelConfig
@@ -137,10 +137,9 @@ def _encode(
     pool: ActorPool | None,
 ) -> EmbeddingStore:
     """Return the embeddings of one side, of which the missing shards are encoded."""
-    on_gpu = pool.gpus > 0 if pool else default_device().type == "cuda"
-    plan = plan_embeddings(model, retriever, dataset, side, "fp32", on_gpu=on_gpu)
+    plan = plan_embeddings(model, retriever, dataset, side, "fp32")
     run = pool.encode if pool else encode_in_process
-    return encode_store(StoreWriter(path, with_shard_rows_of(plan, path)), model, retriever, dataset, run)
+    return encode_store(StoreWriter(path, plan), model, retriever, dataset, run)
 
 
 def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:

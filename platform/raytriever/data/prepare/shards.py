@@ -12,8 +12,6 @@ another name then."""
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +38,7 @@ from raytriever.processes import TRIES
 from raytriever.prompts import TITLE, fill_title
 from raytriever.reading.arrays import read_arrays
 from raytriever.reading.structured import parse_json
-from raytriever.store.commit import FileEntry, entry_of, leftovers
+from raytriever.store.commit import FileEntry, entry_of, leftovers, put_file
 
 # Bytes by bytes of uncompressed source; texts include keys and judgements.
 _SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
@@ -268,11 +266,7 @@ class ShardWriter:
         return reasons, entries, arrays
 
     def _put(self, name: str, save: Callable[[Path], object]) -> Path:
-        """Write a file aside, where no commit finds it, and rename it; return its path."""
-        file, aside = self.folder / name, self.folder / WORK / f"{secrets.token_hex(6)}{Path(name).suffix}"
-        save(aside)
-        os.replace(aside, file)
-        return file
+        return put_file(self.folder / name, self.folder / WORK, save)
 
 
 def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:

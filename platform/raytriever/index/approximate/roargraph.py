@@ -177,19 +177,17 @@ class RoarGraph:
         seed: int,
         threads: int,
     ) -> RoarGraph:
-        """Build the graph.
+        """Build the graph; `build_index` has checked the arguments.
 
         Args:
-            embeddings: finite embeddings, at least one.
             training: queries like those of later searches; about as many as documents are best, a tenth suffices.
             degree: number of neighbours that each of the two steps adds to a document.
             nearest: number of documents of each training query.
             beam, seed: see `connect`.
+
         Raises:
-            DataError: there are no documents or no training queries, or too many documents.
+            DataError: there are too many documents.
         """
-        if not len(training) or not len(embeddings):
-            raise DataError("RoarGraph needs documents and training queries", remedy="pass at least one of each")
         if len(embeddings) > MOST_DOCUMENTS:
             reason = f"there are {len(embeddings):,} documents"
             raise DataError(reason, remedy=f"RoarGraph holds at most {MOST_DOCUMENTS:,}")

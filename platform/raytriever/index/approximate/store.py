@@ -10,9 +10,7 @@ A directory is opened only after every file was compared with its digest, becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -29,7 +27,7 @@ from raytriever.index.approximate.roargraph import RoarGraph
 from raytriever.index.approximate.vamana import Vamana
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import conform
-from raytriever.store.commit import MANIFEST, committed_directory, read_manifest
+from raytriever.store.commit import MANIFEST, read_manifest
 
 KIND = "index"
 FINDER = "finder"
@@ -54,56 +52,28 @@ class _Meta(TypedDict):
     effort: int
 
 
-@dataclass(frozen=True)
-class UnfinishedIndex:
-    """Directory of an index that is being made.
+def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
+    """Write the embeddings of an index into its folder and map them; `shape` is that of all blocks.
 
-    The embeddings are written first and mapped, so that the index is built from a file: the kernel drops its pages when
-    memory is short.
-
-    Args:
-        folder: hidden until the directory is complete.
-        content: metadata of the manifest, filled by `save`.
+    The index is built from the file, so that the kernel drops its pages when memory is short.
     """
-
-    folder: Path
-    content: dict[str, Any]
-
-    def write_embeddings(self, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
-        """Write the embeddings and map them; `shape` is that of all blocks."""
-        file = self.folder / EMBEDDINGS
-        with file.open("xb") as stream:
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(stream, header)
-            for block in blocks:
-                stream.write(np.ascontiguousarray(block, "<f4").data)
-        # Copy-on-write: code that is compiled for arrays in memory takes no read-only array.
-        return np.asarray(read_array(file, ["float32"], shape, _REMEDY, mapped="c"))
-
-    def save(self, index: ApproximateIndex, kind: str, meta: Mapping[str, Any]) -> None:
-        """Write all but the embeddings.
-
-        Args:
-            kind: kind of its finder, one of `KINDS`.
-            meta: inputs and settings of the index.
-        """
-        np.save(self.folder / TIES, index.ties, allow_pickle=False)
-        (self.folder / FINDER).mkdir()
-        index.finder.save(self.folder / FINDER)
-        rows, width = index.embeddings.shape
-        self.content.update(meta, kind=KIND, index=kind, effort=index.effort, rows=rows, width=width)
+    file = folder / EMBEDDINGS
+    with file.open("xb") as stream:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(stream, header)
+        for block in blocks:
+            stream.write(np.ascontiguousarray(block, "<f4").data)
+    # Copy-on-write: code that is compiled for arrays in memory takes no read-only array.
+    return np.asarray(read_array(file, ["float32"], shape, _REMEDY, mapped="c"))
 
 
-@contextmanager
-def index_directory(path: Path, replace: bool = False) -> Iterator[UnfinishedIndex]:
-    """Yield a directory that appears at `path` as a whole when the block ends.
-
-    Raises:
-        StorageError: `path` exists and `replace` is false, or the disk is full or not writable.
-    """
-    content: dict[str, Any] = {}
-    with committed_directory(path, content, replace=replace) as folder:
-        yield UnfinishedIndex(folder, content)
+def save_index(folder: Path, index: ApproximateIndex, kind: str) -> dict[str, Any]:
+    """Write all of an index but its embeddings, and return its entries of the manifest; `kind` is one of `KINDS`."""
+    np.save(folder / TIES, index.ties, allow_pickle=False)
+    (folder / FINDER).mkdir()
+    index.finder.save(folder / FINDER)
+    rows, width = index.embeddings.shape
+    return {"kind": KIND, "index": kind, "effort": index.effort, "rows": rows, "width": width}
 
 
 def read_meta(path: Path) -> dict[str, Any]:

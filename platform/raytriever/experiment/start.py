@@ -117,14 +117,7 @@ def check_explicit_settings(
     kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
     needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
     extra = vars(search) if search else {}
-    errors = [
-        without_effect(
-            settings_of(training) | extra,
-            sorted(explicit),
-            needs,
-        )
-        for training in config.trainings
-    ]
+    errors = [without_effect(settings_of(training) | extra, sorted(explicit), needs) for training in config.trainings]
     for name, error in errors[0].items():
         if all(name in each for each in errors):
             raise error

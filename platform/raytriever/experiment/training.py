@@ -78,8 +78,7 @@ class OpenTraining:
         """Return the training with the weights of another model; prompts and lengths stay its own."""
         own = self.description.flags() | {"query_prompt_name": None, "passage_prompt_name": None}
         return replace(
-            self,
-            config=replace(self.config, model=replace(self.config.model, model=str(model), revision=None, **own)),
+            self, config=replace(self.config, model=replace(self.config.model, model=str(model), revision=None, **own))
         )
 
 

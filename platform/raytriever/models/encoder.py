@@ -56,10 +56,7 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
 
 
 def pool_packed(
-    states: Float[Tensor, "tokens width"],
-    starts: Int32[Tensor, " bounds"],
-    pooling: str,
-    left_out: int | Tensor = 0,
+    states: Float[Tensor, "tokens width"], starts: Int32[Tensor, " bounds"], pooling: str, left_out: int | Tensor = 0
 ) -> Float[Tensor, "texts pooled"]:
     """Return one float32 vector per packed text; equals `pool` except for rounding.
 

@@ -32,12 +32,7 @@ from raytriever.models.pipeline.modules import Module
 from raytriever.models.pipeline.transformer import Transformer
 from raytriever.models.resolution import read_files
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.models.varlen import (
-    first_position,
-    packing_obstacle,
-    use_packed_attention,
-    use_repeatable_embeddings,
-)
+from raytriever.models.varlen import first_position, packing_obstacle, use_packed_attention, use_repeatable_embeddings
 from raytriever.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
 
 log = logging.getLogger(__name__)

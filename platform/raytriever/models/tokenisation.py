@@ -142,9 +142,7 @@ def content_tokenizer_json(tokenizer: Any) -> str:
     require_fast(tokenizer)
     if tokenizer.split_special_tokens:
         raise ModelError(
-            "split_special_tokens is not supported",
-            str(tokenizer.name_or_path),
-            "remove it from tokenizer_config.json",
+            "split_special_tokens is not supported", str(tokenizer.name_or_path), "remove it from tokenizer_config.json"
         )
     # A copy, because a tokenizer keeps the truncation and padding of its file and of its last call.
     content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())

@@ -89,15 +89,10 @@ class TrainingConfig:
         maximum=0.9,
     )
     precision: str | None = option(
-        None,
-        "number format; int8 only encodes; default: bf16 where it is supported",
-        choices=PRECISIONS,
+        None, "number format; int8 only encodes; default: bf16 where it is supported", choices=PRECISIONS
     )
     num_workers: int | str = option(
-        1,
-        "training processes; MIN:MAX follows the cluster size",
-        reads=worker_count,
-        form="N|MIN:MAX",
+        1, "training processes; MIN:MAX follows the cluster size", reads=worker_count, form="N|MIN:MAX"
     )
     strategy: str = option(
         "ddp",
@@ -111,9 +106,7 @@ class TrainingConfig:
         flag=False,
     )
     grad_cache_chunk: int | None = option(
-        None,
-        "longest texts per pass (gradient caching); default: what fits a GPU",
-        minimum=1,
+        None, "longest texts per pass (gradient caching); default: what fits a GPU", minimum=1
     )
     grad_cache_tokens: int | None = option(
         None, "the same in tokens with padding: texts of similar length are encoded together", minimum=1, flag=False
@@ -122,10 +115,7 @@ class TrainingConfig:
     eval_steps: int = option(20, "steps between two validations", minimum=1)
     dev_batches: int = option(4, "global batches of the dev split in one validation", minimum=1)
     best_metric: str = option(
-        DEV_LOSS,
-        "metric of the best checkpoint, such as ndcg_at_10",
-        reads=metric_name,
-        form="METRIC",
+        DEV_LOSS, "metric of the best checkpoint, such as ndcg_at_10", reads=metric_name, form="METRIC"
     )
     patience: int = option(
         5, f"stop training after this many validations without an improvement of {flag_of('best_metric')}", minimum=1
@@ -234,9 +224,7 @@ class RefreshConfig:
     def mining(self) -> MiningConfig:
         """The settings of the mining of each round."""
         return MiningConfig(
-            method=METHOD,
-            num_negatives=self.refresh_negatives,
-            relative_margin=self.refresh_relative_margin,
+            method=METHOD, num_negatives=self.refresh_negatives, relative_margin=self.refresh_relative_margin
         )
 
 

@@ -125,10 +125,7 @@ class GuideTexts:
         """
         most = TOKEN_BUDGET[next(self._guide.parameters()).device.type]
         most = most if chunk is None else min(chunk, most)
-        return [
-            (self._buckets(queries, "query", most), "query"),
-            (self._buckets(passages, "passage", most), "passage"),
-        ]
+        return [(self._buckets(queries, "query", most), "query"), (self._buckets(passages, "passage", most), "passage")]
 
     def _buckets(self, rows: ndarray, side: Side, most: int) -> Buckets:
         part_of = np.searchsorted(self._starts[side], rows, side="right") - 1

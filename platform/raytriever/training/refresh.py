@@ -125,11 +125,7 @@ def read_ledger(folder: Path) -> Ledger:
     rounds = read_json(file, list[Round], _REMEDY)
     for number, one in enumerate(rounds, 1):
         if one.number != number:
-            raise StorageError(
-                f"is damaged or changed: round {number} is missing",
-                str(file),
-                _REMEDY,
-            )
+            raise StorageError(f"is damaged or changed: round {number} is missing", str(file), _REMEDY)
     return Ledger(tuple(rounds))
 
 

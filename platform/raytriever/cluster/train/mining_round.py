@@ -129,12 +129,7 @@ class MiningRounds:
 
 
 def _encode(
-    path: Path,
-    model: ModelConfig,
-    retriever: Retriever,
-    dataset: RetrievalDataset,
-    side: Side,
-    pool: ActorPool | None,
+    path: Path, model: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, side: Side, pool: ActorPool | None
 ) -> EmbeddingStore:
     """Return the embeddings of one side, of which the missing shards are encoded."""
     on_gpu = pool.gpus > 0 if pool else default_device().type == "cuda"

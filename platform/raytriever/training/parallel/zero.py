@@ -31,14 +31,7 @@ from raytriever.losses.loss import LossOutput
 from raytriever.models.checkpoint import Slice
 from raytriever.training.batch import Batch
 from raytriever.training.memory.arithmetic import ZERO_BUCKET
-from raytriever.training.parallel.model_state import (
-    STEP,
-    device_of_steps,
-    gathered,
-    restore,
-    shape_of,
-    slices_of,
-)
+from raytriever.training.parallel.model_state import STEP, device_of_steps, gathered, restore, shape_of, slices_of
 from raytriever.training.parallel.strategy import Strategy, finite_or_refused
 
 

@@ -101,11 +101,8 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
     for term in (term for loss in losses for term in terms_of(loss)):
         own = LossFile.parse(term)
         if own is not None and (os.path.realpath(own.file), own.name) not in known:
-            raise ConfigError(
-                f"its loss {own.file}:{own.name} is a program of this file",
-                where,
-                f"read {own.file}; if you trust it, add {flag_of('loss')} {own.file}:{own.name}",
-            )
+            remedy = f"read {own.file}; if you trust it, add {flag_of('loss')} {own.file}:{own.name}"
+            raise ConfigError(f"its loss {own.file}:{own.name} is a program of this file", where, remedy)
 
 
 def _base(arguments: argparse.Namespace) -> Config:

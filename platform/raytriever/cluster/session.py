@@ -82,26 +82,19 @@ def ray_session(num_workers: int) -> Iterator[None]:
             raise
         found = re.findall(r"(Ray|Python): (\S+)", str(error))  # of the cluster, then of this process
         theirs, ours = (" and ".join(f"{name} {version}" for name, version in half) for half in (found[:2], found[2:]))
-        raise ConfigError(
-            f"the cluster has {theirs}, and host {socket.gethostname()} has {ours}",
-            f"RAY_ADDRESS={address}",
-            "install the same versions on every host",
-        ) from error
+        what = f"the cluster has {theirs}, and host {socket.gethostname()} has {ours}"
+        raise ConfigError(what, f"RAY_ADDRESS={address}", "install the same versions on every host") from error
     except OSError as error:
         if "AF_UNIX" not in str(error):
             raise
         name = "RAY_TMPDIR" if os.environ.get("RAY_TMPDIR") else "TMPDIR"
-        raise ConfigError(
-            "is too long: the paths of Ray's sockets below it have more than 107 bytes",
-            f"{name}={os.environ.get(name)}",
-            f"set RAY_TMPDIR to a folder of at most {LONGEST_TEMPORARY} bytes",
-        ) from error
+        what = "is too long: the paths of Ray's sockets below it have more than 107 bytes"
+        remedy = f"set RAY_TMPDIR to a folder of at most {LONGEST_TEMPORARY} bytes"
+        raise ConfigError(what, f"{name}={os.environ.get(name)}", remedy) from error
     except AuthenticationError as error:
-        raise ConfigError(
-            f"the cluster requires a token, or another one ({' '.join(str(error).split())[:200]})",
-            f"RAY_ADDRESS={address}",
-            "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN",
-        ) from error
+        what = f"the cluster requires a token, or another one ({' '.join(str(error).split())[:200]})"
+        remedy = "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        raise ConfigError(what, f"RAY_ADDRESS={address}", remedy) from error
     except SystemExit as error:  # `ray.init` replaces our handler of SIGTERM by one that raises this
         raise KeyboardInterrupt from error
     finally:
@@ -215,11 +208,8 @@ def check_cluster() -> None:
 
 
 def _no_answer(address: str, reason: str = "") -> ConfigError:
-    return ConfigError(
-        "no Ray cluster answers" + (f" ({reason})" if reason else ""),
-        f"RAY_ADDRESS={address}",
-        "start it with `ray start --head`; if it requires a token, set RAY_AUTH_MODE=token; or unset RAY_ADDRESS",
-    )
+    remedy = "start it with `ray start --head`; if it requires a token, set RAY_AUTH_MODE=token; or unset RAY_ADDRESS"
+    return ConfigError("no Ray cluster answers" + (f" ({reason})" if reason else ""), f"RAY_ADDRESS={address}", remedy)
 
 
 def _start(start: Callable[[], object]) -> None:
@@ -237,11 +227,8 @@ def _start(start: Callable[[], object]) -> None:
                 raise
             ray.shutdown()
             if is_last:
-                raise ConfigError(
-                    "did not start in two attempts",
-                    "Ray",
-                    f"read its logs in {_own_logs()}; free memory and processors, or set RAY_ADDRESS",
-                ) from error
+                remedy = f"read its logs in {_own_logs()}; free memory and processors, or set RAY_ADDRESS"
+                raise ConfigError("did not start in two attempts", "Ray", remedy) from error
             warn("Ray did not start in time; trying once more")
 
 

@@ -59,11 +59,8 @@ class RunDirectory:
         if found := difference(stored, config):
             is_longer = found.startswith(("training.max_steps", "training.epochs")) and run.state == "finished"
             further = f" with {setting('model', path / 'model')} to train its model further" if is_longer else ""
-            raise ConfigError(
-                f"holds a run with other settings ({found})",
-                setting("output", path),
-                f"give another {setting('output')}{further}, or {setting('fresh', True)} to remove that run",
-            )
+            remedy = f"give another {setting('output')}{further}, or {setting('fresh', True)} to remove that run"
+            raise ConfigError(f"holds a run with other settings ({found})", setting("output", path), remedy)
         return run
 
     def begin(self, config_yaml: str, losses: Iterable[LossConfig] = ()) -> None:

@@ -221,11 +221,8 @@ def _similarity(library: Library, directory: Path, config: ModelConfig) -> str:
     if similarity in SIMILARITIES:
         return str(similarity)
     if config.similarity is None:
-        raise ModelError(
-            f"similarity {similarity!r} is not supported",
-            str(directory / LIBRARY_FILE),
-            f"choose {setting('similarity')} {' or '.join(SIMILARITIES)}",
-        )
+        remedy = f"choose {setting('similarity')} {' or '.join(SIMILARITIES)}"
+        raise ModelError(f"similarity {similarity!r} is not supported", str(directory / LIBRARY_FILE), remedy)
     return config.similarity
 
 

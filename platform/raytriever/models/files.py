@@ -265,11 +265,8 @@ def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:
     size = len(backbone.get_input_embeddings().weight)
     token, largest = max(tokenizer.get_vocab().items(), key=itemgetter(1))
     if largest >= size:
-        raise ModelError(
-            f"the tokenizer has the token {token!r} with the number {largest}, but the model embeds {size} tokens",
-            str(directory),
-            "copy the tokenizer that belongs to the model",
-        )
+        what = f"the tokenizer has the token {token!r} with the number {largest}, but the model embeds {size} tokens"
+        raise ModelError(what, str(directory), "copy the tokenizer that belongs to the model")
 
 
 def _refuse_missing(names: Sequence[str], directory: Path) -> None:

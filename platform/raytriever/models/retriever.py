@@ -123,11 +123,8 @@ class Retriever(BatchEncoder):
     def check_prompts(self, prompts: Prompts) -> None:
         """Check that prompts fit the model and leave tokens for the text; raises `ModelError`."""
         if TITLE in prompts.passage and not self.description.pool_prompt:
-            raise ModelError(
-                f"the model does not pool the prompt, and {TITLE} would give each passage another one",
-                setting("passage_prompt"),
-                f"write {fill_title(prompts.passage)!r}",
-            )
+            what = f"the model does not pool the prompt, and {TITLE} would give each passage another one"
+            raise ModelError(what, setting("passage_prompt"), f"write {fill_title(prompts.passage)!r}")
         for side in SIDES:
             self.check_prompt(prompts[side], side)
 
@@ -374,11 +371,8 @@ def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
     # RoBERTa-like models number positions from the padding position on.
     positions = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
     if length > positions:
-        raise ModelError(
-            f"has {positions} positions, but texts may have {length} tokens",
-            str(directory),
-            f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}",
-        )
+        remedy = f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}"
+        raise ModelError(f"has {positions} positions, but texts may have {length} tokens", str(directory), remedy)
 
 
 def _choose_padding_side(tokenizer: Any, backbone: nn.Module) -> None:

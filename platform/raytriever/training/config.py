@@ -235,23 +235,14 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
     if every is None:
         return
     if not data.negatives_per_query:
-        raise ConfigError(
-            "there are no hard negatives to refresh",
-            setting("refresh_every"),
-            f"give {setting('negatives_per_query')}, such as 5, too",
-        )
+        what = "there are no hard negatives to refresh"
+        raise ConfigError(what, setting("refresh_every"), f"give {setting('negatives_per_query')}, such as 5, too")
     if total_steps is not None and every >= total_steps:
-        raise ConfigError(
-            f"no steps are left after the first refresh, at step {every} of {total_steps}",
-            setting("refresh_every"),
-            f"give less than {total_steps}, or train longer",
-        )
+        what = f"no steps are left after the first refresh, at step {every} of {total_steps}"
+        raise ConfigError(what, setting("refresh_every"), f"give less than {total_steps}, or train longer")
     from raytriever.data.sampling.examples import parse_mix  # imports numpy, which `--help` does not need
 
     shares = parse_mix(data.negatives_mix)
     if shares is not None and not shares[ORIGINS.index(METHOD)]:
-        raise ConfigError(
-            f"gives refreshed negatives no share: {data.negatives_mix}",
-            setting("negatives_mix"),
-            "add dense, as in dense=0.5",
-        )
+        what = f"gives refreshed negatives no share: {data.negatives_mix}"
+        raise ConfigError(what, setting("negatives_mix"), "add dense, as in dense=0.5")

@@ -57,11 +57,9 @@ class Guide:
         for side in SIDES:
             contents = self.retriever.contents(["What does the guide make of this sentence?"], side)
             if not np.isfinite(encode_contents(self.retriever, contents, side)).all():
-                raise ModelError(
-                    f"the embedding of a {side} holds NaN or infinity",
-                    setting("guide", self.name),
-                    f"check the model's weights, or give {setting('precision')} fp32",
-                )
+                what = f"the embedding of a {side} holds NaN or infinity"
+                remedy = f"check the model's weights, or give {setting('precision')} fp32"
+                raise ModelError(what, setting("guide", self.name), remedy)
 
     @cached_property
     def digest(self) -> str:

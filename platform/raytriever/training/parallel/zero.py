@@ -115,11 +115,8 @@ def _deepspeed(device: torch.device) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise ConfigError(
-            "DeepSpeed is not installed",
-            setting("strategy"),
-            f"pip install 'raytriever[deepspeed]', or use {setting('strategy')} ddp",
-        ) from error
+        remedy = f"pip install 'raytriever[deepspeed]', or use {setting('strategy')} ddp"
+        raise ConfigError("DeepSpeed is not installed", setting("strategy"), remedy) from error
     ensure_group(device)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.distributed.(all_gather_into|reduce_scatter)_tensor`", FutureWarning)

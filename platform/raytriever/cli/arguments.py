@@ -221,7 +221,6 @@ class Argument:
 
     Args:
         name: Flag, such as `--split`, or name of an argument without dashes.
-        help: Its help.
         reads: Kind of path, or function of a text that returns the value. A path must exist if its kind says so.
         settings: Further arguments of argparse's `add_argument`.
     """

@@ -91,7 +91,6 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
 
     Args:
         where: flag and path of the settings file.
-        losses: losses in it.
 
     Raises:
         ConfigError: a loss is not named: somebody else may have written the settings, and the loss is a program.

@@ -131,7 +131,6 @@ def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1
 
     Args:
         remote: called in the task; it and its result can be pickled.
-        here: called in this process.
         gpus: GPUs of the task; a fraction if several share one.
 
     Raises:

@@ -92,11 +92,7 @@ class RequestRefused(Exception):
 
 
 class Dialect(Protocol):
-    """Parameters that a service accepts, as far as known.
-
-    Attributes:
-        version: number of changes.
-    """
+    """Parameters that a service accepts, as far as known."""
 
     version: int
 
@@ -111,7 +107,6 @@ class Client:
     """Service with its connections, as an asynchronous context manager.
 
     Args:
-        model: name of the model at the service.
         named_by: setting that holds the name.
         path: path of requests after the base address.
         key: bearer token, if the service needs one.

@@ -39,7 +39,6 @@ class RunDirectory:
 
         Args:
             config: settings as `to_dict` returns them, which a run in the directory must have; not compared if empty.
-            fresh: whether a new run replaces it.
 
         Raises:
             ConfigError: the directory holds a run with other settings, or files that are no run.

@@ -173,7 +173,6 @@ class Encoder(nn.Module):
 
     Args:
         backbone: a transformers model that returns `last_hidden_state`.
-        pooling: see `pool`.
         normalise: scale every embedding to length one, so that a dot product is the cosine.
         truncate_dim: number of first components that are kept before normalisation; None for all.
         head: modules between pooling and truncation.

@@ -84,7 +84,6 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
     """Return the directory of the base with the adapters of a directory merged.
 
     Args:
-        directory: with `adapter_config.json` and `adapter_model.safetensors`.
         weights: False for the directory of the base, whose layers have the same shapes.
 
     Raises:

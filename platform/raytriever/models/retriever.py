@@ -210,7 +210,6 @@ class Retriever(BatchEncoder):
 
         Args:
             contents: token ids of each text with its prompt and without special tokens, of any integer type.
-            side: side that decides the largest length.
             prompt: prompt in front of all contents, or of each; by default that of the side.
             tokens: largest number of tokens that are encoded at once, padding included; None for no limit.
         """
@@ -271,7 +270,6 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
     """Load the model a configuration names, in evaluation mode.
 
     Args:
-        dtype: type of the weights of its transformers.
         weights: whether weights are read; otherwise their sizes are checked, and the towers are on the meta device.
 
     Raises:
@@ -332,7 +330,6 @@ def _load_tower(
         source: files of the transformer, or the loaded transformer of the other tower.
         loaded: modules of the other tower by their folders, which this tower shares.
         dtype: type of the weights of the transformer; modules after the pooling are float32.
-        weights: whether weights are read.
     """
     with nullcontext() if weights else torch.device("meta"):
         backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype, weights)

@@ -148,8 +148,6 @@ class RefreshPlan:
     """Plan of the refreshes of a run.
 
     Args:
-        folder: Folder of the ledger and the tables, seen by every worker.
-        read: reads the table in a committed directory.
         miner: on the first worker; None on the others. It is passed the number of a round and a checkpoint, commits
             the table of the round at `round_path`, replacing any table there, and returns metrics for the tracker.
         last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses

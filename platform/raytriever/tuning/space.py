@@ -101,7 +101,6 @@ class Dimension:
         values: values of a grid; without a range, the values of every sampler.
         low, high: ends of a range; None for a list of values.
         log: whether values are drawn uniformly from the logarithm.
-        whole: whether values are integers.
     """
 
     section: str

@@ -132,9 +132,6 @@ NO_CUDA = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported wit
 def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> None:
     """Train on `config.training.num_workers` processes; a range lets the group shrink and grow with the cluster.
 
-    Args:
-        on_event: called on the driver with every event.
-
     Raises:
         UserError: a worker raised it, or the workers die again and again.
     """

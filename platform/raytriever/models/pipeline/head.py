@@ -90,7 +90,6 @@ def load_head(
     Args:
         width: components of a pooled vector.
         loaded: modules by their folders that are used again, not loaded.
-        weights: whether the weights are read, or only the settings.
 
     Raises:
         ModelError: a file is missing or damaged, a width does not fit, or a setting is not supported.

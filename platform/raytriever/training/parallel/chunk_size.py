@@ -165,9 +165,6 @@ class ChunkChoice:
     def first(self, texts: int) -> int | None:
         """Return the tokens of a chunk to begin with, None for a whole batch; all workers call it.
 
-        Args:
-            texts: texts that one worker encodes in a step.
-
         Raises:
             ConfigError: the configured chunk is larger than the share, or not even one text fits.
         """

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import threading
@@ -39,7 +38,6 @@ POLL_SECONDS = 0.2  # between two looks at an interruption
 # Messages of Ray when its own processes do not start in time. It raises plain `Exception` and `RuntimeError`.
 START_TIMEOUTS = ("timed out during startup", "Failed to start GCS", "Timed out")
 VERSION_MISMATCH = "Version mismatch"  # in Ray's `RuntimeError`
-SHARED_MEMORY_BYTES = 1 << 30
 
 
 @contextmanager
@@ -67,7 +65,6 @@ def ray_session(num_workers: int) -> Iterator[None]:
                 ray.init(address=address, runtime_env=_runtime_env(), job_config=_JobConfig(), **quiet)
         else:
             _restrict_token_file()
-            _warn_of_small_shared_memory()
             cpus = max(usable_cores(), num_workers + 2)
             # Ray gives its workers the lowest priority: on a busy machine a step took 154 s instead of 6.
             os.environ.setdefault("RAY_worker_niceness", "0")
@@ -236,18 +233,6 @@ def _own_logs() -> str:
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     sessions = sorted(folder.glob(f"session_*_{os.getpid()}")) or [folder / "session_*"]
     return str(sessions[-1] / "logs")
-
-
-def _warn_of_small_shared_memory(folder: Path = Path("/dev/shm")) -> None:
-    """Log a line if Ray's object store does not fit into shared memory and uses a disk instead."""
-    if not folder.is_dir():
-        return
-    free = shutil.disk_usage(folder).free
-    if free < SHARED_MEMORY_BYTES:
-        warn(
-            f"{folder} has only {free / 1e6:.0f} MB free, so Ray keeps its objects in /tmp, which is slower; "
-            "free some of it, or start the container with --shm-size=2g"
-        )
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class FunctionEncoder(OutsideEncoder):
 
 
 def function_encoder(encode: Any, title: str) -> FunctionEncoder:
-    """Return the encoder of a function or of a model of sentence-transformers; raises `ConfigError` for another object."""
+    """Return the encoder of a function or a model of sentence-transformers; raises `ConfigError` for another object."""
     if hasattr(encode, "encode_query") and hasattr(encode, "encode_document"):
         is_cosine = getattr(encode, "similarity_fn_name", None) in (None, "cosine")
 

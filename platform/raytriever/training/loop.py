@@ -190,7 +190,7 @@ class Trainer:
         return self.progression
 
     def step(self, batch: Batch, wait_seconds: float) -> None:
-        """Do a step: forward and backward, clip, update. Repeat it with smaller chunks if any worker ran out of memory."""
+        """Do a step: forward, backward, clip, update. Repeat it with smaller chunks if any worker ran out of memory."""
         setup, settings, step = self.setup, self.settings, self.progression.step
         began = time.perf_counter()
         for callback in self.callbacks:

@@ -120,12 +120,7 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
     events: list[Any] = []
     location = str(case.dataset.location)
     job = TrainingJob(
-        config=config,
-        datasets=(location,),
-        negatives=table,
-        total_steps=4,
-        folder=tmp_path,
-        dev_sets=dev_sets,
+        config=config, datasets=(location,), negatives=table, total_steps=4, folder=tmp_path, dev_sets=dev_sets
     )
     train_on_cluster(job, events.append)
 

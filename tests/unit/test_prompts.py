@@ -6,14 +6,7 @@ import json
 
 import pytest
 
-from raytriever.prompts import (
-    MTEB_TASKS,
-    Prompts,
-    PromptTable,
-    merge_prompts,
-    names_of_task,
-    read_prompts,
-)
+from raytriever.prompts import MTEB_TASKS, Prompts, PromptTable, merge_prompts, names_of_task, read_prompts
 
 STORED = {"SciFact-query": "1", "SciFact": "2", "Retrieval-query": "3", "Retrieval": "4", "Retrieval-document": "5"}
 

@@ -93,7 +93,6 @@ class Annotator:
         llm: name of the model, a part of the key of every request.
         job: name of the job in the entries of the log, from which later runs compute its costs.
         service: connected when the job begins.
-        logs: whether answers are added to the log.
     """
 
     prompts: AnnotationPrompts

@@ -149,11 +149,8 @@ def _check_utf8(word: str, name: str | None) -> None:
         word.encode()
     except UnicodeEncodeError as error:
         byte = ord(word[error.start]) & 0xFF
-        raise ConfigError(
-            f"byte 0x{byte:02x} of {word!a} is not UTF-8",
-            name and setting(name),
-            "set the terminal to UTF-8, or rename the file",
-        ) from error
+        what = f"byte 0x{byte:02x} of {word!a} is not UTF-8"
+        raise ConfigError(what, name and setting(name), "set the terminal to UTF-8, or rename the file") from error
 
 
 class _HelpAll(argparse.Action):
@@ -224,7 +221,6 @@ class Argument:
 
     Args:
         name: Flag, such as `--split`, or name of an argument without dashes.
-        help: Its help.
         reads: Kind of path, or function of a text that returns the value. A path must exist if its kind says so.
         settings: Further arguments of argparse's `add_argument`.
     """

@@ -26,7 +26,6 @@ class SettingsGroup:
 
     Args:
         name: Attribute of `Given` that holds them.
-        kind: Their dataclass.
         title: Title of their flags in `--help`.
         only: Names of the settings that the command has; without any, all that have a flag. The others keep their
             defaults.

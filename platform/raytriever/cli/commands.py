@@ -75,9 +75,7 @@ COMMANDS = {
     ),
     "export": Row(USE, "write a model for other runtimes: weights, graphs and a model card", f"{_CLI}.use:EXPORT"),
     "runs": Row(
-        OPERATE,
-        "list run directories, or clean them of checkpoints that are no longer needed",
-        f"{_CLI}.operate:RUNS",
+        OPERATE, "list run directories, or clean them of checkpoints that are no longer needed", f"{_CLI}.operate:RUNS"
     ),
     "cache": Row(
         OPERATE,

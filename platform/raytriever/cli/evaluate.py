@@ -98,9 +98,7 @@ EVALUATE = Command(
             nargs="+",
         ),
         Argument(
-            "--baseline",
-            "one or two models that the others are compared with (default: the first model)",
-            nargs="+",
+            "--baseline", "one or two models that the others are compared with (default: the first model)", nargs="+"
         ),
         Argument(
             "--calibrate",

@@ -41,10 +41,8 @@ def list_or_clean(given: Given) -> Iterator[str]:
             raise ConfigError(f"'runs {given.action}' was removed", remedy=instead)
         raise ConfigError(f"unknown action {given.action!r}", remedy=did_you_mean(given.action, RUN_ACTIONS))
     if given.action != "clean" and (given.finished or given.interrupted or given.yes):
-        raise ConfigError(
-            "only `runs clean` has --finished, --interrupted and --yes",
-            remedy=f"leave them out of `runs {given.action}`",
-        )
+        what = "only `runs clean` has --finished, --interrupted and --yes"
+        raise ConfigError(what, remedy=f"leave them out of `runs {given.action}`")
     runs = find_runs(map(Path, given.folders or [runs_folder()]))
     states = [FINISHED] * given.finished + [INTERRUPTED] * given.interrupted
     yield from _list_runs(runs) if given.action == "list" else _clean(runs, states, given.yes)

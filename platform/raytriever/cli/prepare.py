@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterator
 from raytriever.annotation.config import AnnotationConfig, LlmConfig
 from raytriever.cli.arguments import Argument, number
 from raytriever.cli.command import Command, Given, SettingsGroup
-from raytriever.cli.groups import (
-    DATA,
-    EMBEDDINGS,
-    MODEL,
-    PRECISION,
-    PRECISION_AND_SEED,
-    next_command,
-    optional_path,
-)
+from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, next_command, optional_path
 from raytriever.data.config import DataConfig, ImportConfig, SplitConfig
 from raytriever.endpoints.config import endpoint_needs
 from raytriever.errors import ConfigError

@@ -91,7 +91,6 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
 
     Args:
         where: flag and path of the settings file.
-        losses: losses in it.
 
     Raises:
         ConfigError: a loss is not named: somebody else may have written the settings, and the loss is a program.
@@ -101,11 +100,8 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
     for term in (term for loss in losses for term in terms_of(loss)):
         own = LossFile.parse(term)
         if own is not None and (os.path.realpath(own.file), own.name) not in known:
-            raise ConfigError(
-                f"its loss {own.file}:{own.name} is a program of this file",
-                where,
-                f"read {own.file}; if you trust it, add {flag_of('loss')} {own.file}:{own.name}",
-            )
+            remedy = f"read {own.file}; if you trust it, add {flag_of('loss')} {own.file}:{own.name}"
+            raise ConfigError(f"its loss {own.file}:{own.name} is a program of this file", where, remedy)
 
 
 def _base(arguments: argparse.Namespace) -> Config:

@@ -69,11 +69,8 @@ def tune(given: Given) -> Iterator[str]:
         yield f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}"
     if swept.failed:
         first = swept.failed[0]
-        raise TrialError(
-            f"{len(swept.failed)} of {len(swept.trials)} trials failed, first {first.name}: {first.reason}",
-            str(swept.path),
-            "run the same command to try them again",
-        )
+        what = f"{len(swept.failed)} of {len(swept.trials)} trials failed, first {first.name}: {first.reason}"
+        raise TrialError(what, str(swept.path), "run the same command to try them again")
 
 
 TUNE = Command(

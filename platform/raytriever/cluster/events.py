@@ -53,7 +53,6 @@ class GroupWanted:
     """The controller asks Ray for the processes of a worker group, perhaps again.
 
     Args:
-        workers: number of processes.
         resources: CPUs, GPUs and others that each of them reserves.
         room: number of processes that the cluster has room for, before any is reserved.
     """
@@ -75,9 +74,7 @@ class RestartsExhausted:
     """Worker groups failed too often without a new step.
 
     Args:
-        last_step: the highest step that was ever done.
         process_died: whether a process died. Otherwise an exception was raised, which is a defect.
-        reason: why the last group failed.
     """
 
     last_step: int

@@ -161,11 +161,8 @@ class PooledCorpus:
                     raise keys
                 best[rows] = merge_keys([best[rows], keys], k)
         except RayActorError as error:
-            raise ConfigError(
-                f"a search actor died {RESTARTS + 1} times",
-                str(store.path),
-                "its shards or queries may exceed its memory: give more actors, or fewer queries at a time",
-            ) from error
+            remedy = "its shards or queries may exceed its memory: give more actors, or fewer queries at a time"
+            raise ConfigError(f"a search actor died {RESTARTS + 1} times", str(store.path), remedy) from error
         return best
 
     @property

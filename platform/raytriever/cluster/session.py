@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import threading
@@ -39,7 +38,6 @@ POLL_SECONDS = 0.2  # between two looks at an interruption
 # Messages of Ray when its own processes do not start in time. It raises plain `Exception` and `RuntimeError`.
 START_TIMEOUTS = ("timed out during startup", "Failed to start GCS", "Timed out")
 VERSION_MISMATCH = "Version mismatch"  # in Ray's `RuntimeError`
-SHARED_MEMORY_BYTES = 1 << 30
 
 
 @contextmanager
@@ -67,7 +65,6 @@ def ray_session(num_workers: int) -> Iterator[None]:
                 ray.init(address=address, runtime_env=_runtime_env(), job_config=_JobConfig(), **quiet)
         else:
             _restrict_token_file()
-            _warn_of_small_shared_memory()
             cpus = max(usable_cores(), num_workers + 2)
             # Ray gives its workers the lowest priority: on a busy machine a step took 154 s instead of 6.
             os.environ.setdefault("RAY_worker_niceness", "0")
@@ -82,26 +79,19 @@ def ray_session(num_workers: int) -> Iterator[None]:
             raise
         found = re.findall(r"(Ray|Python): (\S+)", str(error))  # of the cluster, then of this process
         theirs, ours = (" and ".join(f"{name} {version}" for name, version in half) for half in (found[:2], found[2:]))
-        raise ConfigError(
-            f"the cluster has {theirs}, and host {socket.gethostname()} has {ours}",
-            f"RAY_ADDRESS={address}",
-            "install the same versions on every host",
-        ) from error
+        what = f"the cluster has {theirs}, and host {socket.gethostname()} has {ours}"
+        raise ConfigError(what, f"RAY_ADDRESS={address}", "install the same versions on every host") from error
     except OSError as error:
         if "AF_UNIX" not in str(error):
             raise
         name = "RAY_TMPDIR" if os.environ.get("RAY_TMPDIR") else "TMPDIR"
-        raise ConfigError(
-            "is too long: the paths of Ray's sockets below it have more than 107 bytes",
-            f"{name}={os.environ.get(name)}",
-            f"set RAY_TMPDIR to a folder of at most {LONGEST_TEMPORARY} bytes",
-        ) from error
+        what = "is too long: the paths of Ray's sockets below it have more than 107 bytes"
+        remedy = f"set RAY_TMPDIR to a folder of at most {LONGEST_TEMPORARY} bytes"
+        raise ConfigError(what, f"{name}={os.environ.get(name)}", remedy) from error
     except AuthenticationError as error:
-        raise ConfigError(
-            f"the cluster requires a token, or another one ({' '.join(str(error).split())[:200]})",
-            f"RAY_ADDRESS={address}",
-            "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN",
-        ) from error
+        what = f"the cluster requires a token, or another one ({' '.join(str(error).split())[:200]})"
+        remedy = "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        raise ConfigError(what, f"RAY_ADDRESS={address}", remedy) from error
     except SystemExit as error:  # `ray.init` replaces our handler of SIGTERM by one that raises this
         raise KeyboardInterrupt from error
     finally:
@@ -138,7 +128,6 @@ def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1
 
     Args:
         remote: called in the task; it and its result can be pickled.
-        here: called in this process.
         gpus: GPUs of the task; a fraction if several share one.
 
     Raises:
@@ -215,11 +204,8 @@ def check_cluster() -> None:
 
 
 def _no_answer(address: str, reason: str = "") -> ConfigError:
-    return ConfigError(
-        "no Ray cluster answers" + (f" ({reason})" if reason else ""),
-        f"RAY_ADDRESS={address}",
-        "start it with `ray start --head`; if it requires a token, set RAY_AUTH_MODE=token; or unset RAY_ADDRESS",
-    )
+    remedy = "start it with `ray start --head`; if it requires a token, set RAY_AUTH_MODE=token; or unset RAY_ADDRESS"
+    return ConfigError("no Ray cluster answers" + (f" ({reason})" if reason else ""), f"RAY_ADDRESS={address}", remedy)
 
 
 def _start(start: Callable[[], object]) -> None:
@@ -237,11 +223,8 @@ def _start(start: Callable[[], object]) -> None:
                 raise
             ray.shutdown()
             if is_last:
-                raise ConfigError(
-                    "did not start in two attempts",
-                    "Ray",
-                    f"read its logs in {_own_logs()}; free memory and processors, or set RAY_ADDRESS",
-                ) from error
+                remedy = f"read its logs in {_own_logs()}; free memory and processors, or set RAY_ADDRESS"
+                raise ConfigError("did not start in two attempts", "Ray", remedy) from error
             warn("Ray did not start in time; trying once more")
 
 
@@ -250,18 +233,6 @@ def _own_logs() -> str:
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     sessions = sorted(folder.glob(f"session_*_{os.getpid()}")) or [folder / "session_*"]
     return str(sessions[-1] / "logs")
-
-
-def _warn_of_small_shared_memory(folder: Path = Path("/dev/shm")) -> None:
-    """Log a line if Ray's object store does not fit into shared memory and uses a disk instead."""
-    if not folder.is_dir():
-        return
-    free = shutil.disk_usage(folder).free
-    if free < SHARED_MEMORY_BYTES:
-        warn(
-            f"{folder} has only {free / 1e6:.0f} MB free, so Ray keeps its objects in /tmp, which is slower; "
-            "free some of it, or start the container with --shm-size=2g"
-        )
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,8 @@ def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> li
         return list(words)
     home = expanded(os.environ.get(HOME) or "~/raytriever")
     if not home.is_absolute():
-        raise StorageError(
-            "is relative, but a submitted job has no lasting folder to start from",
-            f"{HOME}={home}",
-            "give an absolute path",
-        )
+        what = "is relative, but a submitted job has no lasting folder to start from"
+        raise StorageError(what, f"{HOME}={home}", "give an absolute path")
     check_writable(home)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)

@@ -92,11 +92,7 @@ class RequestRefused(Exception):
 
 
 class Dialect(Protocol):
-    """Parameters that a service accepts, as far as known.
-
-    Attributes:
-        version: number of changes.
-    """
+    """Parameters that a service accepts, as far as known."""
 
     version: int
 
@@ -111,7 +107,6 @@ class Client:
     """Service with its connections, as an asynchronous context manager.
 
     Args:
-        model: name of the model at the service.
         named_by: setting that holds the name.
         path: path of requests after the base address.
         key: bearer token, if the service needs one.
@@ -186,11 +181,9 @@ class Client:
                 if attempt >= self._config.retries or self.stop.is_set():
                     raise self._unreachable(failure) from failure
                 if failure.wait > LONGEST_ASKED:
-                    raise ServiceError(
-                        f"asks to wait for {failure.wait:,.0f} seconds",
-                        self._config.base,
-                        "run the same command again after that time",
-                    ) from failure
+                    what = f"asks to wait for {failure.wait:,.0f} seconds"
+                    remedy = "run the same command again after that time"
+                    raise ServiceError(what, self._config.base, remedy) from failure
                 self._not_before = max(self._not_before, time.monotonic() + failure.wait if failure.wait else 0.0)
                 bound = min(self._config.longest_wait, FIRST_BOUND * 2.0**attempt)
                 await self._pause(failure.wait + self._draw.uniform(0, bound))
@@ -252,11 +245,8 @@ class Client:
                 f"the service has no model {self._model!r} ({message})", self._named_by, "give a model that it lists"
             )
         if status in (404, 405):
-            return ServiceError(
-                f"nothing answers at {config.base}{self._path} ({status})",
-                setting("base_url"),
-                "the address often ends in /v1",
-            )
+            what = f"nothing answers at {config.base}{self._path} ({status})"
+            return ServiceError(what, setting("base_url"), "the address often ends in /v1")
         if 300 <= status < 400:
             return ServiceError(f"redirects requests ({status})", config.base, "give the address of the redirect")
         return RequestRefused(f"status {status}: {message}")

@@ -19,7 +19,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
@@ -27,6 +26,7 @@ from raytriever.data.keys import as_utf8, key_of
 from raytriever.endpoints.budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 from raytriever.endpoints.client import Client, RequestRefused, ServiceError
 from raytriever.endpoints.config import EMBEDDINGS, EncoderConfig, check_reading, check_service, read_service_key
+from raytriever.endpoints.function import OutsideEncoder
 from raytriever.endpoints.paid import PaidEmbeddings
 from raytriever.endpoints.vectors import EmbeddingDialect, Vectors, read_vectors
 from raytriever.errors import ConfigError, StorageError, setting
@@ -34,7 +34,7 @@ from raytriever.interruption import check_interrupted
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description
 from raytriever.paths import OPENAI
-from raytriever.prompts import TASK_TYPE, Prompts, PromptTable, Side, fill_title
+from raytriever.prompts import PromptTable, Side, fill_title
 from raytriever.store.cache import cache_folder
 from raytriever.terminal import warn
 
@@ -56,13 +56,9 @@ class _Session:
         self.failure: Exception | None = None
 
 
-class Endpoint:
+class Endpoint(OutsideEncoder):
     """Model of a service as a `TextEncoder`; the requests run in a thread that lives as long as some are pending."""
 
-    tokenizer = None
-    is_local = is_int8 = False
-    device = torch.device("cpu")
-    nbytes = 0
     precision = "service"
 
     def __init__(self, config: EncoderConfig, key: str | None) -> None:
@@ -112,23 +108,12 @@ class Endpoint:
         """Return the SHA-256 over the address, the model and its dimensions; the service may change what it runs."""
         return self._digest
 
-    def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
-        """Return the prompts of a data set with these names."""
-        return self.prompts.of(*names, task_type=task_type)
-
-    def check_prompt(self, prompt: str, side: Side) -> None:
-        """Accept any prompt: the service knows its own limit."""
-
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[str]:
         """Return the texts with their prompts."""
         if prompt is None:
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
         prompts = [fill_title(prompt)] * len(texts) if isinstance(prompt, str) else prompt
         return [as_utf8(one + text) for one, text in zip(prompts, texts, strict=True)]
-
-    def assemble(self, contents: Sequence[str], side: Side) -> Sequence[str]:
-        """Return contents as they are."""
-        return contents
 
     def announce(self, contents: Iterable[str]) -> None:
         """Report the texts, tokens and money of contents that are not paid, if they are more than a batch.

@@ -28,13 +28,31 @@ _numbers = count()
 _encoders: weakref.WeakValueDictionary[str, FunctionEncoder] = weakref.WeakValueDictionary()
 
 
-class FunctionEncoder:
-    """Function `encode(texts, side) -> array [texts, width]`; the score of two texts is their dot product."""
+class OutsideEncoder:
+    """Encoder without weights here: its contents are texts, and it knows the limit of its prompts."""
 
     tokenizer = None
     is_local = is_int8 = False
     device = torch.device("cpu")
     nbytes = 0
+    description: Description
+    prompts: PromptTable
+
+    def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
+        """Return the prompts of a data set with these names."""
+        return self.prompts.of(*names, task_type=task_type)
+
+    def check_prompt(self, prompt: str, side: Side) -> None:
+        """Accept any prompt."""
+
+    def assemble(self, contents: Sequence[str], side: Side) -> Sequence[str]:
+        """Return contents as they are."""
+        return contents
+
+
+class FunctionEncoder(OutsideEncoder):
+    """Function `encode(texts, side) -> array [texts, width]`; the score of two texts is their dot product."""
+
     precision = "function"
 
     def __init__(self, encode: Callable[[list[str], Side], Any], title: str) -> None:
@@ -55,21 +73,10 @@ class FunctionEncoder:
         """Return a digest that no other function has: what it computes cannot be known."""
         return hashlib.sha256(f"{self._digest} {side}".encode()).hexdigest()
 
-    def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
-        """Return no prompts: the function puts its own in front of the texts."""
-        return self.prompts.of(*names, task_type=task_type)
-
-    def check_prompt(self, prompt: str, side: Side) -> None:
-        """Accept any prompt."""
-
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[str]:
         """Return the texts with the prompts that single queries have."""
         prompts = [prompt or ""] * len(texts) if prompt is None or isinstance(prompt, str) else prompt
         return [one + text for one, text in zip(prompts, texts, strict=True)]
-
-    def assemble(self, contents: Sequence[str], side: Side) -> Sequence[str]:
-        """Return contents as they are."""
-        return contents
 
     def announce(self, contents: Iterable[str]) -> None:
         """Report nothing."""
@@ -112,11 +119,7 @@ class FunctionEncoder:
 
 
 def function_encoder(encode: Any, title: str) -> FunctionEncoder:
-    """Return the encoder of a function or of a model of sentence-transformers; raises `ConfigError` for another object.
-
-    Args:
-        title: its name in messages.
-    """
+    """Return the encoder of a function or a model of sentence-transformers; raises `ConfigError` for another object."""
     if hasattr(encode, "encode_query") and hasattr(encode, "encode_document"):
         is_cosine = getattr(encode, "similarity_fn_name", None) in (None, "cosine")
 

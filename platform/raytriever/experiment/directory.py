@@ -39,7 +39,6 @@ class RunDirectory:
 
         Args:
             config: settings as `to_dict` returns them, which a run in the directory must have; not compared if empty.
-            fresh: whether a new run replaces it.
 
         Raises:
             ConfigError: the directory holds a run with other settings, or files that are no run.
@@ -59,11 +58,8 @@ class RunDirectory:
         if found := difference(stored, config):
             is_longer = found.startswith(("training.max_steps", "training.epochs")) and run.state == "finished"
             further = f" with {setting('model', path / 'model')} to train its model further" if is_longer else ""
-            raise ConfigError(
-                f"holds a run with other settings ({found})",
-                setting("output", path),
-                f"give another {setting('output')}{further}, or {setting('fresh', True)} to remove that run",
-            )
+            remedy = f"give another {setting('output')}{further}, or {setting('fresh', True)} to remove that run"
+            raise ConfigError(f"holds a run with other settings ({found})", setting("output", path), remedy)
         return run
 
     def begin(self, config_yaml: str, losses: Iterable[LossConfig] = ()) -> None:

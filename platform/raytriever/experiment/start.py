@@ -38,7 +38,6 @@ def check_run(
     """Check the settings of a run or a sweep, and return its name; raises `ConfigError`.
 
     Args:
-        explicit: names of the settings that the user gave.
         run_name: None for the default name of a run.
         search, varied: see `check_explicit_settings`.
     """
@@ -64,8 +63,6 @@ def start_run(
 
     Args:
         base: settings without those that the user gave; see `shown_run_name`.
-        run_name: the run's name at the trackers; None for the default.
-        fresh: whether an earlier run in `output` is removed.
         notes: lines to log when the directory has been checked.
 
     Raises:
@@ -110,21 +107,12 @@ def check_explicit_settings(
     """Raise `ConfigError` for an explicit setting that has no effect in any training of a run.
 
     Args:
-        explicit: names of the settings that the user gave.
-        search: the settings of a search.
         varied: names of the settings that the search varies; some trial may meet a need for them.
     """
     kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
     needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
     extra = vars(search) if search else {}
-    errors = [
-        without_effect(
-            settings_of(training) | extra,
-            sorted(explicit),
-            needs,
-        )
-        for training in config.trainings
-    ]
+    errors = [without_effect(settings_of(training) | extra, sorted(explicit), needs) for training in config.trainings]
     for name, error in errors[0].items():
         if all(name in each for each in errors):
             raise error

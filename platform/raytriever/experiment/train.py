@@ -49,7 +49,6 @@ class RunResult:
     """Result of a run.
 
     Args:
-        results: those of `bm25`, `before` and `after` training.
         is_new: False if an earlier call had already finished the run.
     """
 
@@ -166,7 +165,6 @@ def conclude(
 
     Args:
         run: the run's directory, with `model/`.
-        evaluation: see `closing_evaluation`.
         folders: run directories of the trainings with their `steps.jsonl`, in order.
         started: `time.monotonic()` at the start of the command.
     """

@@ -50,9 +50,6 @@ class OpenTraining:
     Args:
         config: its settings. Those of the model include the prompts that the trained model must store.
         description: prompts and lengths of the encoder.
-        total_steps: training ends after at most this many steps.
-        dev_sets: data sets on which its checkpoints are evaluated.
-        prompts: prompts by data set.
     """
 
     config: Config
@@ -78,8 +75,7 @@ class OpenTraining:
         """Return the training with the weights of another model; prompts and lengths stay its own."""
         own = self.description.flags() | {"query_prompt_name": None, "passage_prompt_name": None}
         return replace(
-            self,
-            config=replace(self.config, model=replace(self.config.model, model=str(model), revision=None, **own)),
+            self, config=replace(self.config, model=replace(self.config.model, model=str(model), revision=None, **own))
         )
 
 
@@ -88,7 +84,6 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
 
     Args:
         run: settings of the run, whose test split is evaluated.
-        retriever: the encoder of the run.
     """
     data, training = config.data, config.training
     same = config.model == run.model

@@ -54,7 +54,6 @@ class CardFacts:
         trained: results at the end of that run; empty if there are none.
         results: those of this model alone in an evaluation; may be empty.
         calibration: what the scores mean for one corpus; None if it is unknown.
-        graphs: one line per exported format.
     """
 
     name: str

@@ -138,11 +138,9 @@ def _check_exportable(retriever: Retriever, settings: ExportConfig) -> None:
     description = retriever.description
     has_prompts = bool(description.query_prompt or description.passage_prompt)
     if settings.format_names and has_prompts and not description.pool_prompt:
-        raise ModelError(
-            "leaves the prompt out of pooling, which a graph cannot do",
-            setting("formats", ",".join(settings.format_names)),
-            f"leave out {setting('formats')}, or give {setting('query_prompt')} '' {setting('passage_prompt')} ''",
-        )
+        what = "leaves the prompt out of pooling, which a graph cannot do"
+        remedy = f"leave out {setting('formats')}, or give {setting('query_prompt')} '' {setting('passage_prompt')} ''"
+        raise ModelError(what, setting("formats", ",".join(settings.format_names)), remedy)
 
 
 class _Model(TypedDict, total=False):
@@ -174,11 +172,8 @@ def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: P
     cosine = (actual * expected).sum(axis=1) / (length * np.linalg.norm(actual, axis=1))
     parity = Parity(form, side, len(expected), float(difference.max()), float(cosine.min()))
     if not parity.difference <= TOLERANCE:
-        raise ModelError(
-            f"the graph differs from the encoder: {parity}",
-            setting("formats", form),
-            "nothing was written; try another version of the exporter's packages",
-        )
+        remedy = "nothing was written; try another version of the exporter's packages"
+        raise ModelError(f"the graph differs from the encoder: {parity}", setting("formats", form), remedy)
     return parity
 
 
@@ -231,8 +226,5 @@ def push_to_hub(folder: Path, name: str) -> str:
         return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export the model").commit_url)
     except Exception as error:  # the client has changed its HTTP library and exceptions more than once
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"the upload to the hub failed ({reason})",
-            setting("push_to_hub", name),
-            f"check the name, the connection and HF_TOKEN; the exported model is in {folder}",
-        ) from error
+        remedy = f"check the name, the connection and HF_TOKEN; the exported model is in {folder}"
+        raise ModelError(f"the upload to the hub failed ({reason})", setting("push_to_hub", name), remedy) from error

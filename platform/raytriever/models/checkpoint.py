@@ -30,13 +30,7 @@ from raytriever.models.writer import write_model
 from raytriever.paths import expanded
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
-from raytriever.store.commit import (
-    MANIFEST,
-    check_names,
-    read_manifest,
-    sha256_of,
-    write_atomically,
-)
+from raytriever.store.commit import MANIFEST, check_names, read_manifest, sha256_of, write_atomically
 from raytriever.store.remote import pull
 
 STATE, WEIGHTS = "state.json", "weights"

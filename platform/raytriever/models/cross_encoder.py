@@ -67,11 +67,8 @@ class CrossEncoder:
             )
         self.activation = _activation(model.config, files.library)
         if self.activation not in ACTIVATIONS:
-            raise ModelError(
-                f"has the activation {self.activation!r}",
-                str(directory),
-                f"use a cross-encoder with {' or '.join(ACTIVATIONS)}",
-            )
+            what = f"has the activation {self.activation!r}"
+            raise ModelError(what, str(directory), f"use a cross-encoder with {' or '.join(ACTIVATIONS)}")
         self._tokenizer = load_tokenizer(transformer)
         check_tokens(self._tokenizer, model, directory)
         limits = transformer.tokenizer_limit, POSITIONS if transformer.positions is None else transformer.positions

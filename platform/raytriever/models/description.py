@@ -131,9 +131,6 @@ def head_modules(files: ModelFiles, description: Description, config: ModelConfi
 
     A Normalize module at the end is left out: cosine similarity scales all embeddings to length one. It is kept only
     for the dot product of a model that is for the dot product.
-
-    Args:
-        description: what `describe` returned for the settings.
     """
     is_exact = description.similarity == stored_description(files, config).similarity == "dot"
     heads: dict[Side, tuple[Module, ...]] = {}
@@ -146,11 +143,7 @@ def head_modules(files: ModelFiles, description: Description, config: ModelConfi
 
 
 def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
-    """Return the prompts of any data set.
-
-    Args:
-        description: what `describe` returned for the settings.
-    """
+    """Return the prompts of any data set."""
     fixed = [
         side
         for side in SIDES
@@ -221,11 +214,8 @@ def _similarity(library: Library, directory: Path, config: ModelConfig) -> str:
     if similarity in SIMILARITIES:
         return str(similarity)
     if config.similarity is None:
-        raise ModelError(
-            f"similarity {similarity!r} is not supported",
-            str(directory / LIBRARY_FILE),
-            f"choose {setting('similarity')} {' or '.join(SIMILARITIES)}",
-        )
+        remedy = f"choose {setting('similarity')} {' or '.join(SIMILARITIES)}"
+        raise ModelError(f"similarity {similarity!r} is not supported", str(directory / LIBRARY_FILE), remedy)
     return config.similarity
 
 

@@ -56,10 +56,7 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
 
 
 def pool_packed(
-    states: Float[Tensor, "tokens width"],
-    starts: Int32[Tensor, " bounds"],
-    pooling: str,
-    left_out: int | Tensor = 0,
+    states: Float[Tensor, "tokens width"], starts: Int32[Tensor, " bounds"], pooling: str, left_out: int | Tensor = 0
 ) -> Float[Tensor, "texts pooled"]:
     """Return one float32 vector per packed text; equals `pool` except for rounding.
 
@@ -176,7 +173,6 @@ class Encoder(nn.Module):
 
     Args:
         backbone: a transformers model that returns `last_hidden_state`.
-        pooling: see `pool`.
         normalise: scale every embedding to length one, so that a dot product is the cosine.
         truncate_dim: number of first components that are kept before normalisation; None for all.
         head: modules between pooling and truncation.

@@ -56,12 +56,7 @@ def read_model_file(file: Path, kind: type[T]) -> T:
 
 @contextmanager
 def model_errors(where: Path, what: str = "cannot be loaded") -> Iterator[None]:
-    """Convert the errors of a library's calls, which damaged files of a model cause, into a `ModelError`.
-
-    Args:
-        where: file or directory that is read.
-        what: beginning of the line.
-    """
+    """Convert the errors of a library's calls, which damaged files of a model cause, into a `ModelError`."""
     try:
         yield
     except (UserError, MemoryError):
@@ -192,7 +187,6 @@ def load_weights(
     """Load a model from the safetensors of a transformers directory; return it, and the report for `check_loaded`.
 
     Args:
-        kind: class of transformers, such as `AutoModel`.
         check: called with the model that `config.json` describes, on the meta device, before any weight is read.
 
     Raises:
@@ -217,7 +211,6 @@ def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory:
 
     Args:
         model: the model that `config.json` describes, on the meta device.
-        stored: tensors in its files; see `stored_tensors`.
 
     Raises:
         ModelError: a tensor has another shape or is not a float, or most of the model is not in the files.
@@ -265,11 +258,8 @@ def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:
     size = len(backbone.get_input_embeddings().weight)
     token, largest = max(tokenizer.get_vocab().items(), key=itemgetter(1))
     if largest >= size:
-        raise ModelError(
-            f"the tokenizer has the token {token!r} with the number {largest}, but the model embeds {size} tokens",
-            str(directory),
-            "copy the tokenizer that belongs to the model",
-        )
+        what = f"the tokenizer has the token {token!r} with the number {largest}, but the model embeds {size} tokens"
+        raise ModelError(what, str(directory), "copy the tokenizer that belongs to the model")
 
 
 def _refuse_missing(names: Sequence[str], directory: Path) -> None:

@@ -60,8 +60,6 @@ class TextEncoder(Protocol):
     Texts become contents, contents become inputs, and `start` encodes batches of inputs.
 
     Attributes:
-        description: how texts are read and compared.
-        prompts: prompts of any data set.
         tokenizer: None if contents are texts, so that the tokens of a prepared data set are not used.
         is_local: whether any process can load it, and not this one alone.
         is_int8: whether it multiplies 8-bit integers.

@@ -53,11 +53,8 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if precision == "bf16" and not has_bf16:
             capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-            raise ConfigError(
-                f"{torch.cuda.get_device_name(device)} has no bf16 (compute capability {capability}, bf16 needs 8.0)",
-                setting("precision"),
-                "use fp32, or leave it out",
-            )
+            what = f"{torch.cuda.get_device_name(device)} has no bf16 (compute capability {capability}, bf16 needs 8.0)"
+            raise ConfigError(what, setting("precision"), "use fp32, or leave it out")
         return "bf16" if has_bf16 else "fp32"
     if precision is not None:
         return precision

@@ -31,11 +31,8 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
     if config.save_adapters and (len(backbones) > 1 or config.bidirectional is not None):
         several = len(backbones) > 1
         kind = "in a model with two transformers" if several else f"onto a base with {setting('bidirectional', True)}"
-        raise ConfigError(
-            f"sentence-transformers cannot load adapters {kind}",
-            setting("save_adapters", True),
-            "leave it out, and use the merged weights in model/",
-        )
+        what = f"sentence-transformers cannot load adapters {kind}"
+        raise ConfigError(what, setting("save_adapters", True), "leave it out, and use the merged weights in model/")
     if config.lora_rank:
         device = next(retriever.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -58,8 +55,6 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
-        raise ConfigError(
-            f"{type(backbone).__name__} does not support it",
-            setting("activation_checkpointing", True),
-            "remove the flag, or use gradient caching",
-        ) from error
+        what = f"{type(backbone).__name__} does not support it"
+        remedy = "remove the flag, or use gradient caching"
+        raise ConfigError(what, setting("activation_checkpointing", True), remedy) from error

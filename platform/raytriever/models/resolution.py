@@ -84,7 +84,6 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
     """Return the directory of the base with the adapters of a directory merged.
 
     Args:
-        directory: with `adapter_config.json` and `adapter_model.safetensors`.
         weights: False for the directory of the base, whose layers have the same shapes.
 
     Raises:
@@ -136,11 +135,8 @@ def _base_of(directory: Path, settings: dict[str, Any], weights: bool) -> Path:
     try:
         return find_model(name, None if Path(name).is_dir() else settings.get("revision"), weights)
     except ModelError as error:
-        raise ModelError(
-            f"its adapters belong to {name}, which cannot be read ({error.args[0]})",
-            str(directory),
-            f"copy it there, or {remedy}",
-        ) from error
+        what = f"its adapters belong to {name}, which cannot be read ({error.args[0]})"
+        raise ModelError(what, str(directory), f"copy it there, or {remedy}") from error
 
 
 def _write(directory: Path, base: Path, aside: Path) -> None:

@@ -32,12 +32,7 @@ from raytriever.models.pipeline.modules import Module
 from raytriever.models.pipeline.transformer import Transformer
 from raytriever.models.resolution import read_files
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.models.varlen import (
-    first_position,
-    packing_obstacle,
-    use_packed_attention,
-    use_repeatable_embeddings,
-)
+from raytriever.models.varlen import first_position, packing_obstacle, use_packed_attention, use_repeatable_embeddings
 from raytriever.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
 
 log = logging.getLogger(__name__)
@@ -128,11 +123,8 @@ class Retriever(BatchEncoder):
     def check_prompts(self, prompts: Prompts) -> None:
         """Check that prompts fit the model and leave tokens for the text; raises `ModelError`."""
         if TITLE in prompts.passage and not self.description.pool_prompt:
-            raise ModelError(
-                f"the model does not pool the prompt, and {TITLE} would give each passage another one",
-                setting("passage_prompt"),
-                f"write {fill_title(prompts.passage)!r}",
-            )
+            what = f"the model does not pool the prompt, and {TITLE} would give each passage another one"
+            raise ModelError(what, setting("passage_prompt"), f"write {fill_title(prompts.passage)!r}")
         for side in SIDES:
             self.check_prompt(prompts[side], side)
 
@@ -218,7 +210,6 @@ class Retriever(BatchEncoder):
 
         Args:
             contents: token ids of each text with its prompt and without special tokens, of any integer type.
-            side: side that decides the largest length.
             prompt: prompt in front of all contents, or of each; by default that of the side.
             tokens: largest number of tokens that are encoded at once, padding included; None for no limit.
         """
@@ -279,7 +270,6 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
     """Load the model a configuration names, in evaluation mode.
 
     Args:
-        dtype: type of the weights of its transformers.
         weights: whether weights are read; otherwise their sizes are checked, and the towers are on the meta device.
 
     Raises:
@@ -340,7 +330,6 @@ def _load_tower(
         source: files of the transformer, or the loaded transformer of the other tower.
         loaded: modules of the other tower by their folders, which this tower shares.
         dtype: type of the weights of the transformer; modules after the pooling are float32.
-        weights: whether weights are read.
     """
     with nullcontext() if weights else torch.device("meta"):
         backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype, weights)
@@ -379,11 +368,8 @@ def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
     # RoBERTa-like models number positions from the padding position on.
     positions = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
     if length > positions:
-        raise ModelError(
-            f"has {positions} positions, but texts may have {length} tokens",
-            str(directory),
-            f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}",
-        )
+        remedy = f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}"
+        raise ModelError(f"has {positions} positions, but texts may have {length} tokens", str(directory), remedy)
 
 
 def _choose_padding_side(tokenizer: Any, backbone: nn.Module) -> None:

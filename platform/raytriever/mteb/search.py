@@ -29,13 +29,7 @@ from raytriever.evaluation.decision import decide_dataset
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.job import EvaluationDirectory
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
-from raytriever.evaluation.protocol import (
-    AUC,
-    PAIR_AIMS,
-    JudgedQueries,
-    Protocol,
-    select_judged_queries,
-)
+from raytriever.evaluation.protocol import AUC, PAIR_AIMS, JudgedQueries, Protocol, select_judged_queries
 from raytriever.evaluation.request import EvaluationJob, OpenPart, add_foreign_questions
 from raytriever.evaluation.results import Results, as_read
 from raytriever.evaluation.systems import DenseSystem, RetrievalBackend

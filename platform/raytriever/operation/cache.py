@@ -33,7 +33,6 @@ class CacheEntry:
     Args:
         used_at: time of the last use, in seconds since 1970.
         owner: the process that writes the entry now, or None.
-        is_open: True if a process has the entry open.
     """
 
     path: Path

@@ -46,7 +46,6 @@ class Check:
 
     Args:
         probe: yields a level (`ok`, `warning` or `error`) and a text for each thing that it examines.
-        remedy: what to do about a warning or an error.
     """
 
     name: str

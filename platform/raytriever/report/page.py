@@ -49,7 +49,6 @@ class Page:
     """Content of a page, in this order.
 
     Args:
-        about: paragraphs below the heading.
         tables: tables; the tables of one group follow each other.
         pictures: figures; the figures of one heading follow each other.
         queries: content of `per_query/` by data set, of which the page shows some; see `choose_queries`.

@@ -28,7 +28,6 @@ class Lease:
 
     Args:
         file: the path of the lock, whose objects are the leases.
-        record: what others read of its owner.
     """
 
     def __init__(self, path: Path, file: Path, token: str, record: bytes) -> None:

@@ -22,7 +22,6 @@ class Owner:
     """The process that holds a lock.
 
     Args:
-        command: such as `raytriever train`.
         since: seconds since 1970.
         token: differs for every lock that was ever taken.
         kind: `BY_KERNEL` or `BY_FILE`.

@@ -139,7 +139,6 @@ class BackgroundJob(ABC):
 
     Args:
         client: access to the process that does the work, on the first worker; None on the others.
-        checkpoints: folder of the checkpoints.
         stages: stages after the one in which the work is done.
     """
 

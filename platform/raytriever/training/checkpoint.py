@@ -144,8 +144,7 @@ def prune(folder: Path, progression: Progression, keep: int, retained: Collectio
     Checkpoints of later steps are removed too: they are damaged, or the run would have resumed from them.
     """
     others = sorted(
-        (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step),
-        reverse=True,
+        (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step), reverse=True
     )
     kept_steps = {progression.best_step, *others[:keep], *retained}
     for step, path in _steps(folder):

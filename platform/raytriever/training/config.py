@@ -89,15 +89,10 @@ class TrainingConfig:
         maximum=0.9,
     )
     precision: str | None = option(
-        None,
-        "number format; int8 only encodes; default: bf16 where it is supported",
-        choices=PRECISIONS,
+        None, "number format; int8 only encodes; default: bf16 where it is supported", choices=PRECISIONS
     )
     num_workers: int | str = option(
-        1,
-        "training processes; MIN:MAX follows the cluster size",
-        reads=worker_count,
-        form="N|MIN:MAX",
+        1, "training processes; MIN:MAX follows the cluster size", reads=worker_count, form="N|MIN:MAX"
     )
     strategy: str = option(
         "ddp",
@@ -111,9 +106,7 @@ class TrainingConfig:
         flag=False,
     )
     grad_cache_chunk: int | None = option(
-        None,
-        "longest texts per pass (gradient caching); default: what fits a GPU",
-        minimum=1,
+        None, "longest texts per pass (gradient caching); default: what fits a GPU", minimum=1
     )
     grad_cache_tokens: int | None = option(
         None, "the same in tokens with padding: texts of similar length are encoded together", minimum=1, flag=False
@@ -122,10 +115,7 @@ class TrainingConfig:
     eval_steps: int = option(20, "steps between two validations", minimum=1)
     dev_batches: int = option(4, "global batches of the dev split in one validation", minimum=1)
     best_metric: str = option(
-        DEV_LOSS,
-        "metric of the best checkpoint, such as ndcg_at_10",
-        reads=metric_name,
-        form="METRIC",
+        DEV_LOSS, "metric of the best checkpoint, such as ndcg_at_10", reads=metric_name, form="METRIC"
     )
     patience: int = option(
         5, f"stop training after this many validations without an improvement of {flag_of('best_metric')}", minimum=1
@@ -234,9 +224,7 @@ class RefreshConfig:
     def mining(self) -> MiningConfig:
         """The settings of the mining of each round."""
         return MiningConfig(
-            method=METHOD,
-            num_negatives=self.refresh_negatives,
-            relative_margin=self.refresh_relative_margin,
+            method=METHOD, num_negatives=self.refresh_negatives, relative_margin=self.refresh_relative_margin
         )
 
 
@@ -247,23 +235,14 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
     if every is None:
         return
     if not data.negatives_per_query:
-        raise ConfigError(
-            "there are no hard negatives to refresh",
-            setting("refresh_every"),
-            f"give {setting('negatives_per_query')}, such as 5, too",
-        )
+        what = "there are no hard negatives to refresh"
+        raise ConfigError(what, setting("refresh_every"), f"give {setting('negatives_per_query')}, such as 5, too")
     if total_steps is not None and every >= total_steps:
-        raise ConfigError(
-            f"no steps are left after the first refresh, at step {every} of {total_steps}",
-            setting("refresh_every"),
-            f"give less than {total_steps}, or train longer",
-        )
+        what = f"no steps are left after the first refresh, at step {every} of {total_steps}"
+        raise ConfigError(what, setting("refresh_every"), f"give less than {total_steps}, or train longer")
     from raytriever.data.sampling.examples import parse_mix  # imports numpy, which `--help` does not need
 
     shares = parse_mix(data.negatives_mix)
     if shares is not None and not shares[ORIGINS.index(METHOD)]:
-        raise ConfigError(
-            f"gives refreshed negatives no share: {data.negatives_mix}",
-            setting("negatives_mix"),
-            "add dense, as in dense=0.5",
-        )
+        what = f"gives refreshed negatives no share: {data.negatives_mix}"
+        raise ConfigError(what, setting("negatives_mix"), "add dense, as in dense=0.5")

@@ -57,11 +57,9 @@ class Guide:
         for side in SIDES:
             contents = self.retriever.contents(["What does the guide make of this sentence?"], side)
             if not np.isfinite(encode_contents(self.retriever, contents, side)).all():
-                raise ModelError(
-                    f"the embedding of a {side} holds NaN or infinity",
-                    setting("guide", self.name),
-                    f"check the model's weights, or give {setting('precision')} fp32",
-                )
+                what = f"the embedding of a {side} holds NaN or infinity"
+                remedy = f"check the model's weights, or give {setting('precision')} fp32"
+                raise ModelError(what, setting("guide", self.name), remedy)
 
     @cached_property
     def digest(self) -> str:
@@ -125,10 +123,7 @@ class GuideTexts:
         """
         most = TOKEN_BUDGET[next(self._guide.parameters()).device.type]
         most = most if chunk is None else min(chunk, most)
-        return [
-            (self._buckets(queries, "query", most), "query"),
-            (self._buckets(passages, "passage", most), "passage"),
-        ]
+        return [(self._buckets(queries, "query", most), "query"), (self._buckets(passages, "passage", most), "passage")]
 
     def _buckets(self, rows: ndarray, side: Side, most: int) -> Buckets:
         part_of = np.searchsorted(self._starts[side], rows, side="right") - 1

@@ -39,11 +39,8 @@ class BatchSource:
 
     Args:
         tokens: Tokens of queries and documents by position, made for the retriever that encodes them.
-        positives_per_query: positives of a query's group, at most.
         negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
-        version: the round of its hard negatives.
         teacher: scores of the pairs of a group; None without a teacher.
-        guide: reads the same texts for the guide; None without one.
     """
 
     tokens: Tokens
@@ -65,9 +62,6 @@ class BatchSource:
         """Return this worker's share of the global batch of `step`, counted from 0.
 
         The ids of the whole batch are computed on every worker: so the relevance needs no message.
-
-        Args:
-            chunk: see `Batch.chunk`.
         """
         chosen, epochs = self.order.batch(step), self.order.epochs(step)
         share = len(worker_slice(chosen, workers.rank, workers.size))
@@ -132,7 +126,6 @@ class Prefetcher(Generic[T]):
     finishes the batch that it is preparing and ends.
 
     Args:
-        make: returns the batch of a step; a pure function that any thread may call.
         depth: batches prepared ahead, at least 1.
 
     Attributes:

@@ -53,15 +53,12 @@ class TrainingSetup:
 
     Args:
         retriever: the encoder, on `device`, the same on every worker.
-        total_steps: after which training ends at the latest.
         precision: `fp32` or `bf16`.
         folder: Folder of the checkpoints, seen by every worker.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
         report_status: called on every worker with what training does between two steps.
         before_commit: called with a step before its checkpoint is committed; returns when all metrics are stored.
         data_digest: of everything that batches are made of; a run resumes with no other. Empty where it is not known.
-        refresh: plan of the refreshes of hard negatives; None for none.
-        validation: plan of the validations by retrieval; None for the dev loss alone.
         guide: masks false negatives; None where the settings of the loss name none.
     """
 
@@ -193,11 +190,7 @@ class Trainer:
         return self.progression
 
     def step(self, batch: Batch, wait_seconds: float) -> None:
-        """Do a step: forward and backward, clip, update. Repeat it with smaller chunks if any worker ran out of memory.
-
-        Args:
-            wait_seconds: how long the batch was waited for.
-        """
+        """Do a step: forward, backward, clip, update. Repeat it with smaller chunks if any worker ran out of memory."""
         setup, settings, step = self.setup, self.settings, self.progression.step
         began = time.perf_counter()
         for callback in self.callbacks:

@@ -244,7 +244,6 @@ class StepReports:
         Args:
             step: counted from 0.
             output, norm: Loss of the step, and norm of its gradient, which may still be computed on the device.
-            work: tokens and FLOPs of this worker.
             phases: returns the seconds of each phase, once the results are read.
             began: when the step began, by `time.perf_counter`, the wait for its batch included.
         """

@@ -125,11 +125,7 @@ def read_ledger(folder: Path) -> Ledger:
     rounds = read_json(file, list[Round], _REMEDY)
     for number, one in enumerate(rounds, 1):
         if one.number != number:
-            raise StorageError(
-                f"is damaged or changed: round {number} is missing",
-                str(file),
-                _REMEDY,
-            )
+            raise StorageError(f"is damaged or changed: round {number} is missing", str(file), _REMEDY)
     return Ledger(tuple(rounds))
 
 
@@ -152,8 +148,6 @@ class RefreshPlan:
     """Plan of the refreshes of a run.
 
     Args:
-        folder: Folder of the ledger and the tables, seen by every worker.
-        read: reads the table in a committed directory.
         miner: on the first worker; None on the others. It is passed the number of a round and a checkpoint, commits
             the table of the round at `round_path`, replacing any table there, and returns metrics for the tracker.
         last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses

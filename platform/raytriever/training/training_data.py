@@ -32,8 +32,6 @@ class TrainingData:
 
     Args:
         datasets: tokenised, each with its training split; the first, which is evaluated, also with its dev split.
-        batch_size: queries of a global batch.
-        seed: Seed of the order and the random draws.
         guide: reads the texts of batches too; None without a guide.
     """
 
@@ -59,7 +57,6 @@ class TrainingData:
 
         Args:
             names: Names of the data sets as configured, or paths of prepared ones.
-            tokenisation: Tokenisation of the retriever that is trained.
             also: further splits of the first data set to open.
             run, report: see `open_dataset`.
         """

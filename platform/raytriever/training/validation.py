@@ -98,7 +98,6 @@ class ValidationPlan:
     """Plan of the validations of a run.
 
     Args:
-        folder: Folder of the records, seen by every worker.
         behind: validations that may be pending before training waits.
         evaluator: on the first worker; None on the others. It is passed the step and the path of a committed checkpoint
             and returns its record, which is in `folder` then.

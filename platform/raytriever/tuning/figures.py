@@ -20,7 +20,6 @@ def save_response(
     Args:
         key: dimension whose values are numbers.
         by: dimension with a line for each value, such as the loss; None for one line.
-        log: whether the axis is logarithmic.
     """
     finished = [t for t in trials if t.value(metric) is not None and isinstance(t.settings[key], int | float)]
     if not finished:

@@ -101,7 +101,6 @@ class Dimension:
         values: values of a grid; without a range, the values of every sampler.
         low, high: ends of a range; None for a list of values.
         log: whether values are drawn uniformly from the logarithm.
-        whole: whether values are integers.
     """
 
     section: str
@@ -154,11 +153,9 @@ class SearchSpace:
         """Return every combination of the dimensions' values; the last dimension changes fastest."""
         for one in self.dimensions:
             if not one.values:
-                raise ConfigError(
-                    f"{one.key} has a range and no values for a grid",
-                    setting("searcher", "grid"),
-                    f"add `grid:` to the range of {one.name}, or give {setting('searcher')} random or optuna",
-                )
+                what = f"{one.key} has a range and no values for a grid"
+                remedy = f"add `grid:` to the range of {one.name}, or give {setting('searcher')} random or optuna"
+                raise ConfigError(what, setting("searcher", "grid"), remedy)
         keys = [one.key for one in self.dimensions]
         return [
             dict(zip(keys, values, strict=True)) for values in itertools.product(*(d.values for d in self.dimensions))

@@ -149,7 +149,6 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.build_index(m, d, kind="hnsw", output="x", efort=3), "build_index: unknown setting 'efort'"),
     (lambda d, m: rt.build_index(m, d).search(" x"), "queries: is one text, not a list of texts"),
     (lambda d, m: rt.build_index(m, d).search(["a"], threshold=float("nan")), "threshold: is no number"),
-    (lambda d, m: rt.compare(["no/run"]), "'no/run' is neither a directory nor an MLflow run"),
 ]
 
 

@@ -133,16 +133,3 @@ def test_other_exceptions_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="a defect"):
         session._start(starts(failures, monkeypatch))
     assert len(failures) == 1
-
-
-def test_small_shared_memory_is_reported(
-    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not small_disk.is_mount():
-        monkeypatch.setattr(session, "SHARED_MEMORY_BYTES", 1 << 62)
-    session._warn_of_small_shared_memory(small_disk)
-    line = capsys.readouterr().err
-    assert line.startswith(f"{small_disk} has only ")
-    assert line.endswith("or start the container with --shm-size=2g\n")
-    session._warn_of_small_shared_memory(tmp_path / "none")
-    assert capsys.readouterr().err == ""

@@ -138,11 +138,7 @@ def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDat
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
     config: Config, own: RetrievalDataset, settings: dict, validation: dict, error: type, message: str
 ) -> None:
-    config = replace(
-        config,
-        training=replace(config.training, **settings),
-        validation=ValidationConfig(**validation),
-    )
+    config = replace(config, training=replace(config.training, **settings), validation=ValidationConfig(**validation))
     with pytest.raises(error, match=message):
         checked(config, own)
 

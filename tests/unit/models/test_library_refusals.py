@@ -41,10 +41,7 @@ def module(**values: str) -> Change:
 
 TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
 CASES: dict[str, tuple[Change, str]] = {
-    "euclidean": (
-        settings(LIBRARY, similarity_fn_name="euclidean"),
-        "'euclidean' is not supported; choose similarity",
-    ),
+    "euclidean": (settings(LIBRARY, similarity_fn_name="euclidean"), "'euclidean' is not supported; choose similarity"),
     "sparse": (settings(LIBRARY, model_type="SparseEncoder"), "is a SparseEncoder"),
     "a width that does not fit": (settings(DENSE, in_features=20), "has the shape .*asks for"),
     "no tensor": (

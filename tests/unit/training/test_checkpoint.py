@@ -114,10 +114,7 @@ def test_the_state_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("keep", "remaining"),
-    [
-        (1, [[2], [2, 4], [2, 6], [6, 8], [8, 10]]),
-        (2, [[2], [2, 4], [2, 4, 6], [4, 6, 8], [6, 8, 10]]),
-    ],
+    [(1, [[2], [2, 4], [2, 6], [6, 8], [8, 10]]), (2, [[2], [2, 4], [2, 4, 6], [4, 6, 8], [6, 8, 10]])],
 )
 def test_the_best_and_the_newest_are_kept(tmp_path: Path, keep: int, remaining: list[list[int]]) -> None:
     (tmp_path / "step-notes").mkdir()

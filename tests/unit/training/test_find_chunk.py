@@ -21,14 +21,7 @@ from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import train
 from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
 from raytriever.training.parallel import chunk_size as module
-from raytriever.training.parallel.chunk_size import (
-    FILE,
-    ChunkChoice,
-    activations,
-    find_chunk,
-    free_memory,
-    trial,
-)
+from raytriever.training.parallel.chunk_size import FILE, ChunkChoice, activations, find_chunk, free_memory, trial
 
 CPU = torch.device("cpu")
 LONGEST = 64  # tokens of a text of the tiny encoder

@@ -176,12 +176,7 @@ def test_strategies_shard_the_state(strategy: str) -> None:
     sharded = strategy in ("zero1", "zero2", "zero3")
     # The sum over chunks, and the copy of DDP, or ZeRO's buffer with the share and the largest gradient of stage 3.
     largest = QWEN3.vocab_size * QWEN3.hidden_size
-    more = {
-        "ddp": weights,
-        "zero1": ZERO_BUCKET,
-        "zero2": ZERO_BUCKET,
-        "zero3": ZERO_BUCKET + weights // 4 + largest,
-    }
+    more = {"ddp": weights, "zero1": ZERO_BUCKET, "zero2": ZERO_BUCKET, "zero3": ZERO_BUCKET + weights // 4 + largest}
     assert parts.gradients == 4 * weights + 4 * more[strategy]
     assert parts.optimizer == (3 * weights if sharded else 8 * weights)
     if sharded:

@@ -18,13 +18,7 @@ from raytriever.training import background
 from raytriever.training.checkpoint import Progression
 from raytriever.training.config import TrainingConfig, ValidationConfig, check_validation, metric_name
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.validation import (
-    Record,
-    read_records,
-    record_path,
-    summarize,
-    write_record,
-)
+from raytriever.training.validation import Record, read_records, record_path, summarize, write_record
 
 STEPS = 12
 NAN = float("nan")

@@ -89,11 +89,7 @@ class ActorClient(Generic[Result]):
 
 
 class ThreadClient(Generic[Result]):
-    """Client of a thread that does one job after another on the device of this worker; see `JobClient`.
-
-    Args:
-        show: see `ActorClient`.
-    """
+    """Client of a thread that does one job after another on the device of this worker; see `JobClient`."""
 
     def __init__(self, work: Callable[[int, Path], Result], device: torch.device, show: Callable[[bool], None]) -> None:
         self._work, self._device, self._show = work, device, show
@@ -162,11 +158,7 @@ def start_evaluator(
 def start_miner(
     config: Config, datasets: Sequence[str], negatives: Any, folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run an actor that mines hard negatives for the duration of a run; None where none is needed or possible.
-
-    Args:
-        negatives: reference to the table that training begins with.
-    """
+    """Run an actor that mines hard negatives for the duration of a run; None where none is needed or possible."""
     if config.refresh.refresh_every is None:
         yield None
         return

@@ -44,8 +44,6 @@ class MiningRounds:
     """Rounds of mining of a run.
 
     Args:
-        paths: paths or URIs of its prepared data sets.
-        folder: Folder of the rounds, next to that of the checkpoints.
         first: the table that training began with, where every round keeps rows of it; otherwise None.
         choose_pool: returns the actors that encode and search in a round, or None for this process.
     """
@@ -129,12 +127,7 @@ class MiningRounds:
 
 
 def _encode(
-    path: Path,
-    model: ModelConfig,
-    retriever: Retriever,
-    dataset: RetrievalDataset,
-    side: Side,
-    pool: ActorPool | None,
+    path: Path, model: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, side: Side, pool: ActorPool | None
 ) -> EmbeddingStore:
     """Return the embeddings of one side, of which the missing shards are encoded."""
     plan = plan_embeddings(model, retriever, dataset, side, "fp32")

@@ -92,10 +92,8 @@ class Wait:
             self._room = room
             self._report(wanted, send)
         if now > self._ends and self._room == wanted.workers:
-            raise TrainingError(
-                f"workers died as they started, for {self._minutes:g} minutes",
-                remedy="check the memory of their nodes, then run the same command again: it resumes",
-            )
+            remedy = "check the memory of their nodes, then run the same command again: it resumes"
+            raise TrainingError(f"workers died as they started, for {self._minutes:g} minutes", remedy=remedy)
         if now > self._ends:
             raise ClusterError(
                 f"had room for {self._room} of {_count(wanted)} for {self._minutes:g} minutes",
@@ -133,9 +131,6 @@ NO_CUDA = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported wit
 
 def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> None:
     """Train on `config.training.num_workers` processes; a range lets the group shrink and grow with the cluster.
-
-    Args:
-        on_event: called on the driver with every event.
 
     Raises:
         UserError: a worker raised it, or the workers die again and again.

@@ -56,10 +56,8 @@ class TrainingJob:
     Args:
         datasets: paths or URIs of its prepared data sets, on storage that every node sees.
         negatives: the table of hard negatives, or None; on a worker a reference to it.
-        total_steps: after which training ends at the latest.
         folder: the run directory, with the `steps.jsonl` of an earlier call, on storage that every node sees. Training
             writes the best model to its `model`.
-        dev_sets: that checkpoints are evaluated on during training; empty for none.
         in_process: whether the process that calls is the only worker. It saves the start of a process; an error that
             ends the process ends the caller.
         runs_per_node: number of runs that share the cores of a node, this one included.
@@ -82,7 +80,6 @@ class WorkerJob(TrainingJob):
     """Training as the driver sends it to every worker of a group.
 
     Args:
-        driver: working directory and locks of the driver.
         miner: actor that mines hard negatives; None without refresh, and where the first worker mines.
         evaluator: actor that evaluates checkpoints; None without validation by retrieval, and where the first worker
             evaluates.

@@ -90,7 +90,6 @@ def load_head(
     Args:
         width: components of a pooled vector.
         loaded: modules by their folders that are used again, not loaded.
-        weights: whether the weights are read, or only the settings.
 
     Raises:
         ModelError: a file is missing or damaged, a width does not fit, or a setting is not supported.
@@ -132,11 +131,8 @@ def head_text(head: Sequence[nn.Module]) -> list[str]:
 
 def _check_width(dense: Dense, width: int, file: Path) -> None:
     if dense.linear.in_features != width:
-        raise ModelError(
-            f"expects vectors of {dense.linear.in_features} components, but the modules before it return {width}",
-            str(file),
-            "use the Dense module that belongs to this model",
-        )
+        what = f"expects vectors of {dense.linear.in_features} components, but the modules before it return {width}"
+        raise ModelError(what, str(file), "use the Dense module that belongs to this model")
 
 
 def _load_dense(module: Module, weights: bool) -> Dense:

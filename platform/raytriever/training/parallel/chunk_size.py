@@ -165,19 +165,13 @@ class ChunkChoice:
     def first(self, texts: int) -> int | None:
         """Return the tokens of a chunk to begin with, None for a whole batch; all workers call it.
 
-        Args:
-            texts: texts that one worker encodes in a step.
-
         Raises:
             ConfigError: the configured chunk is larger than the share, or not even one text fits.
         """
         given = self._settings.grad_cache_chunk
         if given is not None and given > texts:
-            raise ConfigError(
-                f"a chunk of {given} is more than the {texts} texts of a worker's share of a batch",
-                setting("grad_cache_chunk"),
-                f"give at most {texts}, or leave it out",
-            )
+            what = f"a chunk of {given} is more than the {texts} texts of a worker's share of a batch"
+            raise ConfigError(what, setting("grad_cache_chunk"), f"give at most {texts}, or leave it out")
         if not self._is_searched:
             return self._given
         fitting = self.search(texts)

@@ -31,14 +31,7 @@ from raytriever.losses.loss import LossOutput
 from raytriever.models.checkpoint import Slice
 from raytriever.training.batch import Batch
 from raytriever.training.memory.arithmetic import ZERO_BUCKET
-from raytriever.training.parallel.model_state import (
-    STEP,
-    device_of_steps,
-    gathered,
-    restore,
-    shape_of,
-    slices_of,
-)
+from raytriever.training.parallel.model_state import STEP, device_of_steps, gathered, restore, shape_of, slices_of
 from raytriever.training.parallel.strategy import Strategy, finite_or_refused
 
 
@@ -122,11 +115,8 @@ def _deepspeed(device: torch.device) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise ConfigError(
-            "DeepSpeed is not installed",
-            setting("strategy"),
-            f"pip install 'raytriever[deepspeed]', or use {setting('strategy')} ddp",
-        ) from error
+        remedy = f"pip install 'raytriever[deepspeed]', or use {setting('strategy')} ddp"
+        raise ConfigError("DeepSpeed is not installed", setting("strategy"), remedy) from error
     ensure_group(device)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.distributed.(all_gather_into|reduce_scatter)_tensor`", FutureWarning)

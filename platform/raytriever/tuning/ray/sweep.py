@@ -155,11 +155,8 @@ def run_sweep(
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
     """Return the search space and the plan, after a check of every trial of a grid; the settings have been checked."""
     if search.trial_gpus is not None and base.training.workers[1] > 1:
-        raise ConfigError(
-            "applies to trials of one worker",
-            setting("trial_gpus"),
-            "omit it: each of several workers has a GPU of its own",
-        )
+        what = "applies to trials of one worker"
+        raise ConfigError(what, setting("trial_gpus"), "omit it: each of several workers has a GPU of its own")
     space = parse_search_space(search.search_space)
     metrics = (*Protocol().metrics, DEV_LOSS)
     if search.metric not in metrics:
@@ -168,11 +165,8 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
     for name, metric in (("metric", search.metric), ("asha_metric", search.asha_metric if search.asha else "")):
         if metric == DEV_LOSS and scales:
             remedy = f"give another, such as {BATCH_AUC if name == 'asha_metric' else 'ndcg_at_10'}"
-            raise ConfigError(
-                f"{DEV_LOSS} has a different scale in each trial, because {scales[0]} is searched",
-                setting(name),
-                remedy,
-            )
+            what = f"{DEV_LOSS} has a different scale in each trial, because {scales[0]} is searched"
+            raise ConfigError(what, setting(name), remedy)
     check_watched_metric(base, search)
     sampler = Sampler(search.searcher, space, base.training.seed)
     trials = search.trials or DEFAULT_TRIALS

@@ -28,7 +28,7 @@ from raytriever.data.records import (
 )
 from raytriever.data.sources import Source, SourceFile
 
-Kind = Literal["json", "tsv", "table", "array", "parquet", "arrow", "ir"]
+Kind = Literal["json", "tsv", "table", "array", "object", "parquet", "arrow", "ir"]
 _KINDS: dict[str, Kind] = {".jsonl": "json", ".jsonl.gz": "json", ".ndjson": "json", ".json": "array"}
 _KINDS |= {".json.gz": "array", ".csv": "table", ".csv.gz": "table", ".tsv": "tsv", ".tsv.gz": "tsv"}
 _KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
@@ -49,6 +49,9 @@ _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "st
 # row; the caller removes what that row has added. The row is a mapping of fields, or for the kind `tsv` the list of its
 # columns. A parser is a function of a module, or a `partial` of one, so it can be pickled.
 RowParser = Callable[[Any, Records, str], None]
+# `rows(content)` returns the rows of a file that is one JSON object; None if it has another format. It raises `BadRow`
+# if the object cannot be read.
+RowsOf = Callable[[Mapping[str, Any]], Iterable[Any] | None]
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,11 @@ class Part:
     Args:
         where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` and `#docs`, `#queries` or `#qrels`.
         kind: `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a
-            JSON array of objects; `parquet`; `arrow`, of `datasets`; `ir`.
+            JSON array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
         header: columns that the first row of a `tsv` must name, if it has a header; or the name of each column of a
             `table` in its format.
-        split: split of its judgements; None if it has none, or if its rows name the split.
+        split: split of its judgements; None if it has none, or if its rows name the split; "" if nothing names it.
+        rows: function that returns the rows of an `object`.
     """
 
     where: str
@@ -69,6 +73,7 @@ class Part:
     parse: RowParser
     header: tuple[str, ...] = ()
     split: str | None = None
+    rows: RowsOf | None = None
 
     @classmethod
     def of(cls, file: SourceFile, parse: RowParser, split: str | None = None) -> Part:

@@ -28,6 +28,7 @@ from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import (
     EvaluationDataset,
+    check_prompts,
     describe_datasets,
     distinct_names,
     find_beir,
@@ -35,7 +36,6 @@ from raytriever.evaluation.datasets import (
     unique_names,
 )
 from raytriever.evaluation.protocol import (
-    ANSWER_AIMS,
     FOREIGN,
     PAIR_AIMS,
     JudgedQueries,
@@ -110,6 +110,7 @@ class EvaluationJob:
         baselines: names of the models that the others are compared with.
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
+        calibrated: names of the models for which thresholds are chosen; empty for all.
         confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
         removed: share of the questions that also take part without their answers.
         foreign: data sets whose questions this corpus does not answer.
@@ -122,6 +123,7 @@ class EvaluationJob:
     baselines: Sequence[str]
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
+    calibrated: Sequence[str] = ()
     confidence: str = ENTROPY
     removed: float = 0.0
     foreign: Sequence[str] = ()
@@ -137,7 +139,7 @@ class EvaluationJob:
         """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
         return {
             "models": {
-                model.name: asdict(model.config) | {"model": model.location} if model.config else BM25
+                model.name: model.config.identity() | {"model": model.location} if model.config else BM25
                 for model in self.models
                 if not model.form
             },
@@ -153,6 +155,7 @@ class EvaluationJob:
             "baselines": list(self.baselines),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
+            **({"calibrated": list(self.calibrated)} if self.calibrated else {}),
             "confidence": self.confidence if self.aims else None,
             **({"removed": self.removed} if self.removed else {}),
             **({"foreign": list(self.foreign)} if self.foreign else {}),
@@ -316,17 +319,20 @@ def build_evaluation_job(
         foreign=[word for word in unanswerable if not asks_removed(word)],
         precision=precision,
     )
-    if not config.suite:
-        return job
-    root = Path(config.data_root) if config.data_root else None
-    suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
-    for line in missing:
-        report(f"MISSING: {line}")
-    if not suite:
-        where = setting("data_root", root) if root else setting("suite", "beir")
-        remedy = f"give {setting('data_root')}, the folder that holds the data sets"
-        raise DataError("no data set of the suite exists", where, remedy)
-    return replace(job, datasets=[*job.datasets, *suite], missing=missing)
+    if config.suite:
+        root = Path(config.data_root) if config.data_root else None
+        suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
+        for line in missing:
+            report(f"MISSING: {line}")
+        if not suite:
+            where = setting("data_root", root) if root else setting("suite", "beir")
+            remedy = f"give {setting('data_root')}, the folder that holds the data sets"
+            raise DataError("no data set of the suite exists", where, remedy)
+        job = replace(job, datasets=[*job.datasets, *suite], missing=missing)
+    for model in models:
+        if model.config and model.config.dataset_prompts:
+            check_prompts(model.config.dataset_prompts, job.datasets)
+    return job
 
 
 def add_foreign_questions(
@@ -383,7 +389,7 @@ def foreign_questions(
 
 def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset, job: EvaluationJob) -> None:
     """Raise `DataError` if a data set has too few questions for a threshold of answers, before a text is encoded."""
-    if not any(aim in ANSWER_AIMS for aim, _ in job.aims):
+    if all(aim in PAIR_AIMS for aim, _ in job.aims):
         return
     judged = [one for part in parts for one in part.judged.values()]
     try:

@@ -22,7 +22,7 @@ from raytriever.data.formats.beir import qrels_columns
 from raytriever.data.formats.rows import first_row
 from raytriever.data.formats.trec import topic_columns
 from raytriever.data.records import BadRow, Document, Judgement, Negative, Records
-from raytriever.data.sources import Source, SourceFile
+from raytriever.data.sources import Source
 from raytriever.errors import DataError
 
 NAME = "colbert"
@@ -33,39 +33,27 @@ _COLLECTION, _QUERIES, _QRELS = (
     re.compile(_NAMES.format(stem, "tsv"), re.IGNORECASE) for stem in ("collection", "queries", "qrels")
 )
 _TRIPLES = re.compile(_NAMES.format("[^/]*triples", "(?:tsv|jsonl?)"), re.IGNORECASE)
-_TEXT_WORDS = 4  # the name of a column has fewer words
-
-
-def is_begun(source: Source) -> bool:
-    """Return True if the source has a collection."""
-    return plan.has_file(source, _COLLECTION)
 
 
 def is_whole(source: Source) -> bool:
-    """Return True if the source has a collection and queries."""
-    return is_begun(source) and plan.has_file(source, _QUERIES)
+    """Return True if the source has a collection."""
+    return plan.has_file(source, _COLLECTION)
 
 
 def plan_folder(source: Source) -> plan.Plan:
     """Return the plan of a folder with a collection, which may be alone. Raise `DataError` if there are queries without
     judgements, or judgements without queries."""
-    collection, queries, qrels, triples = (
-        _files(source, pattern) for pattern in (_COLLECTION, _QUERIES, _QRELS, _TRIPLES)
-    )
+    patterns = (_COLLECTION, _QUERIES, _QRELS, _TRIPLES)
+    collection, queries, qrels, triples = (plan.files_of(source, pattern) for pattern in patterns)
     if not collection or bool(queries) != bool(qrels or triples):
         missing = "collection.tsv" if not collection else "qrels.tsv or triples.json" if queries else "queries.tsv"
         raise DataError(f"no {missing} in it; it holds {plan.shown(source)}", source.where, "add it, with the same ids")
     parts = [plan.Part(file.where, "tsv", passage_columns) for file in collection]
     parts += [plan.Part(file.where, "tsv", topic_columns) for file in queries]
-    parts += [plan.Part(file.where, "tsv", qrels_columns, split=plan.split_if_named(file.path) or "") for file in qrels]
-    for file in triples:
-        parse = triple_columns if has_triples(file.where) else triple_ids
+    for file in (*qrels, *triples):
+        parse = qrels_columns if file in qrels else triple_columns if has_triples(file.where) else triple_ids
         parts.append(plan.Part(file.where, "tsv", parse, split=plan.split_if_named(file.path) or ""))
     return plan.Plan(NAME, tuple(parts), has_queries=bool(queries))
-
-
-def _files(source: Source, pattern: re.Pattern[str]) -> list[SourceFile]:
-    return [file for file in plan.plain_before_packed(source.files) if pattern.fullmatch(file.path)]
 
 
 def passage_columns(row: Sequence[str], records: Records, _: str) -> None:
@@ -121,4 +109,4 @@ def _columns(row: Sequence[Any]) -> str:
 def has_triples(where: str) -> bool:
     """Return True if the first row of a file has three columns and the last two are texts, no names of columns."""
     columns = first_row(where).decode(errors="replace").split("\t")
-    return len(columns) == 3 and all(len(text.split()) >= _TEXT_WORDS for text in columns[1:])
+    return len(columns) == 3 and all(len(text.split()) >= plan.TEXT_WORDS for text in columns[1:])

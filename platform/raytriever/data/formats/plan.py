@@ -41,6 +41,7 @@ _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]
 _UNTELLING = ("data", "default")
 _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 ANSWERABLE = "answerable"
+TEXT_WORDS = 4  # the name of a column has fewer words
 _YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
@@ -142,6 +143,11 @@ def split_of_row(row: Mapping[str, Any]) -> str:
 def has_file(source: Source, pattern: re.Pattern[str]) -> bool:
     """Return True if the path of a file of the source matches a pattern."""
     return any(pattern.fullmatch(file.path) for file in source.files)
+
+
+def files_of(source: Source, pattern: re.Pattern[str]) -> list[SourceFile]:
+    """Return the files of the source whose path matches a pattern, see `plain_before_packed`."""
+    return [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
 
 
 def is_readable(file: SourceFile) -> bool:

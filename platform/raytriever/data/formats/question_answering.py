@@ -28,7 +28,8 @@ def squad_rows(content: Row) -> Iterator[Row] | None:
         return None
     return (
         {
-            **({} if question is None else question if isinstance(question, Mapping) else {"question": question}),
+            **({} if question is None else {"question": None, "answers": None}),
+            **(question if isinstance(question, Mapping) else {}),
             "title": article.get("title") if isinstance(article, Mapping) else None,
             "context": paragraph.get("context") if isinstance(paragraph, Mapping) else None,
         }
@@ -39,9 +40,9 @@ def squad_rows(content: Row) -> Iterator[Row] | None:
 
 
 def _items(value: Any, name: str) -> list[Any]:
-    """Return a list in an object; an object without the list has one item, which becomes a bad row."""
-    items = value.get(name) if isinstance(value, Mapping) else None
-    return items if isinstance(items, list) else [f"no list {name!r}"]
+    """Return a list in an object. What is no list is one item, which becomes a bad row."""
+    items = value.get(name) if isinstance(value, Mapping) else value
+    return items if isinstance(items, list) else [items]
 
 
 def squad_row(row: Row, records: Records, split: str) -> None:
@@ -79,7 +80,7 @@ def _answers(row: Row) -> Iterable[tuple[Any, Any]]:
             raise BadRow(f'"answer_start" has {len(starts)} positions for {len(texts)} texts')
         return zip(texts, starts, strict=True)
     if answers is None:
-        plan.string_field(row, "answers")  # raises
+        raise BadRow('no "answers"')
     objects = plan.list_of(row, "answers", plan.object_value)
     return [(plan.string_field(one, "text"), one.get("answer_start")) for one in objects]
 
@@ -92,7 +93,7 @@ def _answer(context: str, text: str, start: Any) -> str:
     return text
 
 
-def llama_index_rows(content: Row) -> Iterator[Row] | None:
+def llama_index_rows(content: Row) -> list[Row] | None:
     """Return the passages and the queries of `{"queries": {ID: TEXT}, "corpus": {ID: TEXT}, "relevant_docs": {ID:
     [ID]}}`. Raise `BadRow` if one of them is no object."""
     if not content.keys() >= {_QUERIES, _CORPUS}:
@@ -100,13 +101,11 @@ def llama_index_rows(content: Row) -> Iterator[Row] | None:
     queries, corpus, relevant = (
         plan.object_value(content.get(name, {}), name) for name in (_QUERIES, _CORPUS, _RELEVANT)
     )
-    return iter(
-        [
-            *({"node_id": name, "text": text} for name, text in corpus.items()),
-            *({"query_id": name, "query": text, _RELEVANT: relevant.get(name)} for name, text in queries.items()),
-            *({"query_id": name, _RELEVANT: ids} for name, ids in relevant.items() if name not in queries),
-        ]
-    )
+    return [
+        *({"node_id": name, "text": text} for name, text in corpus.items()),
+        *({"query_id": name, "query": text, _RELEVANT: relevant.get(name)} for name, text in queries.items()),
+        *({"query_id": name, _RELEVANT: ids} for name, ids in relevant.items() if name not in queries),
+    ]
 
 
 def llama_index_row(row: Row, records: Records, split: str) -> None:

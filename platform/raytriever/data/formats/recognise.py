@@ -87,9 +87,7 @@ FORMATS = {
     "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
     beir.NAME: Format(beir.SIGNATURE, plan=beir.plan_folder, is_whole=beir.is_whole, is_begun=beir.is_begun),
     trec.NAME: Format(trec.SIGNATURE, plan=trec.plan_folder, is_whole=trec.is_whole, is_begun=trec.is_begun),
-    colbert.NAME: Format(
-        colbert.SIGNATURE, plan=colbert.plan_folder, is_whole=colbert.is_whole, is_begun=colbert.is_begun
-    ),
+    colbert.NAME: Format(colbert.SIGNATURE, plan=colbert.plan_folder, is_whole=colbert.is_whole),
     "tevatron": Format(
         "tevatron: query_id, query, positive_passages, negative_passages; or query_id, query_text, "
         "positive_document_ids, negative_document_ids with a corpus of docid, text",
@@ -201,8 +199,8 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
         return _divided(FORMATS[begun].plan(source), config)  # type: ignore[misc]
     if not candidates:
         for file in files:
-            if _DESCRIPTION.search(file.path) and (broken := peek(file).note):
-                raise DataError(broken, file.where, "copy it again, or remove it")
+            if _DESCRIPTION.search(file.path) and not names_settings(file.path) and (broken := peek(file).note):
+                raise DataError(broken, file.where, "write it again, or remove it")
         what = f"not in the format {name}" if name else "in no known format"
         signatures = [format.signature for format in FORMATS.values() if format.signature]
         remedy = f"known formats are {'; '.join([*signatures, tables.SIGNATURE])}"
@@ -262,7 +260,7 @@ def _peek_object(file: SourceFile, otherwise: Peek) -> Peek:
             rows = (format.rows(content) if format.rows else None) or ()
         except BadRow as error:
             raise DataError(str(error), file.where, f"write it in the format {format.signature}") from error
-        for row in islice(rows, _ROWS):
+        for row in rows:
             if isinstance(row, Mapping) and format.parser(frozenset(row)):
                 return Peek("object", frozenset(row))
     return otherwise

@@ -1,7 +1,9 @@
 """Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays, Parquet and Arrow.
 
 Text rows end at a newline byte and nowhere else: texts hold U+2028, U+0085 and other characters at which
-`str.splitlines` would break them. No reader holds a whole file. Parquet columns of extension types are refused."""
+`str.splitlines` would break them. No reader holds a whole file, but one JSON object. Parquet columns of extension types
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -89,11 +91,14 @@ def whole_object(where: str) -> dict[str, Any]:
 
 def read_object(where: str, size: int, rows: RowsOf) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of the rows of a file that is one JSON object, see `pieces_of`. Raise `DataError` if it is none."""
-    try:
-        lines = (json.dumps(row, ensure_ascii=True).encode() for row in rows(whole_object(where)) or ())
-    except BadRow as error:
-        raise DataError(f"is {error}", where, "write it again") from error
-    return pieces_of(lines, size, where, "give questions and passages")
+
+    def lines() -> Iterator[bytes]:
+        try:
+            yield from (json.dumps(row).encode() for row in rows(whole_object(where)) or ())
+        except (BadRow, RecursionError) as error:
+            raise DataError(f"is {error}", where, "write it again") from error
+
+    return pieces_of(lines(), size, where, "give questions and passages")
 
 
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from raytriever.data.formats.delimited import TableFile, texts_in
-from raytriever.data.formats.plan import ANSWERABLE, RowParser, split_of_row
+from raytriever.data.formats.plan import ANSWERABLE, TEXT_WORDS, RowParser, split_of_row
 from raytriever.data.formats.question_answering import CONTEXTS
 from raytriever.data.formats.row_formats import NEGATIVE, SCORES, VOTES
 from raytriever.data.formats.rows import object_of
@@ -29,8 +29,7 @@ from raytriever.options import did_you_mean
 SIGNATURE = "CSV or TSV: columns of queries and passages, or premise, hypothesis, label"
 UNREADABLE = ""  # field of a row that the table could not give: the reason
 _REMEDY = f"name them: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
-_SPLIT, _USER_INPUT = "split", "user_input"
-_NAME_WORDS = 4  # the name of a column has fewer words
+_SPLIT = "split"
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _LABELS = tuple(name for name in SCORES if name not in VOTES)
 
@@ -179,10 +178,9 @@ def value_of(name: str, value: Any) -> Any:
 def _names(table: TableFile, given: str) -> tuple[str, ...]:
     named = parse_columns(given) if given else {}
     folded = [column.casefold().replace(" ", "_") for column in table.columns]
-    if not named and {"premise", "hypothesis", "label"} <= set(folded):
-        return tuple(name if name in ("premise", "hypothesis", "label", _SPLIT) else "" for name in folded)
-    if not named and {_USER_INPUT, CONTEXTS} <= set(folded):
-        return tuple(name if name in (_USER_INPUT, CONTEXTS, _SPLIT) else "" for name in folded)
+    for read in (("premise", "hypothesis", "label"), ("user_input", CONTEXTS)):
+        if not named and set(read) <= set(folded):
+            return tuple(name if name in (*read, _SPLIT) else "" for name in folded)
     try:
         chosen = choose_columns(table.where, table.columns, (QUERY, PASSAGE, SCORE), named, _REMEDY)
     except DataError as error:
@@ -193,7 +191,7 @@ def _names(table: TableFile, given: str) -> tuple[str, ...]:
 
 def _header_error(where: str, columns: Sequence[str], separator: str) -> DataError | None:
     """Return the error of a table of which no column is recognised, if its first row holds texts or numbers."""
-    if not any(len(name.split()) >= _NAME_WORDS or name.isdecimal() for name in columns):
+    if not any(len(name.split()) >= TEXT_WORDS or name.isdecimal() for name in columns):
         return None
     what = f"has no header: its first row is {', '.join(repr(name[:30]) for name in columns[:4])}"
     names = ("query", "positive", "negative") if len(columns) == 3 else ("query", "passage")

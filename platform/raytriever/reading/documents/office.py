@@ -6,11 +6,12 @@ are not read, and neither are files that a document links. python-pptx would hol
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
 import zipfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -21,20 +22,10 @@ from raytriever.reading.documents.sections import Outline, ParsedDocument, squee
 _OLE = bytes.fromhex("d0cf11e0a1b11ae1")  # first bytes of encrypted files, and of Office before 2007
 _STYLES = "p[style-name='Title'] => h1:fresh\np[style-name^='toc '] => !\np[style-name='TOC Heading'] => !"
 _LINKS = re.compile(r'<a id="[^"]*"></a>|<a href="#(?:foot|end)note-ref-[^"]*">↑</a>')
+_FIRST_ROW = re.compile(r"<table><tr>.*?</tr>(?=<tr>)", re.DOTALL)
+_CELL = re.compile(r"(?<=<)td\b|(?<=</)td\b")
 _TITLES = ("title", "ctrTitle")
 _NO_TEXT = ("sldNum", "dt", "ftr", "hdr")  # placeholders of every slide
-
-
-class _Unnamed:
-    """Stream without its name: mammoth takes the name for a path, and that of an open file may be a number."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "name":
-            raise AttributeError(name)
-        return getattr(self._stream, name)
 
 
 def check_office(stream: BinaryIO, where: str) -> None:
@@ -52,43 +43,14 @@ def check_office(stream: BinaryIO, where: str) -> None:
 def parse_word(stream: BinaryIO) -> ParsedDocument:
     """Return the sections of a Word file, without its table of contents; the first row of a table is its header."""
     import mammoth
-    from mammoth import documents
-    from mammoth.transforms import element_of_type
-
-    def flat(cell: Any) -> Any:
-        """Return a cell whose paragraphs are one, as a row is one block of a section."""
-        children: list[Any] = []
-        for one in cell.children:
-            is_paragraph = isinstance(one, documents.Paragraph)
-            space = [documents.run([documents.text(" ")])] if is_paragraph and children else []
-            children += [*space, *one.children] if is_paragraph else [one]
-        return cell.copy(children=children)
-
-    def with_header(table: Any) -> Any:
-        first, *others = table.children or [None]
-        if not others or not isinstance(first, documents.TableRow):
-            return table
-        return table.copy(children=[first.copy(is_header=True), *others])
-
-    transforms = (
-        element_of_type(documents.Break, lambda _: documents.text(" ")),
-        element_of_type(documents.TableCell, flat),
-        element_of_type(documents.Table, with_header),
-    )
-
-    def transform(document: Any) -> Any:
-        for change in transforms:
-            document = change(document)
-        return document
 
     html = mammoth.convert_to_html(
-        _Unnamed(stream),
+        io.BytesIO(stream.read()),  # without a name, which mammoth takes for a path; that of an open file is a number
         style_map=_STYLES,
         include_embedded_style_map=False,
-        transform_document=transform,
         convert_image=lambda _: [],
-    )
-    return parse_html(_LINKS.sub("", html.value))
+    ).value
+    return parse_html(_FIRST_ROW.sub(lambda row: _CELL.sub("th", row[0]), _LINKS.sub("", html)))
 
 
 def parse_slides(stream: BinaryIO) -> ParsedDocument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import os
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
@@ -182,7 +183,10 @@ def _limited(seconds: float | None, function: Callable[..., Any], arguments: tup
 
     if seconds is not None:
         _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
-    return function(*arguments)
+    with suppress(MemoryError):  # whose traceback holds what fills the memory: the process could not even report it
+        return function(*arguments)
+    gc.collect()
+    raise MemoryError
 
 
 def _limit(kind: int, value: int) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from raytriever.data.sources import SourceFile, list_remote, local_file
 from raytriever.errors import DataError
 from raytriever.paths import DOCUMENTS, expanded
-from raytriever.reading.documents.read import OTHER_KINDS, ending_of
+from raytriever.reading.documents.read import OTHER_KINDS, SAVED_AS, ending_of
 from raytriever.store.objects import LOCAL, is_uri
 
 # Output, templates and data of Jekyll, Sphinx and Hugo. Other names with `_` are documents, such as `_posts`.
@@ -85,7 +85,9 @@ class DocumentFolder:
 
     def _add(self, file: SourceFile) -> None:
         if kind := OTHER_KINDS.get(ending_of(file.path)):
-            self.left_out[file.path] = f"is {kind}, which is not read; convert it to Markdown, for example with pandoc"
+            saved = SAVED_AS.get(ending_of(file.path))
+            remedy = f"save it as {saved}" if saved else "convert it to Markdown, for example with pandoc"
+            self.left_out[file.path] = f"is {kind}, which is not read; {remedy}"
         self.files.append(file)
 
 
@@ -99,4 +101,6 @@ def _left_out_parents(path: str) -> Iterator[tuple[str, str]]:
 def _reason_of_name(name: str) -> str:
     if name.startswith("."):
         return "is hidden; rename it, or import it by itself"
+    if name.startswith("~$"):
+        return "is a lock file of Office; close the document"
     return "is a site generator's; rename it, or import it by itself" if name in _OF_GENERATORS else ""

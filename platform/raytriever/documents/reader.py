@@ -7,14 +7,14 @@ from contextlib import closing
 from raytriever.data.sources import SourceFile, open_stream
 from raytriever.errors import DataError
 from raytriever.processes import ChildProcess
-from raytriever.reading.documents.read import PDF, kind_of_document, most_bytes, read_document
+from raytriever.reading.documents.read import PDF, SLIDES, WORD, kind_of_document, most_bytes, read_document
 from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.store.capacity import format_size
 
 _MEMORY = 1_000_000_000  # bytes of the process
 # Seconds of processor time for a file, and for each MB of it. A page of text takes 0.1 s for 20 kB of PDF, and HTML and
 # Markdown 0.7 s for each MB. Hostile files can contain work for days.
-_SECONDS = {PDF: (30.0, 20.0)}
+_SECONDS = dict.fromkeys((PDF, WORD, SLIDES), (30.0, 20.0))
 _SECONDS_OF_TEXT = (3.0, 4.0)
 
 

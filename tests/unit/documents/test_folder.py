@@ -16,18 +16,19 @@ def listed(folder: Path | str) -> tuple[list[str], dict[str, str]]:
 
 
 def test_documents_of_site_generators_are_read_and_others_are_named(tmp_path: Path) -> None:
-    names = ["_posts/2024-01-01-a.markdown", "_index.md", "_site/a.html", ".git/x.md", "b.mdx", "old/c.rst", "d.docx"]
-    for name in [*names, ".hidden.md"]:
+    names = ["_posts/2024-01-01-a.markdown", "_index.md", "_site/a.html", ".git/x.md", "b.mdx", "old/c.rst", "d.doc"]
+    for name in [*names, ".hidden.md", "~$d.docx"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     reasons = {
         ".git": "is hidden; rename it, or import it by itself",
         ".hidden.md": "is hidden; rename it, or import it by itself",
         "_site": "is a site generator's; rename it, or import it by itself",
-        "d.docx": "is a word processor's, which is not read; convert it to Markdown, for example with pandoc",
+        "d.doc": "is a word processor's, which is not read; save it as .docx",
+        "~$d.docx": "is a lock file of Office; close the document",
         "old/c.rst": "is reStructuredText, which is not read; convert it to Markdown, for example with pandoc",
     }
-    files = ["_index.md", "_posts/2024-01-01-a.markdown", "b.mdx", "d.docx", "old/c.rst"]
+    files = ["_index.md", "_posts/2024-01-01-a.markdown", "b.mdx", "d.doc", "old/c.rst"]
     assert listed(tmp_path) == (files, reasons)
     assert listed(f"file://{tmp_path}") == (files, reasons)
 

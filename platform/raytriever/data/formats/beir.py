@@ -74,14 +74,13 @@ def plan_folder(source: Source) -> plan.Plan:
     parts = [plan.Part.of(file, document_row) for file in documents] + [
         plan.Part.of(file, query_row) for file in queries
     ]
-    answers = [file for file in plan.plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
-    parts += [plan.Part.of(file, answers_row) for file in answers]
+    parts += [plan.Part.of(file, answers_row) for file in plan.files_of(source, _ANSWERS)]
     qrels = [_judged_part(file) for file in judged if file.path not in used]
     return plan.Plan(NAME, (*parts, *qrels), has_queries)
 
 
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:
-    files = [file for file in plan.plain_before_packed(source.files) if pattern.fullmatch(file.path)]
+    files = plan.files_of(source, pattern)
     if not files:
         remedy = "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
         raise DataError(

@@ -20,7 +20,15 @@ from numpy import ndarray
 from raytriever.data.formats import tables
 from raytriever.data.formats.beir import read_ir_rows
 from raytriever.data.formats.plan import Part
-from raytriever.data.formats.rows import object_of, read_batches, read_elements, read_lines, rows_of, text_of
+from raytriever.data.formats.rows import (
+    object_of,
+    read_batches,
+    read_elements,
+    read_lines,
+    read_object,
+    rows_of,
+    text_of,
+)
 from raytriever.data.records import BadRow, Records, bad_entry
 
 Column = Literal["documents", "queries", "judgements", "negatives"]
@@ -37,8 +45,8 @@ _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
 class FileChunk:
     """Whole rows of a part: `number` counts the chunks of the part from 0, `first_row` is its first row, from 1.
 
-    The payload is text whose rows end at `\\n`, also for tables, arrays and `ir_datasets`; for `parquet` and `arrow`
-    it is an Arrow IPC stream.
+    The payload is text whose rows end at `\\n`, also for tables, arrays, objects and `ir_datasets`; for `parquet` and
+    `arrow` it is an Arrow IPC stream.
     """
 
     part: int
@@ -75,7 +83,9 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
     Raises:
         DataError: the file as a whole is missing, broken, empty or of another kind than it should be.
     """
-    if part.kind in _READERS:
+    if part.rows is not None:
+        pieces = read_object(part.where, size, part.rows)
+    elif part.kind in _READERS:
         pieces = _READERS[part.kind](part.where, size)
     else:
         pieces = (tables.read_rows if part.kind == "table" else read_lines)(part.where, size, part.header)

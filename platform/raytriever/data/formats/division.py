@@ -9,9 +9,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from raytriever.data.config import SplitConfig
+from raytriever.data.formats.plan import RowParser
+from raytriever.data.records import NO_ANSWER, Records
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import ConfigError, DataError, flag_of, setting
 
@@ -142,14 +144,15 @@ class Division:
     ) -> tuple[Division, str]:
         """Return the division of the queries of a file, and a description of it.
 
-        `questions` returns, for the path of a file, its rows: number, query, and whether a document answers it.
+        `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it.
 
         Raises:
             DataError: there are too few queries, or the file of test questions has one of them.
         """
         shares, test = shares_of(config), test_file(config)
-        division = cls.of(((text, is_answered) for _, text, is_answered in questions(where)), where, shares)
-        splits = {text: division.split_of(text, is_answered) for _, text, is_answered in questions(where)}
+        asked = {(text, is_answered) for _, text, is_answered in questions(where)}
+        division = cls.of(asked, where, shares)
+        splits = {text: division.split_of(text, is_answered) for text, is_answered in asked}
         counts = Counter(splits.values())
         if test is not None:
             from raytriever.data.keys import normalise  # imports NumPy, which `import raytriever` must not
@@ -162,7 +165,7 @@ class Division:
                 counts[TEST] += 1
         parts = ", ".join(f"{split} has {counts[split]:,}" for split in SPLITS)
         few = few_questions(counts, shares)
-        return division, f"of its queries {parts}, by the digest of their text" + (f". {few}" if few else "")
+        return division, f"of its queries {parts}, by their digest" + (f". {few}" if few else "")
 
     @classmethod
     def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
@@ -187,6 +190,17 @@ class Division:
     def split_of(self, text: str, is_answered: bool = True) -> str:
         """Return the split of a query."""
         return (self.answered if is_answered else self.unanswered)(text)
+
+
+def divided_row(parse: RowParser, division: Division, row: Any, records: Records, _: str) -> None:
+    """Parse a row; the split of its judgements follows from its query, or from the query's id in a row without text."""
+    queries, judgements = len(records.queries), len(records.judgements)
+    parse(row, records, TRAIN)
+    added = records.judgements[judgements:]
+    if added:
+        text = records.queries[-1].text if len(records.queries) > queries else added[0].query
+        split = division.split_of(text, all(one.document != NO_ANSWER for one in added))
+        records.judgements[judgements:] = [one._replace(split=split) for one in added]
 
 
 def few_questions(counts: Mapping[str, int], shares: Shares) -> str:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,15 +17,16 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from raytriever.data.config import SplitConfig
-from raytriever.data.formats import beir, row_formats, tables, trec
-from raytriever.data.formats.division import TEST, TRAIN, Division, test_file
+from raytriever.data.formats import beir, colbert, question_answering, row_formats, tables, trec
+from raytriever.data.formats.chunks import parse_chunk, read_chunks
+from raytriever.data.formats.division import TEST, TRAIN, Division, divided_row, test_file
 from raytriever.data.formats.plan import (
     Kind,
     Part,
     Plan,
     RowParser,
+    RowsOf,
     base_of,
-    is_answerable,
     is_readable,
     kind_of,
     names_settings,
@@ -34,10 +35,16 @@ from raytriever.data.formats.plan import (
     split_if_named,
     stem_of,
 )
-from raytriever.data.formats.row_formats import PAIRS, SENTENCE_TRANSFORMERS, anchor_of, corpus_row
-from raytriever.data.formats.rows import BYTE_ORDER_MARK, column_names, numbered_rows, object_of, read_elements
-from raytriever.data.formats.unread import collection_error, json_error
-from raytriever.data.records import BadRow, Records
+from raytriever.data.formats.row_formats import PAIRS, SENTENCE_TRANSFORMERS, corpus_row
+from raytriever.data.formats.rows import (
+    BYTE_ORDER_MARK,
+    column_names,
+    numbered_rows,
+    object_of,
+    read_elements,
+    whole_object,
+)
+from raytriever.data.records import NO_ANSWER, BadRow, Records
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.options import did_you_mean
@@ -59,6 +66,7 @@ class Format(NamedTuple):
         parser: returns the parser of rows with some fields, None for fields of another format.
         plan: returns the plan of a folder, instead of a parser.
         is_begun: whether it has some of them. It is then this format if it has no rows of another one.
+        rows: returns the rows of a file that is one JSON object.
     """
 
     signature: str
@@ -66,6 +74,7 @@ class Format(NamedTuple):
     plan: Callable[[Source], Plan] | None = None
     is_whole: Callable[[Source], bool] = lambda source: False
     is_begun: Callable[[Source], bool] = lambda source: False
+    rows: RowsOf | None = None
 
 
 def rows_with(row: RowParser, *names: str) -> Callable[[frozenset[str]], RowParser | None]:
@@ -78,6 +87,7 @@ FORMATS = {
     "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
     beir.NAME: Format(beir.SIGNATURE, plan=beir.plan_folder, is_whole=beir.is_whole, is_begun=beir.is_begun),
     trec.NAME: Format(trec.SIGNATURE, plan=trec.plan_folder, is_whole=trec.is_whole, is_begun=trec.is_begun),
+    colbert.NAME: Format(colbert.SIGNATURE, plan=colbert.plan_folder, is_whole=colbert.is_whole),
     "tevatron": Format(
         "tevatron: query_id, query, positive_passages, negative_passages; or query_id, query_text, "
         "positive_document_ids, negative_document_ids with a corpus of docid, text",
@@ -90,6 +100,22 @@ FORMATS = {
     "flagembedding": Format(
         "flagembedding: query, pos, neg", rows_with(row_formats.flag_embedding_row, "query", "pos")
     ),
+    "squad": Format(
+        "squad: data of paragraphs with context and qas; or question, context, answers",
+        rows_with(question_answering.squad_row, "question", "context", "answers"),
+        rows=question_answering.squad_rows,
+    ),
+    "ragas": Format(
+        "ragas: user_input (query), reference_contexts",
+        question_answering.contexts,
+        rows=question_answering.contexts_rows,
+    ),
+    "llamaindex": Format(
+        "llamaindex: queries, corpus, relevant_docs",
+        question_answering.llama_index,
+        rows=question_answering.llama_index_rows,
+    ),
+    "triples": Format(f"triples: {colbert.TRIPLE} without a header", rows_with(colbert.triple_columns, colbert.TRIPLE)),
     PAIRS: Format(
         "pairs: premise, hypothesis, label", rows_with(row_formats.pair_row, "premise", "hypothesis", "label")
     ),
@@ -103,7 +129,7 @@ FORMATS = {
 
 class Peek(NamedTuple):
     """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one. A table has
-    the name of each column in its format, and a note on how it is read."""
+    the name of each column in its format. The note is how the file is read, or why it cannot be."""
 
     kind: Kind
     fields: frozenset[str]
@@ -153,16 +179,14 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
         raise DataError(f"unknown format {name!r}", None, did_you_mean(name, list(FORMATS)))
     for known, format in FORMATS.items():
         if format.plan and (known == name or (name is None and format.is_whole(source))):
-            return format.plan(source)
+            return _divided(format.plan(source), config)
     # The last one, since part of a BEIR folder may be part of another.
     begun = next((known for known in reversed(FORMATS) if FORMATS[known].is_begun(source)), None)
     files = plain_before_packed(source.files)
     peeks = _look_into(files)
     table_files = [file for file in files if _TABLE.search(file.path)]
-    if table_files and not peeks and not columns and (error := collection_error(source.where, table_files)):
-        raise error
     if table_files and not peeks and (columns or begun is None):
-        peeks = [(file, Peek("table", *tables.peek(file, columns))) for file in table_files]
+        peeks = [(file, _peek_table(file, columns)) for file in table_files]
     elif columns:
         raise DataError("has no effect: there is no CSV or TSV file to read", setting("columns"), "leave it out")
     matching = {
@@ -172,10 +196,11 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
     parsers = [FORMATS[known].parser(one.fields) for known, matched in candidates.items() for _, one in matched]
     is_other = any(parser is not corpus_row for parser in parsers) if begun == trec.NAME else parsers
     if begun is not None and name is None and not is_other:
-        return FORMATS[begun].plan(source)  # type: ignore[misc]
+        return _divided(FORMATS[begun].plan(source), config)  # type: ignore[misc]
     if not candidates:
-        if error := json_error(source.files):
-            raise error
+        for file in files:
+            if _DESCRIPTION.search(file.path) and not names_settings(file.path) and (broken := peek(file).note):
+                raise DataError(broken, file.where, "write it again, or remove it")
         what = f"not in the format {name}" if name else "in no known format"
         signatures = [format.signature for format in FORMATS.values() if format.signature]
         remedy = f"known formats are {'; '.join([*signatures, tables.SIGNATURE])}"
@@ -185,7 +210,7 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
     if len(candidates) > 1 or strange:
         what = f"not in one format; it holds {_describe(peeks)}"
         raise DataError(what, source.where, "give one of the files, or name the format")
-    return _plan(source, chosen, matched, columns, config)
+    return _divided(_plan(source, chosen, matched, config), config)
 
 
 def _look_into(files: Iterable[SourceFile]) -> Peeks:
@@ -219,7 +244,33 @@ def peek(file: SourceFile) -> Peek:
     numbered = numbered_rows(file.where)
     with closing(numbered):  # type: ignore[type-var]
         first = [row for _, row in islice(numbered, _ROWS)]
+    if kind == "array" and (len(first) == 1 or not _fields(first[:1])):
+        return _peek_object(file, Peek("json", _fields(first)))
     return Peek("json", _fields(first))
+
+
+def _peek_object(file: SourceFile, otherwise: Peek) -> Peek:
+    """Return the fields of the rows of a file that is one JSON object, or `otherwise` if it has no known format."""
+    try:
+        content = whole_object(file.where)
+    except BadRow as error:
+        return otherwise if otherwise.fields else Peek("json", frozenset(), note=f"is {error}")
+    for format in FORMATS.values():
+        try:
+            rows = (format.rows(content) if format.rows else None) or ()
+        except BadRow as error:
+            raise DataError(str(error), file.where, f"write it in the format {format.signature}") from error
+        for row in rows:
+            if isinstance(row, Mapping) and format.parser(frozenset(row)):
+                return Peek("object", frozenset(row))
+    return otherwise
+
+
+def _peek_table(file: SourceFile, columns: str) -> Peek:
+    if not columns and file.path.lower().removesuffix(".gz").endswith(".tsv") and colbert.has_triples(file.where):
+        note = f"{file.path} is read as {colbert.TRIPLE}, since its first row is no header"
+        return Peek("tsv", frozenset((colbert.TRIPLE,)), note=note)
+    return Peek("table", *tables.peek(file, columns))
 
 
 def _fields(rows: list[bytes]) -> frozenset[str]:
@@ -233,54 +284,76 @@ def _format_of(fields: frozenset[str]) -> str | None:
     return next((name for name, format in FORMATS.items() if format.parser(fields)), None)
 
 
-def _plan(source: Source, name: str, matched: Peeks, columns: str, config: SplitConfig) -> Plan:
+def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Plan:
     texts, judged = list[Part](), list[Part]()
-    folders, notes, divided = set[str](), list[str](), ""
+    folders, notes = set[str](), list[str]()
     test = test_file(config)
-    mains = [file for file, _ in matched if test is None or file.where != test.where]
     for file, (kind, fields, header, note) in matched:
-        named, is_table, how = split_if_named(file.path), kind == "table", ""
-        split: str | None = named or TRAIN
+        named, is_table = split_if_named(file.path), kind == "table"
+        split: str | None = named or ("" if name != PAIRS else TRAIN)
         parse = FORMATS[name].parser(fields)
         assert parse is not None  # the file matches the format
         if parse is corpus_row:
             texts.append(Part(file.where, kind, parse))
             continue
-        note = note or row_formats.grades_note(file.path, parse)
         is_triple = name == SENTENCE_TRANSFORMERS
-        anchor = anchor_of(fields) if is_triple and kind in ("json", "table") else None
-        if file not in mains:
+        if test is not None and file.where == test.where:
             split = TEST
-        elif "split" in fields and (name == PAIRS or (is_triple and (is_table or named is None))):
+        elif "split" in fields and (name == PAIRS or is_table or (is_triple and named is None)):
             by_pair = name == PAIRS  # whose parser reads the field
-            parse = (
-                partial(_in_split, parse, named or TRAIN) if by_pair else partial(tables.divided_row, parse, "", None)
-            )
+            parse = partial(_in_split, parse, named or TRAIN) if by_pair else partial(tables.split_row, parse)
             split = None
-        elif anchor and len(mains) == 1 and (config != SplitConfig() or (is_table and named is None)):
-            questions = partial(tables.questions, columns) if is_table else partial(_questions, anchor)
-            division, how = Division.of_file(config, file.where, questions)
-            parse, split, divided = partial(tables.divided_row, parse, anchor, division), None, repr(division)
-            how = how if is_table else f"{file.path}: {how}"
+        elif config != SplitConfig():
+            split = ""
         if not is_table:
             folders.add(base_of(file.path))
-        notes.append("; ".join(filter(None, [note, how])))
-        judged.append(Part(file.where, kind, parse, header, split))
+        notes.append(note or row_formats.grades_note(file.path, parse))
+        judged.append(Part(file.where, kind, parse, header, split, FORMATS[name].rows if kind == "object" else None))
     if len(folders) > 1:
         what = f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}"
         raise DataError(what, source.where, "give one of these folders")
     if not judged or (not texts and any(part.parse is row_formats.tevatron_ids_row for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
         raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
-    return Plan(name, (*texts, *judged), note="; ".join(filter(None, notes)), division=divided)
+    return Plan(name, (*texts, *judged), note="; ".join(filter(None, notes)))
 
 
-def _questions(anchor: str, where: str) -> Iterator[tuple[int, str, bool]]:
-    for number, raw in numbered_rows(where):
-        with suppress(BadRow):
-            row = object_of(raw)
-            if isinstance(row.get(anchor), str):
-                yield number, row[anchor], is_answerable(row) is not False
+def _divided(plan: Plan, config: SplitConfig) -> Plan:
+    """Return a plan in which each part has its split. A single file of questions that names none is divided if it has
+    columns, or `config` asks for it; several are `train`."""
+    test = test_file(config)
+    tested = [part for part in plan.parts if test is not None and part.where == test.where]
+    unnamed = [part for part in plan.parts if part.split == ""]
+    named = [part for part in plan.parts if part.split and part not in tested]
+    note, division = plan.note, None
+    if len(unnamed) == 1 and not named and (config != SplitConfig() or unnamed[0].kind in ("table", "tsv")):
+        parts = {part.where: part for part in (*unnamed, *tested)}
+        division, how = Division.of_file(config, unnamed[0].where, lambda where: _questions(parts[where]))
+        note = f"{note}; {how}" if note else f"{unnamed[0].where.rpartition('/')[-1]}: {how}"
+
+    def with_split(part: Part) -> Part:
+        if part.split != "":
+            return part
+        if division is None:
+            return replace(part, split=TRAIN)
+        return replace(part, parse=partial(divided_row, part.parse, division), split=None)
+
+    divided = repr(division) if division else ""
+    return replace(plan, parts=tuple(map(with_split, plan.parts)), note=note, division=divided)
+
+
+def _questions(part: Part) -> Iterator[tuple[int, str, bool]]:
+    """Yield the queries of a part: row, text or else id, and whether a document answers it."""
+    for chunk in read_chunks(part, 0):
+        parsed = parse_chunk(part, chunk)
+        records = parsed.records
+        unanswered = {one.query for one in records.judgements if one.document == NO_ANSWER}
+        rows = parsed.rows_of("queries" if records.queries else "judgements").tolist()
+        asked = [(one.id, one.text) for one in records.queries] or [
+            (one.query, one.query) for one in records.judgements
+        ]
+        for row, (name, text) in zip(rows, asked, strict=True):
+            yield row, text, name not in unanswered
 
 
 def _in_split(parse: RowParser, split: str, row: Any, records: Records, _: str) -> None:

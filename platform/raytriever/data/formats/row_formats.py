@@ -227,11 +227,6 @@ def _grade(score: Any, name: str) -> int:
     return int(number >= RELEVANT_FROM)
 
 
-def anchor_of(fields: frozenset[str]) -> str | None:
-    """Return the column of queries of `sentence-transformers`, None if there is none."""
-    return next((name for name in _ANCHORS if name in fields), None)
-
-
 def sentence_transformers(fields: frozenset[str]) -> plan.RowParser | None:
     """Return the parser of a row of sentence-transformers with these fields; None for other fields."""
 

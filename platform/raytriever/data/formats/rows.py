@@ -1,7 +1,9 @@
 """Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays, Parquet and Arrow.
 
 Text rows end at a newline byte and nowhere else: texts hold U+2028, U+0085 and other characters at which
-`str.splitlines` would break them. No reader holds a whole file. Parquet columns of extension types are refused."""
+`str.splitlines` would break them. No reader holds a whole file, but one JSON object. Parquet columns of extension types
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Never
 
+from raytriever.data.formats.plan import RowsOf
 from raytriever.data.records import BadRow
 from raytriever.data.sources import open_raw, open_stream, reading
 from raytriever.errors import DataError
@@ -64,7 +67,8 @@ def object_of(row: bytes) -> dict[str, Any]:
         text_of(row)
         raise
     except json.JSONDecodeError as error:
-        raise BadRow(f"not JSON ({error.msg} at column {error.colno})") from error
+        line = f" of line {error.lineno}" if error.lineno > 1 else ""
+        raise BadRow(f"not JSON ({error.msg} at column {error.colno}{line})") from error
     except (ValueError, RecursionError) as error:
         raise BadRow(f"not JSON ({error})") from error
     if type(parsed) is not dict:
@@ -74,6 +78,27 @@ def object_of(row: bytes) -> dict[str, Any]:
 
 # A longer row is no text that anybody wrote, but a file without rows, or one packed to fill memory.
 MOST_ROW_BYTES = 1 << 28
+
+
+def whole_object(where: str) -> dict[str, Any]:
+    """Return a file that is one JSON object. Raise `BadRow` if it is none, or has more than 256 MB."""
+    with reading(where, [0]), closing(open_stream(where)) as stream:
+        raw = stream.read(MOST_ROW_BYTES + 1).removeprefix(BYTE_ORDER_MARK)
+    if len(raw) > MOST_ROW_BYTES:
+        raise BadRow(f"one JSON object of more than {MOST_ROW_BYTES >> 20} MB")
+    return object_of(raw)
+
+
+def read_object(where: str, size: int, rows: RowsOf) -> Iterator[tuple[int, bytes]]:
+    """Yield pieces of the rows of a file that is one JSON object, see `pieces_of`. Raise `DataError` if it is none."""
+
+    def lines() -> Iterator[bytes]:
+        try:
+            yield from (json.dumps(row).encode() for row in rows(whole_object(where)) or ())
+        except (BadRow, RecursionError) as error:
+            raise DataError(f"is {error}", where, "write it again") from error
+
+    return pieces_of(lines(), size, where, "give questions and passages")
 
 
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:

@@ -12,17 +12,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from raytriever.data.formats.delimited import TableFile, texts_in
-from raytriever.data.formats.division import Division
-from raytriever.data.formats.plan import ANSWERABLE, RowParser, is_answerable, split_of_row
+from raytriever.data.formats.plan import ANSWERABLE, TEXT_WORDS, RowParser, split_of_row
+from raytriever.data.formats.question_answering import CONTEXTS
 from raytriever.data.formats.row_formats import NEGATIVE, SCORES, VOTES
 from raytriever.data.formats.rows import object_of
-from raytriever.data.formats.unread import header_error
 from raytriever.data.records import BadRow, Records
 from raytriever.data.sources import SourceFile
 from raytriever.errors import DataError, flag_of, setting
@@ -101,16 +99,9 @@ def parse_columns(text: str) -> dict[str, str]:
     return named
 
 
-def divided_row(
-    parse: RowParser, anchor: str, division: Division | None, row: Mapping[str, Any], records: Records, split: str
-) -> None:
-    """Parse a row whose split is in its column `split`, or follows from its query, in the column `anchor`."""
-    query = row.get(anchor)
-    if division is None:
-        split = split_of_row(row)
-    elif isinstance(query, str):
-        split = division.split_of(query, is_answerable(row) is not False)
-    parse(row, records, split)
+def split_row(parse: RowParser, row: Mapping[str, Any], records: Records, _: str) -> None:
+    """Parse a row whose split is in its column `split`."""
+    parse(row, records, split_of_row(row))
 
 
 def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...], str]:
@@ -128,18 +119,6 @@ def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...
     votes = votes_note(table.columns, names, f"name it: {flag_of('columns')} score=COLUMN")
     note = f"{PurePosixPath(file.path).name} is read with {', '.join(read)}, {table.description}{votes}"
     return frozenset(names), names, note
-
-
-def questions(columns: str, where: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield the rows of a table: line, query, and whether a document answers it."""
-    table = TableFile.open(where)
-    names = _names(table, columns)
-    for line, fields in table.rows():
-        if not isinstance(fields, str):
-            row = _row(fields, names)
-            with suppress(BadRow):
-                if isinstance(row.get("anchor"), str):
-                    yield line, row["anchor"], is_answerable(row) is not False
 
 
 def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int, bytes]]:
@@ -192,21 +171,32 @@ def value_of(name: str, value: Any) -> Any:
     list; raises `BadRow` for what looks like a list and is none."""
     if name in SCORES:
         return number_of(value)
-    is_texts = name in ("anchor", "positive") or NEGATIVE.fullmatch(name)
+    is_texts = name in ("anchor", "positive", CONTEXTS) or NEGATIVE.fullmatch(name)
     return texts_in(value) if is_texts and isinstance(value, str) else value
 
 
 def _names(table: TableFile, given: str) -> tuple[str, ...]:
     named = parse_columns(given) if given else {}
     folded = [column.casefold().replace(" ", "_") for column in table.columns]
-    if not named and {"premise", "hypothesis", "label"} <= set(folded):
-        return tuple(name if name in ("premise", "hypothesis", "label", _SPLIT) else "" for name in folded)
+    for read in (("premise", "hypothesis", "label"), ("user_input", CONTEXTS)):
+        if not named and set(read) <= set(folded):
+            return tuple(name if name in (*read, _SPLIT) else "" for name in folded)
     try:
         chosen = choose_columns(table.where, table.columns, (QUERY, PASSAGE, SCORE), named, _REMEDY)
     except DataError as error:
-        raise (None if named else header_error(table.where, table.columns, table.separator)) or error from None
+        raise (None if named else _header_error(table.where, table.columns, table.separator)) or error from None
     first = next((fields for _, fields in table.rows() if not isinstance(fields, str)), [])
     return column_names(table.columns, first, chosen)
+
+
+def _header_error(where: str, columns: Sequence[str], separator: str) -> DataError | None:
+    """Return the error of a table of which no column is recognised, if its first row holds texts or numbers."""
+    if not any(len(name.split()) >= TEXT_WORDS or name.isdecimal() for name in columns):
+        return None
+    what = f"has no header: its first row is {', '.join(repr(name[:30]) for name in columns[:4])}"
+    names = ("query", "positive", "negative") if len(columns) == 3 else ("query", "passage")
+    header = "<TAB>".join(names) if separator == "\t" else separator.join(names)
+    return DataError(what, where, f"write the names of its columns above it, such as {header}")
 
 
 def column_names(columns: Sequence[str], first: Sequence[Any], chosen: Mapping[str, str]) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def plan_folder(source: Source) -> plan.Plan:
 
 
 def _corpus(source: Source) -> list[plan.Part]:
-    files = [file for file in plan.plain_before_packed(source.files) if _CORPUS.fullmatch(file.path)]
+    files = plan.files_of(source, _CORPUS)
     if not files:
         what = f"no corpus in it; it holds {plan.shown(source)}"
         raise DataError(what, source.where, "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)")
@@ -70,12 +70,7 @@ def _corpus(source: Source) -> list[plan.Part]:
 
 def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile, str]]:
     """Return files with their splits: those that name one, or the others, which are `train`."""
-    packed = {file.path for file in source.files}
-    matches = [
-        (file, match)
-        for file in source.files
-        if (match := pattern.fullmatch(file.path)) and not (file.path.endswith(".gz") and file.path[:-3] in packed)
-    ]
+    matches = [(file, match) for file in plan.files_of(source, pattern) if (match := pattern.fullmatch(file.path))]
     names = sorted({_set_of(match) for _, match in matches})
     if len(names) > 1:
         what = f"holds several data sets: {', '.join(names[:8])}"

@@ -23,9 +23,9 @@ _NO_TEXT = {
 }
 _BLOCKS = {
     *("address", "article", "blockquote", "body", "br", "caption", "dd", "details", "div", "dl", "dt", "fieldset"),
-    *("figcaption", "figure", "header", "hr", "html", "li", "main", "ol", "p", "pre", "section", "summary"),
-    *("table", "tbody", "tfoot", "thead", "tr", "ul"),
+    *("figcaption", "figure", "header", "hr", "html", "li", "main", "ol", "p", "pre", "section", "summary", "ul"),
 }
+_ROWS = {"table", "tbody", "tfoot", "thead", "tr"}
 _HEADING = re.compile(r"h[1-6]")
 _SPACES = re.compile(r"\s+")
 _NOT_SHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
@@ -113,7 +113,7 @@ def _add_html(outline: Outline, text: str) -> None:
     def end_block() -> None:
         text = "".join(buffer).strip(" |")
         if cells:
-            outline.add_row(text, cells == {"th"})
+            outline.add_row(squeeze(text), cells == {"th"})
         else:
             outline.add_block(text)
         buffer.clear()
@@ -129,7 +129,9 @@ def _add_html(outline: Outline, text: str) -> None:
                 outline.add_heading(int(node.name[1]), heading.strip("¶# \n"), _own_anchor(node))
             else:
                 end_block()
-        elif node.name in _BLOCKS:
+        elif node.name in _BLOCKS and cells:  # paragraphs of a cell are one block, its row
+            buffer.append(" ")
+        elif node.name in _BLOCKS or node.name in _ROWS:
             end_block()
             if node.name == "table":
                 outline.end_table()

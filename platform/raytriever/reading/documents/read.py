@@ -10,33 +10,39 @@ from typing import BinaryIO
 
 from raytriever.errors import ConfigError, DataError
 from raytriever.reading.documents.markup import declared_encoding, parse_html, parse_markdown, parse_pdf
+from raytriever.reading.documents.office import check_office, parse_slides, parse_word
 from raytriever.reading.documents.sections import Outline, ParsedDocument
 
-MARKDOWN, MDX, HTML, TEXT, PDF = "Markdown", "MDX", "HTML", "text", "PDF"
+MARKDOWN, MDX, HTML, TEXT, PDF, WORD, SLIDES = "Markdown", "MDX", "HTML", "text", "PDF", "Word", "PowerPoint"
 KINDS = {
     **dict.fromkeys((".md", ".markdown", ".mkd", ".mkdn", ".mdown", ".qmd", ".rmd"), MARKDOWN),
     ".mdx": MDX,
     **dict.fromkeys((".html", ".htm", ".xhtml"), HTML),
     **dict.fromkeys((".txt", ".text"), TEXT),
     ".pdf": PDF,
+    ".docx": WORD,
+    ".pptx": SLIDES,
 }
 # Documents that are not read, so that each is named.
 OTHER_KINDS = {
     **dict.fromkeys((".rst", ".rest"), "reStructuredText"),
     **dict.fromkeys((".adoc", ".asciidoc"), "AsciiDoc"),
-    **dict.fromkeys((".doc", ".docx", ".odt", ".rtf"), "a word processor's"),
+    **dict.fromkeys((".doc", ".odt", ".rtf"), "a word processor's"),
     **dict.fromkeys((".epub", ".mobi"), "an e-book"),
-    **dict.fromkeys((".ppt", ".pptx", ".odp"), "a presentation"),
+    **dict.fromkeys((".ppt", ".odp"), "a presentation"),
     ".ipynb": "a notebook",
     ".org": "Org",
     ".tex": "LaTeX",
     ".textile": "Textile",
     ".wiki": "MediaWiki",
 }
+# Their ending in a format that is read, to which their programs convert them.
+SAVED_AS = {**dict.fromkeys((".doc", ".odt", ".rtf"), ".docx"), **dict.fromkeys((".ppt", ".odp"), ".pptx")}
 # The module that reads a kind. Markdown may contain HTML.
 _MODULES = {**dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")), HTML: ("bs4",), PDF: ("pypdf",)}
-# A parser needs several times the memory of a file. The text of a book has 1 MB; PDF files have pictures, too.
-_MOST_BYTES = {PDF: 1_000_000_000}
+_MODULES[WORD] = ("mammoth", "bs4")
+# A parser needs several times the memory of a text. The text of a book has 1 MB; these files have pictures, too.
+_MOST_BYTES = dict.fromkeys((PDF, WORD, SLIDES), 1_000_000_000)
 _MOST_BYTES_OF_TEXT = 64_000_000
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _ENDING = re.compile(r"\.[^./]+$")
@@ -73,7 +79,11 @@ def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
     try:
         if kind == PDF:
             return parse_pdf(stream, where)
-        document = _parse_text(stream.read(), where, kind)
+        if kind in (WORD, SLIDES):
+            check_office(stream, where)
+            document = parse_word(stream) if kind == WORD else parse_slides(stream)
+        else:
+            document = _parse_text(stream.read(), where, kind)
     except (DataError, MemoryError):
         raise
     except RecursionError:

@@ -95,6 +95,11 @@ class Outline:
         """End a table: the next row begins another one."""
         self._header, self._in_body = [], False
 
+    @property
+    def has_blocks(self) -> bool:
+        """Return whether the section that was begun has text."""
+        return bool(self._blocks)
+
     def add_page(self, number: int, headings: tuple[str, ...], text: str) -> None:
         """Add a page of a document of pages as a section; `number` counts from 1."""
         headings = tuple(plain_characters(heading) for heading in headings)

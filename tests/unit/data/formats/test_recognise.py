@@ -70,6 +70,12 @@ def test_lines_that_are_called_json(tmp_path: Path) -> None:
     assert [part.kind for part in recognise(Source.open(tmp_path)).parts] == ["json"]
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_that_is_called_jsonl(tmp_path: Path, read, indent: int | None) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps([PAIR, PAIR | {"anchor": "c"}], indent=indent))
+    assert read(tmp_path).positives() == [("a", "b", 0), ("c", "b", 0)]
+
+
 def test_a_bad_first_row_costs_itself_alone(tmp_path: Path, read) -> None:
     (tmp_path / "train.jsonl").write_bytes(b"{\n[1]\n\xff\n" + b'{"anchor": "a", "positive": "b"}\n')
     result = read(tmp_path)

@@ -43,6 +43,7 @@ WRITTEN = (
     "cluster",
     "studies",
     ".ci",
+    ".github",
     "Makefile",
     "README.md",
 )

@@ -7,6 +7,8 @@
     layers      the packages, from the layers of import-linter and the packages' docstrings
     api         the public names, from their signatures and docstrings
 
+It also writes `docs/llms.txt`, the list of all pages for language models (https://llmstxt.org).
+
 `python docs/build.py` copies the pages to build/docs, and MkDocs builds build/site. It fails for a broken link
 and an unknown name in the navigation. A test fails while the text in a page is not what the code says.
 """
@@ -28,13 +30,21 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "docs"
+SITE = ROOT / "build" / "site"
+LLMS = ROOT / "docs" / "llms.txt"
 GENERATED = re.compile(r"^(<!-- generated: (\w+) -->)$.*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 # A section of a docstring, such as `Args:`, with the indented lines below it.
 SECTION = re.compile(r"^(\w+):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
 CONTINUED = re.compile(r"^ {4,}", re.MULTILINE)
 ENTRY = re.compile(r"^    (\*{0,2}\w+): ", re.MULTILINE)
+FENCE = re.compile(r"^( *)```.*?^ *```", re.MULTILINE | re.DOTALL)
+PARAGRAPH = re.compile(r"^(?:- )?(?![#|!<>\s-])(.+(?:\n.+)*)", re.MULTILINE)
+MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\*\*(?:Answer|Question)\.\*\* |\*+")
+SENTENCE = re.compile(r".+?[.:?](?= |$)")
 # Pages that live at the top of the repository, because readers look for them there.
 TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 TO_TOP = re.compile(r"\]\(((?:\.\./)*)\.\./(CONTRIBUTING\.md|CHANGELOG\.md)")
@@ -222,8 +232,39 @@ def expand(text: str) -> str:
     return GENERATED.sub(lambda match: "\n".join([match[1], "", *GENERATORS[match[2]](), match[3]]), text)
 
 
+def pages_of(entry: Any) -> Iterator[str]:
+    """Yield the pages of an entry of the navigation of MkDocs, in order."""
+    if isinstance(entry, str):
+        yield entry
+        return
+    for part in entry.values() if isinstance(entry, dict) else entry:
+        yield from pages_of(part)
+
+
+def llms() -> str:
+    """Return `llms.txt`: the pages by section of the navigation, each with its title and its first sentence."""
+    sections = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    lines = ["# raytriever", "", f"> {_title_and_sentence('index.md')[1]}"]
+    for section in sections:
+        for name, entry in section.items():
+            found = [page for page in pages_of(entry) if page != "index.md" and page not in TOP.values()]
+            lines += ["", f"## {name}", ""] if found else []
+            lines += ["- [{1}]({0}): {2}".format(page, *_title_and_sentence(page)) for page in found]
+    return "\n".join([*lines, ""])
+
+
+def _title_and_sentence(page: str) -> tuple[str, str]:
+    """Return the heading of a page and the first sentence of its text, without links."""
+    text = FENCE.sub("", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    paragraph = " ".join(PARAGRAPH.findall(text)[0].split())
+    sentence = SENTENCE.match(MARKUP.sub(r"\1", paragraph))
+    assert sentence, page
+    return text.splitlines()[0].removeprefix("# "), re.sub(":$", ".", sentence[0])
+
+
 def refresh_pages() -> None:
-    """Replace the generated text of the pages of the repository."""
+    """Replace the generated text of the pages of the repository, and `llms.txt`."""
+    LLMS.write_text(llms(), encoding="utf-8")
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if expand(text) != text:
@@ -253,7 +294,10 @@ def main() -> None:
     write_pages(PAGES)
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
-    sys.exit(subprocess.run(command, env=environment, check=False).returncode)
+    status = subprocess.run(command, env=environment, check=False).returncode
+    for page in PAGES.rglob("*.md"):  # for the links of llms.txt
+        shutil.copy(page, SITE / page.relative_to(PAGES))
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from raytriever.store.commit import complete
 from raytriever.store.objects import address_of, copy_of, has_object, is_uri
 
 _LOCAL = "file://"
+# Beginnings of names of encoders that have no files: services with OpenAI's interface, and functions of a program.
+OPENAI, FUNCTION = "openai:", "function:"
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _EMPTY = "the path is empty"
 
@@ -194,12 +196,12 @@ MODEL = PathKind(
     "no such directory",
     "give a model directory, a hub name, or 'minilm'",
     ModelError,
-    names=("minilm",),
+    names=("minilm", f"{OPENAI}.*", f"{FUNCTION}.*"),
     hub=True,
     optional=False,
 )
 TEACHER = replace(MODEL, remedy="give the directory of a cross-encoder, or a hub name", names=(), optional=True)
-MODELS = replace(MODEL, names=("minilm", "bm25"), form="(?:[^=]+=)?(.+)")
+MODELS = replace(MODEL, names=(*MODEL.names, "bm25"), form="(?:[^=]+=)?(.+)")
 NEGATIVES = PathKind("there is no negatives table", "give the directory or Parquet file of one", DataError)
 SCORES = PathKind(
     "there are no scores",

@@ -40,7 +40,7 @@ prepare --dataset . {MODEL} --output prepared
 encode --dataset . {MODEL} --output embeddings --actors 1
 mine --dataset . --method random --num-negatives 2 --output mined
 score --dataset . --negatives mined --model cross --output scored
-annotate --dataset . --llm judge --endpoint ENDPOINT --candidates bm25 --depth 2 --max-queries 2 --output annotated
+annotate --dataset . --llm judge --base-url ENDPOINT --candidates bm25 --depth 2 --max-queries 2 --output annotated
 train {TRAIN} --output run
 tune {TRAIN} --search-space temperature --searcher grid --trials 1 --output sweep
 study study.yaml --output study

@@ -18,8 +18,7 @@ from scripted import ScriptedPool
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.losses.distributed import current_workers
-from raytriever.models.checkpoint import WEIGHTS
-from raytriever.models.slices import read_slices, whole_tensors
+from raytriever.models.checkpoint import WEIGHTS, read_slices, whole_tensors
 from raytriever.training.batch import Batch
 from raytriever.training.loader import BatchSource
 from raytriever.training.loop import train

@@ -14,8 +14,7 @@ import numpy as np
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
-from raytriever.models.checkpoint import WEIGHTS
-from raytriever.models.slices import read_slices
+from raytriever.models.checkpoint import WEIGHTS, read_slices
 from raytriever.store.commit import read_manifest
 from raytriever.training.background import JobError
 from raytriever.training.refresh import RefreshPlan, round_path

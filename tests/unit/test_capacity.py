@@ -22,9 +22,9 @@ from raytriever.experiment.train import bytes_of_run
 from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.store import FINDER
+from raytriever.models.checkpoint import Slice
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.slices import Slice
 from raytriever.search.approximate import bytes_of_finder
 from raytriever.store import capacity
 from raytriever.store.capacity import check_disk, check_memory, format_size

@@ -10,10 +10,13 @@ from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, optional_path
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
+from raytriever.endpoints.config import endpoint_needs
 from raytriever.errors import ConfigError
 from raytriever.export.config import ExportConfig
 from raytriever.index.approximate.config import IndexConfig
+from raytriever.models.config import READING, ModelConfig
 from raytriever.options import Need
+from raytriever.paths import PATH
 from raytriever.terminal import warn
 
 _TOP = Argument(
@@ -38,8 +41,20 @@ def search(given: Given) -> Iterator[str]:
     """Find the best passages for a query."""
     from raytriever.search.exact import format_hits, search_dataset
 
-    words = given.query, given.top, given.threshold
-    yield format_hits(search_dataset(given.model, given.data.dataset, *words, given.training.precision))
+    words = given.query, given.top, given.threshold, given.training.precision
+    yield format_hits(search_dataset(given.model, given.data.dataset, *words, optional_path(given.calibration)))
+
+
+_CALIBRATION = Argument(
+    "--calibration",
+    "calibration.json of this model and data set (default: that of the model's directory)",
+    PATH,
+    metavar="FILE",
+)
+
+
+def _threshold(text: str) -> float | str:
+    return text if text == "kept" else number("--threshold", float, -math.inf, math.inf, "give a score or kept")(text)
 
 
 SEARCH = Command(
@@ -50,13 +65,15 @@ SEARCH = Command(
         _TOP,
         Argument(
             "--threshold",
-            "lowest score of a passage to print (default: all; a line says if the best one is below the threshold "
-            "of the model's calibration.json)",
-            number("--threshold", float, -math.inf, math.inf, "give a score, such as 0.5"),
+            "lowest score of a passage to print; kept: that of the passages to keep, by calibration.json (default: "
+            "all; a line says if the best one is below the threshold of calibration.json)",
+            _threshold,
             metavar="SCORE",
         ),
+        _CALIBRATION,
     ],
     settings=[SettingsGroup("data", DataConfig, "data", "dataset"), MODEL, PRECISION],
+    needs=endpoint_needs(),
 )
 
 
@@ -76,6 +93,7 @@ ENCODE = Command(
     encode,
     output="folder to write the embeddings to",
     settings=[DATA, MODEL, SettingsGroup("encoding", EncodeConfig, "encoding"), PRECISION],
+    needs=endpoint_needs(),
 )
 
 
@@ -95,6 +113,7 @@ def index(given: Given) -> Iterator[str]:
         seed=given.training.seed,
         split=given.split,
         embeddings=optional_path(given.embeddings),
+        calibration=optional_path(given.calibration),
     )
     embeddings, size = opened.index.embeddings, sum(file.stat().st_size for file in files_below(given.output / FINDER))
     action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
@@ -119,9 +138,10 @@ INDEX = Command(
         Argument("--split", "compare the index with exact search on the queries of this split"),
         Argument("--query", "print the best passages for this query", _question("--query"), metavar="TEXT"),
         _TOP,
+        _CALIBRATION,
     ],
     settings=[DATA, MODEL, SettingsGroup("approximate", IndexConfig, "index"), PRECISION_AND_SEED],
-    needs={"top": [Need("query")]},
+    needs={"top": [Need("query")], "calibration": [Need("query")], **endpoint_needs()},
 )
 
 
@@ -138,5 +158,5 @@ def export_model(given: Given) -> Iterator[str]:
 EXPORT = Command(
     export_model,
     output="a new directory",
-    settings=[MODEL, SettingsGroup("export", ExportConfig, "export")],
+    settings=[SettingsGroup("model", ModelConfig, "model", *READING), SettingsGroup("export", ExportConfig, "export")],
 )

@@ -97,7 +97,7 @@ def run_evaluation(
                 decisions = []
                 if job.aims:
                     decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
-                    calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")
+                    calibrations += write_calibrations(folder, measured, decisions, job, log)
                 directory.add(measured, decisions)
                 if on_result is not None:
                     for model, sets in results.models.items():
@@ -216,6 +216,7 @@ def _measure(
             evaluations[model.name] = store.get(model.name, source.label(opened.name), split, whole_key, measure)
         if is_calibrated:
             part.calibration.setdefault(model.name, part.evaluations[model.name])
+            measured.digests[model.name] = system.digest
     return part
 
 

@@ -79,12 +79,14 @@ class DatasetMeasurement:
 
     Args:
         bm25, prompts: see `results.About`.
+        digests: `digest` of each system, if thresholds are chosen.
     """
 
     source: EvaluationDataset
     parts: list[PartMeasurement]
     bm25: Mapping[str, AnalysisAbout] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:

@@ -36,7 +36,6 @@ from raytriever.evaluation.datasets import (
     unique_names,
 )
 from raytriever.evaluation.protocol import (
-    ANSWER_AIMS,
     FOREIGN,
     PAIR_AIMS,
     JudgedQueries,
@@ -140,7 +139,7 @@ class EvaluationJob:
         """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
         return {
             "models": {
-                model.name: asdict(model.config) | {"model": model.location} if model.config else BM25
+                model.name: model.config.identity() | {"model": model.location} if model.config else BM25
                 for model in self.models
                 if not model.form
             },
@@ -390,7 +389,7 @@ def foreign_questions(
 
 def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset, job: EvaluationJob) -> None:
     """Raise `DataError` if a data set has too few questions for a threshold of answers, before a text is encoded."""
-    if not any(aim in ANSWER_AIMS for aim, _ in job.aims):
+    if all(aim in PAIR_AIMS for aim, _ in job.aims):
         return
     judged = [one for part in parts for one in part.judged.values()]
     try:

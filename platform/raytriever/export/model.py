@@ -95,8 +95,9 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
                 report(f"{form}: writing the {side} tower")
                 parities.append(_write_and_compare(retriever, side, form, subfolder))
         if calibration is not None:
-            digest = encoder_digest(ModelConfig(model=str(folder)), calibration.dataset)
-            calibration = replace(calibration, model=digest)
+            is_int8 = calibration.digest == encoder_digest(config, calibration.dataset, int8=True)
+            digest = encoder_digest(ModelConfig(model=str(folder)), calibration.dataset, int8=is_int8)
+            calibration = replace(calibration, digest=digest)
             write_atomically(folder / CALIBRATION, calibration.to_json())
         facts = CardFacts(
             name=settings.push_to_hub.rsplit("/", 1)[-1] if settings.push_to_hub else _name(config, output),
@@ -127,7 +128,7 @@ def _current_calibration(
         calibration = read_calibration(file)
         if calibration is None:
             continue
-        if calibration.model == encoder_digest(config, calibration.dataset):
+        if calibration.digest in [encoder_digest(config, calibration.dataset, int8=int8) for int8 in (False, True)]:
             return calibration
         report(f"{file}: is of other weights, prompts or lengths than this model has, and is not exported")
     return None

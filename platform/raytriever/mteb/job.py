@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.evaluation.tables import MetricTables, printed
 from raytriever.models.precision import choose_precision, default_device
+from raytriever.models.retriever import Retriever
+from raytriever.models.source import has_files
 from raytriever.mteb.encoder import require_mteb
 from raytriever.mteb.search import MtebJob, TaskSearch
 from raytriever.options import nearest
@@ -56,6 +58,8 @@ def build_mteb_job(
     for model in models:
         if model.config is None:
             raise ConfigError(f"{BM25} is no encoder", setting("model"), f"leave it out with {SUITE}")
+        if not has_files(model.config.model):
+            raise ConfigError(f"{model.config.model} has no files, which MTEB describes", setting("model"))
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
         raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")
@@ -261,7 +265,7 @@ class _ModelRun:
         assert self.model.config is not None
         return TaskSearch(
             config=self.model.config,
-            retriever=self.encoders[self.model.name],
+            retriever=cast(Retriever, self.encoders[self.model.name]),  # `build_mteb_job` refuses others
             label=self.model.name,
             task=task,
             job=self.job,

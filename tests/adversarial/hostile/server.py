@@ -22,8 +22,8 @@ from typing import Any
 
 NOBODY = 65534
 # What a command started must have ended so soon after it. A server of processes first imports what it was asked for,
-# which takes long where all cores are busy.
-AFTER_SECONDS = 20.0
+# which takes long where all cores are busy. Ray's agents that were starting when their raylet ended took 61 s.
+AFTER_SECONDS = 90.0
 HEAVY = (
     "multiprocessing.forkserver",
     "torch",

@@ -5,11 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import signal
-<<<<<<< HEAD
-import subprocess
-import sys
-=======
->>>>>>> 088bd09c (The served application answers OpenAI's /v1/embeddings, so programs that know that address use a trained model)
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,14 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from processes import free_port, wait_for
-=======
 from applications import WEB_APP, blocks, served
 from starlette.testclient import TestClient
 
 import raytriever as rt
->>>>>>> 088bd09c (The served application answers OpenAI's /v1/embeddings, so programs that know that address use a trained model)
 
 # Imported by the application: notes the size of each batch, and the process that answered it.
 NOTING = """
@@ -57,60 +48,8 @@ if __name__ == "__main__":
 
 def application(title: str) -> str:
     """The Python block of a section of the page."""
-<<<<<<< HEAD
-    section = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
-    [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len(block.splitlines()) <= 30
-    return str(block)
-
-
-@contextmanager
-def served(
-    folder: Path, command: list[str], tiny_encoder: Path, tiny_dataset: Path
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Start a command with `PORT` in place of a free port, and yield the address when it answers."""
-    port = free_port()
-    own = {"RAYTRIEVER_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1", "NOTES": f"{folder}/notes"}
-    inputs = {"MODEL": str(tiny_encoder), "DATASET": str(tiny_dataset)}
-    paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, *(word.replace("PORT", str(port)) for word in command)],
-            cwd=folder,
-            env={**os.environ, **own, **inputs, "PYTHONPATH": paths},
-            stdout=log,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    address = f"http://127.0.0.1:{port}/search"
-
-    def answers() -> bool:
-        assert process.poll() is None, (folder / "log").read_text()
-        try:
-            return bool(get(address, "what is abc"))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 404:
-                raise AssertionError((folder / "log").read_text()) from error
-            return False  # Ray Serve has no route yet
-        except (urllib.error.URLError, ConnectionError):
-            return False
-
-    try:
-        wait_for(answers, 300, process)
-        yield address, process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-=======
     [block] = blocks("serve.md", title)
     return block
->>>>>>> 088bd09c (The served application answers OpenAI's /v1/embeddings, so programs that know that address use a trained model)
 
 
 def get(address: str, query: str) -> dict[str, Any]:

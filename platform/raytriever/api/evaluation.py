@@ -20,9 +20,8 @@ from raytriever.api.tables import require_package
 from raytriever.encoding.config import EncodeConfig
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.models.config import ModelConfig
+from raytriever.evaluation.names import SYSTEM, SystemTree, parse_system
 from raytriever.options import check_changed
-from raytriever.paths import MODELS
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
 
@@ -264,19 +263,19 @@ def compare(
 
 
 def _evaluated(models: Sequence[ModelLike] | Mapping[str, ModelLike]) -> list[EvaluatedModel]:
-    from raytriever.evaluation.request import BM25, name_models
+    from raytriever.evaluation.request import name_models
 
     labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
-    rows: list[tuple[str | None, str, ModelConfig | None]] = []
+    rows: list[tuple[str | None, SystemTree]] = []
     for label, model in labelled:
         if isinstance(model, Run):
-            rows.append((label, str(model.path), model.model.config))
+            rows.append((label, model.model.config))
         elif isinstance(model, Model):
-            rows.append((label, model.name, model.config))
+            rows.append((label, model.config))
         elif isinstance(model, str | os.PathLike):
             path = os.fspath(model)
-            MODELS.check(path, "model")
-            rows.append((label, path, None if path == BM25 else ModelConfig(model=path)))
+            SYSTEM.check(path, "model")
+            rows.append((label, parse_system(path)))
         else:
             raise ConfigError(f"holds {type(model).__name__}", "models", "give names, paths, models or runs")
     return name_models(rows)

@@ -14,9 +14,10 @@ from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import MTEB, EvaluationConfig
+from raytriever.evaluation.names import SYSTEM
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import Need
-from raytriever.paths import DATASET, MODELS, PATH, UNANSWERABLE
+from raytriever.paths import DATASET, PATH, UNANSWERABLE
 from raytriever.report.request import check_comparison
 from raytriever.terminal import warn
 
@@ -82,8 +83,9 @@ EVALUATE = Command(
     arguments=[
         Argument(
             "--model",
-            "`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL sets the name in tables (default: minilm)",
-            MODELS,
+            "`bm25`, `minilm`, directories, runs or hub names, `vectors:FOLDER`, `run:FILE`, a fusion such as "
+            "`bm25+minilm`, or `MODEL>CROSS-ENCODER@100`; NAME=MODEL sets the name in tables (default: minilm)",
+            SYSTEM,
             metavar="MODEL",
             nargs="+",
             dest="models",

@@ -11,8 +11,10 @@ from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
 from raytriever.errors import ConfigError
+from raytriever.evaluation.names import SYSTEM, parse_system
 from raytriever.export.config import ExportConfig
 from raytriever.index.approximate.config import IndexConfig
+from raytriever.models.config import READING, ModelConfig
 from raytriever.options import Need
 from raytriever.terminal import warn
 
@@ -36,10 +38,14 @@ def _question(flag: str | None) -> Callable[[str], str]:
 
 def search(given: Given) -> Iterator[str]:
     """Find the best passages for a query."""
+    from raytriever.evaluation.ranking.opening import search_system
     from raytriever.search.exact import format_hits, search_dataset
 
-    words = given.query, given.top, given.threshold
-    yield format_hits(search_dataset(given.model, given.data.dataset, *words, given.training.precision))
+    asked = given.data.dataset, given.query, given.top, given.threshold, given.training.precision
+    system = parse_system(given.system, given.model)
+    yield format_hits(
+        search_dataset(system, *asked) if isinstance(system, ModelConfig) else search_system(system, *asked)
+    )
 
 
 SEARCH = Command(
@@ -47,6 +53,14 @@ SEARCH = Command(
     free_text="query",
     arguments=[
         Argument("query", "the question", _question(None)),
+        Argument(
+            "--model",
+            "an encoder, `bm25`, a fusion such as `bm25+minilm`, or `MODEL>CROSS-ENCODER@100` (default: minilm)",
+            SYSTEM,
+            metavar="MODEL",
+            dest="system",
+            default=ModelConfig().model,
+        ),
         _TOP,
         Argument(
             "--threshold",
@@ -56,7 +70,11 @@ SEARCH = Command(
             metavar="SCORE",
         ),
     ],
-    settings=[SettingsGroup("data", DataConfig, "data", "dataset"), MODEL, PRECISION],
+    settings=[
+        SettingsGroup("data", DataConfig, "data", "dataset"),
+        SettingsGroup("model", ModelConfig, "model", *(name for name in READING if name != "model")),
+        PRECISION,
+    ],
 )
 
 

@@ -16,14 +16,13 @@ import torch
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.corpus import plan_embeddings
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, rename_duplicates, safe_name
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, decide_dataset, threshold_rows
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.document import document, points_of
-from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.evaluate import Evaluation, PreparedSystem, evaluate
 from raytriever.evaluation.files import LATEX, write_measured_files
 from raytriever.evaluation.measurements import (
     UNFINISHED,
@@ -31,11 +30,14 @@ from raytriever.evaluation.measurements import (
     MeasurementStore,
     PartMeasurement,
     auc_rows,
+    cost_rows,
 )
-from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
+from raytriever.evaluation.names import Bm25, encoders_of, nodes_of
+from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, select_judged_queries
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
+from raytriever.evaluation.ranking.lists import notes_of
+from raytriever.evaluation.ranking.opening import SystemOpener, key_of_system
 from raytriever.evaluation.request import (
-    EvaluatedModel,
     EvaluationJob,
     OpenPart,
     StoredForm,
@@ -44,9 +46,9 @@ from raytriever.evaluation.request import (
     open_parts,
 )
 from raytriever.evaluation.results import Results, as_read, check_output
-from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
+from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import latex
-from raytriever.mining.analyser import Analyser, Analysis
+from raytriever.mining.analyser import Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.store.commit import committed_directory, remove, write_atomically
 from raytriever.store.disk import check_writable
@@ -100,6 +102,7 @@ def run_evaluation(
                     decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
                     calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")
                 directory.add(measured, decisions)
+                results.costs += cost_rows(measured, job.models)
                 if on_result is not None:
                     for model, sets in results.models.items():
                         metrics = sets[source.name].items()
@@ -211,19 +214,29 @@ def _measure(
     source, seconds = measured.source, measured.seconds
     chosen_on = opened.judged.get(job.calibration_split)
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
+    opener = SystemOpener(
+        part.dataset,
+        encoders,
+        lambda encoder: encoder.prompts_of(*source.prompt_names(opened.name)),
+        backend,
+        (job.calibration_split, opened.judged[job.calibration_split]) if job.chooses_weights else None,
+        source.protocol,
+    )
     dense: dict[str, DenseSystem] = {}
     for model in job.models:
         seconds.setdefault(model.name, 0.0)
-        system: Bm25System | DenseSystem | FormSystem
-        if model.config is None:
-            system = Bm25System(part.dataset)
-        elif model.form is not None:
+        system: PreparedSystem
+        if model.form is not None:
             system = FormSystem(dense[model.form.model], model.form)
         else:
-            encoder = encoders[model.name]
-            prompts = encoder.prompts_of(*source.prompt_names(opened.name))
-            system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, backend, prompts)
-        key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
+            system = opener.open(model.system)
+            if isinstance(system, DenseSystem):
+                dense[model.name] = system
+        key = {
+            "device": encoders.device_type,
+            "system": [encoders.systems[model.name], key_of_system(system, model.system)],
+            "dataset": [part.dataset.digest, part.dataset.location],
+        }
         targets = [(source.split, source.protocol, part.evaluations)]
         if job.aims and job.calibration_split != source.split:
             targets.append((job.calibration_split, replace(source.protocol, metrics=(AUC,)), part.calibration))
@@ -232,7 +245,7 @@ def _measure(
             judged = opened.judged[split]
             if isinstance(system, FormSystem):
                 system.kept = protocol.kept_of(judged.relevance)
-            measure = partial(evaluate, part.dataset, split, system, protocol, judged)
+            measure = partial(_evaluate, system, part.dataset, split, protocol, judged)
             evaluations[model.name], took = store.get(model.name, source.label(opened.name), split, whole_key, measure)
             seconds[model.name] += took
         if job.aims:
@@ -240,30 +253,22 @@ def _measure(
     return part
 
 
-def _key(
-    system: Bm25System | DenseSystem | FormSystem, model: EvaluatedModel, systems: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    if isinstance(system, Bm25System):
-        name, dataset, plan = model.name, system.dataset, None
-        own: dict[str, Any] = {"analyser": Analyser.of(dataset.documents).settings}
-    else:
-        dense = system.dense if isinstance(system, FormSystem) else system
-        name, dataset, prompts = model.form.model if model.form else model.name, dense.dataset, dense.prompts
-        assert prompts is not None
-        plan = plan_embeddings(dense.config, dense.retriever, dataset, "passage", "fp32", prompts=prompts).key
-        own = {} if prompts.query == dense.retriever.description.query_prompt else {"query_prompt": prompts.query}
-    if model.form is not None:
-        own |= {"form": asdict(replace(model.form, model=""))}
-    return {"system": {**systems[name], **own}, "embeddings": plan, "dataset": [dataset.digest, dataset.location]}
+def _evaluate(
+    system: PreparedSystem, dataset: RetrievalDataset, split: str, protocol: Protocol, judged: JudgedQueries
+) -> Evaluation:
+    """Evaluate a system whose search is timed without the preparation of the documents."""
+    system.prepare()
+    evaluation = evaluate(dataset, split, system, protocol, judged)
+    return replace(evaluation, notes=[*notes_of(system), *evaluation.notes])
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
     names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
-    for model in job.models:
-        if model.config is None or model.form is not None:
-            continue
-        encoder = encoders[model.name]
+    for model, config in (
+        (one, config) for one in job.models if one.form is None for config in encoders_of(one.system)
+    ):
+        encoder = encoders[config]
         encoder.prompts.check(each for parts in names.values() for part in parts for each in part)
         for name, parts in names.items():
             prompts = dict.fromkeys(encoder.prompts_of(*part) for part in parts)
@@ -274,7 +279,8 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
 
 def _analyses(job: EvaluationJob, source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
     """Return what BM25's analyser does with each part of a data set, if BM25 is measured."""
-    measured = parts if any(model.config is None for model in job.models) else []
+    asked = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
+    measured = parts if asked else []
     return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in measured}
 
 

@@ -22,8 +22,10 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
+from raytriever.evaluation.names import Reranking, encoders_of, nodes_of
 from raytriever.evaluation.protocol import AUC, JudgedQueries
-from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
+from raytriever.evaluation.request import EvaluatedModel
+from raytriever.evaluation.results import About, AnalysisAbout, AucRow, CostRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.store.parts import Parts
@@ -51,7 +53,7 @@ def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluat
     return count
 
 
-UNFINISHED, FORMAT = ".unfinished", 3
+UNFINISHED, FORMAT = ".unfinished", 4
 ARRAYS = "evaluation.npz"
 
 
@@ -127,10 +129,17 @@ class DatasetMeasurement:
                 for model in self.models
             },
             parts=self.source.labels if self.source.is_divided else [],
+            notes={model: notes for model in self.models if (notes := self._notes(model))},
             bm25=dict(self.bm25),
             prompts=dict(self.prompts),
             **{count: sum(one[count] for one in absent) for count in absent[0]},
         )
+
+    def _notes(self, model: str) -> list[str]:
+        """Return what a model does not know of the data set, with the part if there are several."""
+        labels = [f"{self.label(part)}: " if self.source.is_divided else "" for part in self.parts]
+        notes = (part.evaluations[model].notes for part in self.parts)
+        return [label + note for label, some in zip(labels, notes, strict=True) for note in some]
 
     def pools(self, model: str) -> ScoredPools:
         """Return the scores of all parts in one pool."""
@@ -185,7 +194,7 @@ class MeasurementStore:
 def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
     """Write an evaluation as arrays: `FIELD`, or `FIELD.NAME` for each entry of a field that is a dictionary."""
     arrays: dict[str, Any] = {"seconds": seconds}
-    for name, value in vars(evaluation).items():
+    for name, value in (vars(evaluation) | {"notes": np.array(evaluation.notes, dtype=str)}).items():
         arrays |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
     for name, ranked in list(arrays.items()):
         if isinstance(ranked, UnansweredRanking):
@@ -208,8 +217,24 @@ def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
             fields[name].setdefault(kind, {})[column] = value
         else:
             fields[name][entry] = float(value) if name == "metrics" else value
+    fields |= {"search_seconds": float(fields["search_seconds"]), "notes": fields["notes"].tolist()}
     fields["unanswered"] = {kind: UnansweredRanking(**columns) for kind, columns in fields["unanswered"].items()}
     return Evaluation(**fields), seconds
+
+
+def cost_rows(measured: DatasetMeasurement, models: Sequence[EvaluatedModel]) -> list[CostRow]:
+    """Return what each system costs on a data set; a stored form of embeddings costs what its model does."""
+    rows = []
+    for model in models:
+        texts = pairs = 0
+        for part in measured.parts:
+            documents, queries = len(part.dataset.documents), len(part.judged.queries)
+            texts += len(encoders_of(model.system)) * (documents + queries)
+            nodes = nodes_of(model.system)
+            pairs += sum(queries * min(node.depth, documents) for node in nodes if isinstance(node, Reranking))
+        seconds = sum(part.evaluations[model.name].search_seconds for part in measured.parts)
+        rows.append(CostRow(measured.source.name, model.name, texts, pairs, round(seconds, 3)))
+    return rows
 
 
 def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:

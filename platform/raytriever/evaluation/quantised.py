@@ -68,6 +68,10 @@ class FormSystem:
         asked, rows = np.unique(queries, return_inverse=True)
         return self.quantised.score(self.encode(asked), rows, documents)
 
+    def prepare(self) -> None:
+        """See `evaluate.PreparedSystem.prepare`."""
+        _ = self.quantised
+
     def encode(self, queries: ndarray) -> Float32[ndarray, "queries components"]:
         """Return the embeddings of queries, given by their positions."""
         return self._cut(self.dense.encode(queries))

@@ -34,6 +34,22 @@ from raytriever.evaluation.datasets import (
     safe_name,
     unique_names,
 )
+from raytriever.evaluation.names import (
+    Fusion,
+    Reranking,
+    RunFile,
+    SystemTree,
+    Vectors,
+    describe_system,
+    encoders_of,
+    nodes_of,
+    parse_system,
+    paths_of,
+    replace_nodes,
+    short_text,
+    split_label,
+    system_text,
+)
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
     FOREIGN,
@@ -58,7 +74,6 @@ from raytriever.models.source import check_revision
 from raytriever.options import did_you_mean
 from raytriever.store.objects import address_of
 
-BM25 = "bm25"
 # Of sentence-transformers.
 RESCORE_MULTIPLIER = 2
 
@@ -86,20 +101,24 @@ class StoredForm:
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One model: its name in tables and files, and its settings (None for BM25, which has none).
+    """One system: its name in tables and files, and what it is.
 
     `form` is set for another form of the embeddings of an earlier model.
     """
 
     name: str
-    config: ModelConfig | None
+    system: SystemTree
     form: StoredForm | None = None
 
     @property
+    def config(self) -> ModelConfig | None:
+        """Settings of an encoder; None for any other system."""
+        return self.system if isinstance(self.system, ModelConfig) else None
+
+    @property
     def location(self) -> str:
-        """Path, name or address of the model as every machine knows it; empty for BM25."""
-        path = self.config.model if self.config else ""
-        return address_of(path) or path
+        """Name of the system, with paths or addresses as every machine knows them."""
+        return system_text(self.system, lambda path: address_of(path) or path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +155,7 @@ class EvaluationJob:
     def content(self, precision: str) -> dict[str, Any]:
         """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
         return {
-            "models": {
-                model.name: asdict(model.config) | {"model": model.location} if model.config else BM25
-                for model in self.models
-                if not model.form
-            },
+            "models": {model.name: describe_system(model.system) for model in self.models if not model.form},
             "data sets": {
                 one.name: {
                     "split": one.split,
@@ -162,13 +177,19 @@ class EvaluationJob:
 
     def splits(self, one: EvaluationDataset) -> list[str]:
         """Return the splits of a data set that are opened."""
-        if one.split == self.calibration_split and any(aim in PAIR_AIMS for aim, _ in self.aims):
-            raise ConfigError(
-                f"{one.name} is measured on {one.split!r} itself",
-                setting("calibration_split"),
-                "choose thresholds of pairs on another",
-            )
-        return list(dict.fromkeys([one.split, *([self.calibration_split] if self.aims else [])]))
+        chosen = "thresholds of pairs" if any(aim in PAIR_AIMS for aim, _ in self.aims) else ""
+        chosen = chosen or ("weights of a fusion" if self.chooses_weights else "")
+        if chosen and one.split == self.calibration_split:
+            what = f"{one.name} is measured on {one.split!r} itself"
+            raise ConfigError(what, setting("calibration_split"), f"choose {chosen} on another")
+        wants_both = self.aims or self.chooses_weights
+        return list(dict.fromkeys([one.split, *([self.calibration_split] if wants_both else [])]))
+
+    @property
+    def chooses_weights(self) -> bool:
+        """True if a fusion has a weight, which is chosen on `calibration_split`."""
+        nodes = [node for model in self.models for node in nodes_of(model.system)]
+        return any(isinstance(node, Fusion) and node.is_weighted for node in nodes)
 
 
 @dataclass(frozen=True)
@@ -181,28 +202,22 @@ class OpenPart:
 
 
 def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
-    """Read the models that a user named: `bm25`, a path or a hub name, or `NAME=MODEL`.
+    """Read the systems that a user named; see `evaluation.names`.
 
-    `settings` say how all models read texts; the rest follows from the files of each model.
+    `settings` say how all encoders read texts; the rest follows from the files of each encoder.
     """
-    labelled: list[tuple[str | None, str, ModelConfig | None]] = []
-    for word in words:
-        label, equals, source = word.partition("=")
-        is_labelled = bool(equals and label and source) and not Path(word).exists()
-        named = source if is_labelled else word
-        config = None if named == BM25 else replace(settings, model=named)
-        labelled.append((label if is_labelled else None, named, config))
-    return name_models(labelled)
+    labelled = [split_label(word) for word in words]
+    return name_models([(label, parse_system(name, settings)) for label, name in labelled])
 
 
-def name_models(models: Sequence[tuple[str | None, str, ModelConfig | None]]) -> list[EvaluatedModel]:
-    """Give each model a name for tables and files.
-
-    A model has an explicit name or none, a path or hub name, and settings, which BM25 has not.
-    """
-    labels = [safe_name(label) if label else None for label, _, _ in models]
-    sources = [source for _, source, _ in models]
-    names = [label or name for label, name in zip(labels, distinct_names(sources), strict=True)]
+def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[EvaluatedModel]:
+    """Give each system, which has an explicit name or none, a name for tables and files."""
+    labels = [safe_name(label) if label else None for label, _ in models]
+    sources = [system_text(tree) for _, tree in models]
+    paths = list(dict.fromkeys(path for _, tree in models for path in paths_of(tree)))
+    short = dict(zip(paths, distinct_names(paths), strict=True))
+    shorts = [safe_name(short_text(tree, short.__getitem__)) for _, tree in models]
+    names = [label or name for label, name in zip(labels, shorts, strict=True)]
     for row, name in enumerate(names):
         for other in range(row):
             if name == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
@@ -210,7 +225,7 @@ def name_models(models: Sequence[tuple[str | None, str, ModelConfig | None]]) ->
                     f"two models are called {name!r}", setting("model"), f"give one another name: OTHER={sources[row]}"
                 )
     names = unique_names(names)
-    return [EvaluatedModel(name, config) for name, (_, _, config) in zip(names, models, strict=True)]
+    return [EvaluatedModel(name, tree) for name, (_, tree) in zip(names, models, strict=True)]
 
 
 def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
@@ -220,7 +235,7 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
     if all(model.config is None for model in models):
         flag = setting("dtype" if config.dtype else "truncate_dim")
         raise ConfigError(
-            "bm25 has no embeddings", flag, f"leave it out, or give a dense model with {setting('model')}"
+            "no model has embeddings of its own", flag, f"leave it out, or give a dense model with {setting('model')}"
         )
     multiplier = config.rescore_multiplier or RESCORE_MULTIPLIER
     all_models: list[EvaluatedModel] = []
@@ -229,7 +244,7 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
         for width, dtype in product(config.widths or (None,), config.dtypes) if model.config else ():
             if (width, dtype) != (None, "fp32"):  # the model itself
                 form = StoredForm(model.name, dtype, width, multiplier)
-                all_models.append(EvaluatedModel(form.name, model.config, form))
+                all_models.append(EvaluatedModel(form.name, model.system, form))
     names = [model.name for model in all_models]
     for name in names:
         if names.count(name) > 1:
@@ -239,23 +254,24 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
 
 def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """Return the models with the commits of hub models as revisions, so that results name what was measured."""
-    configs = [model.config for model in models if model.config is not None]
+    configs = [config for model in models for config in encoders_of(model.system)]
     if configs:
         check_revision([config.model for config in configs], configs[0].revision)
-    return [
-        model
-        if model.config is None
-        else EvaluatedModel(
-            model.name, replace(model.config, revision=commit_of(model.config.model, model.config.revision))
-        )
-        for model in models
-    ]
+
+    def pin(node: SystemTree) -> SystemTree:
+        if isinstance(node, ModelConfig):
+            return replace(node, revision=commit_of(node.model, node.revision))
+        if isinstance(node, Reranking):
+            return replace(node, revision=commit_of(node.cross_encoder))
+        return node
+
+    return [replace(model, system=replace_nodes(model.system, pin)) for model in models]
 
 
 def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
     """Return the names of the models that the others are compared with; the first model by default."""
     names = [model.name for model in models]
-    by_source = {model.config.model if model.config else BM25: model.name for model in models if not model.form}
+    by_source = {system_text(model.system): model.name for model in models if not model.form}
     if not words:
         return names[:1]
     for word in words:
@@ -302,6 +318,8 @@ def build_evaluation_job(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
         )
     removed = removed_share(unanswerable)
+    foreign = [word for word in unanswerable if not asks_removed(word)]
+    _check_foreign(models, foreign)
     models = add_forms(pin_models(models), config)
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     describe = partial(describe_datasets, protocol=protocol, max_bad_rows=max_bad_rows, bm25_language=bm25_language)
@@ -313,7 +331,7 @@ def build_evaluation_job(
         calibration_split=config.calibration_split,
         confidence=config.confidence,
         removed=removed,
-        foreign=[word for word in unanswerable if not asks_removed(word)],
+        foreign=foreign,
         precision=precision,
     )
     if not config.suite:
@@ -327,6 +345,14 @@ def build_evaluation_job(
         remedy = f"give {setting('data_root')}, the folder that holds the data sets"
         raise DataError("no data set of the suite exists", where, remedy)
     return replace(job, datasets=[*job.datasets, *suite], missing=missing)
+
+
+def _check_foreign(models: Sequence[EvaluatedModel], foreign: Sequence[str]) -> None:
+    """Raise `ConfigError` if a system that knows the queries of its file alone is to rank those of other data sets."""
+    for node in (node for model in models for node in nodes_of(model.system)):
+        if foreign and isinstance(node, Vectors | RunFile):
+            what = f"{system_text(node)} has no results for the questions of {foreign[0]}"
+            raise ConfigError(what, setting("unanswerable"), "leave them out, or measure only removed answers")
 
 
 def add_foreign_questions(

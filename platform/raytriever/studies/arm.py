@@ -24,7 +24,8 @@ from raytriever.cluster.session import run_with_gpu
 from raytriever.config import Config, dump_config, override, to_dict
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
+from raytriever.evaluation.names import BM25, parse_system
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results, check_output
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.run import find_negatives, folders_of, open_run, train_run
@@ -168,7 +169,7 @@ def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
     """Return the evaluation of an arm on its data sets; see `measure`."""
     queries, passages = arm.lengths or (None, None)
     config = ModelConfig(model=model, query_length=queries, passage_length=passages)
-    models, datasets = [EvaluatedModel(AFTER, None if model == BM25 else config)], list(arm.datasets.values())
+    models, datasets = [EvaluatedModel(AFTER, parse_system(model, config))], list(arm.datasets.values())
     return EvaluationJob(models=models, datasets=datasets, baselines=[AFTER], precision=precision)
 
 

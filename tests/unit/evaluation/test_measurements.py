@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def content(output: Path) -> dict[str, bytes]:
             text = file.read_bytes()
             if file.parts[-3] == "mteb":
                 text = json.dumps({**json.loads(text), "evaluation_time": None}).encode()
+            elif file.name == "results.json":
+                rows = json.loads(text)
+                rows["costs"] = [{**row, "seconds": None} for row in rows["costs"]]
+                text = json.dumps(rows).encode()
+            elif file.name == "table.md":
+                before, _, costs = text.partition(b"\nCost\n")
+                text = before + re.sub(rb"\d+\.\d\d \|\n", b"|\n", costs)
             results[str(file.relative_to(output))] = text
     return results
 

@@ -138,8 +138,9 @@ def evaluate(
     """Measure models side by side on the judged queries of a split, by exact search of all passages.
 
     Args:
-        models: each `"bm25"`, a name or path, a `Model` or a `Run`; or a dictionary of them by the names they shall
-            have in tables.
+        models: each `"bm25"`, a name or path, a `Model`, a `Run`, or a system such as `"bm25+minilm"`,
+            `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`; or a dictionary of them by the names they
+            shall have in tables.
         data: one data set or several.
         split: the judged split.
         metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.

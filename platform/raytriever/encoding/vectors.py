@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,7 @@ def open_vectors(folder: str, side: str) -> StoredVectors:
     """
     import pyarrow as pa
 
-    found = {form: [] for form in _FORMS} | _files(Path(folder), side)
-    files = [(form, file) for form, some in found.items() for file in some]
+    files = [(form, file) for form, some in _files(Path(folder), side).items() for file in some]
     if not files:
         what = f"has no {side}.parquet, {side}.npy or {side}.jsonl"
         raise DataError(what, folder, "give a folder with the vectors of passages and of queries, and their ids")
@@ -281,8 +281,9 @@ def _checked_ids(names: list[Any], file: Path) -> list[str]:
 
 
 def _of_one_width(names: list[str], widths: ndarray, values: ndarray) -> Iterator[tuple[list[str], ndarray]]:
-    ends, begins = np.cumsum(widths), np.flatnonzero(np.append(True, widths[1:] != widths[:-1])) if len(widths) else []
-    for begin, end in zip(begins, [*begins[1:], len(widths)], strict=True):
+    ends = np.cumsum(widths)
+    changes = (np.flatnonzero(widths[1:] != widths[:-1]) + 1).tolist()
+    for begin, end in pairwise([0, *changes, len(widths)] if len(widths) else []):
         some = values[ends[begin] - widths[begin] : ends[end - 1]]
         with np.errstate(over="ignore"):
             yield names[begin:end], some.reshape(end - begin, int(widths[begin])).astype(np.float32)

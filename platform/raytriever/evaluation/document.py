@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from raytriever.evaluation.costs import cost_report
 from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines, pairs_with
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
-from raytriever.evaluation.results import About, AucRow, ConfidenceRow, CostRow, FormRow, Results, ThresholdRow
+from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
 from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
 from raytriever.metrics.intervals import Proportion
 from raytriever.mining.analyser import analyser_line
@@ -56,7 +57,7 @@ def document(results: Results) -> list[ReportSection]:
         *_metrics(results),
         ReportSection(text="\n".join(pair_lines(results.pairs)), markdown=_lines(pair_lines(results.pairs, most=None))),
         _auc(results.auc),
-        _costs(results.costs),
+        ReportSection(*cost_report(results.costs)),
         _thresholds(results.thresholds),
         _confidences(results.confidences),
         _forms(results.forms),
@@ -165,31 +166,6 @@ def _auc(rows: Sequence[AucRow]) -> ReportSection:
     note = "95 % intervals of the AUC over the pairs of all queries. The scores of one query are one cluster."
     columns = ["data set", "model", "AUC", "from", "to", "misordered queries", "note"]
     return ReportSection(text="\n".join(lines), tables=[ReportTable("AUC", columns, cells, note)])
-
-
-def _costs(rows: Sequence[CostRow]) -> ReportSection:
-    if not rows:
-        return ReportSection()
-    columns = ["data set", "model", "texts encoded", "pairs scored", "seconds of search"]
-    cells: Rows = [
-        [
-            row.dataset,
-            row.model,
-            *(Cell(f"{count:,}", float(count)) for count in (row.texts, row.pairs)),
-            Cell(f"{row.seconds:.2f}", row.seconds),
-        ]
-        for row in rows
-    ]
-    note = (
-        "Passages and queries together. The search is that of all queries, after the passages were encoded or indexed."
-    )
-    table = ReportTable("Cost", columns, cells, note)
-    lines = [f"{row.dataset}, {row.model}: {_cost(row)}" for row in rows]
-    return ReportSection(text="\n".join(lines), markdown=f"\nCost\n\n{table.as_markdown()}", tables=[table])
-
-
-def _cost(row: CostRow) -> str:
-    return f"{row.texts:,} texts encoded, {row.pairs:,} pairs scored, {row.seconds:.2f} s of search"
 
 
 def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:

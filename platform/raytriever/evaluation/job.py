@@ -18,6 +18,7 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
+from raytriever.evaluation.costs import cost_rows
 from raytriever.evaluation.datasets import EvaluationDataset, rename_duplicates, safe_name
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, decide_dataset, threshold_rows
 from raytriever.evaluation.differences.significance import pair_rows
@@ -30,7 +31,6 @@ from raytriever.evaluation.measurements import (
     MeasurementStore,
     PartMeasurement,
     auc_rows,
-    cost_rows,
 )
 from raytriever.evaluation.names import Bm25, encoders_of, nodes_of
 from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, select_judged_queries
@@ -102,7 +102,7 @@ def run_evaluation(
                     decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
                     calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")
                 directory.add(measured, decisions)
-                results.costs += cost_rows(measured, job.models)
+                results.costs += cost_rows(source.name, measured.parts, job.models)
                 if on_result is not None:
                     for model, sets in results.models.items():
                         metrics = sets[source.name].items()

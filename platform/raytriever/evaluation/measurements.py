@@ -22,10 +22,8 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
-from raytriever.evaluation.names import Reranking, encoders_of, nodes_of
 from raytriever.evaluation.protocol import AUC, JudgedQueries
-from raytriever.evaluation.request import EvaluatedModel
-from raytriever.evaluation.results import About, AnalysisAbout, AucRow, CostRow, finite
+from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.store.parts import Parts
@@ -220,21 +218,6 @@ def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
     fields |= {"search_seconds": float(fields["search_seconds"]), "notes": fields["notes"].tolist()}
     fields["unanswered"] = {kind: UnansweredRanking(**columns) for kind, columns in fields["unanswered"].items()}
     return Evaluation(**fields), seconds
-
-
-def cost_rows(measured: DatasetMeasurement, models: Sequence[EvaluatedModel]) -> list[CostRow]:
-    """Return what each system costs on a data set; a stored form of embeddings costs what its model does."""
-    rows = []
-    for model in models:
-        texts = pairs = 0
-        for part in measured.parts:
-            documents, queries = len(part.dataset.documents), len(part.judged.queries)
-            texts += len(encoders_of(model.system)) * (documents + queries)
-            nodes = nodes_of(model.system)
-            pairs += sum(queries * min(node.depth, documents) for node in nodes if isinstance(node, Reranking))
-        seconds = sum(part.evaluations[model.name].search_seconds for part in measured.parts)
-        rows.append(CostRow(measured.source.name, model.name, texts, pairs, round(seconds, 3)))
-    return rows
 
 
 def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:

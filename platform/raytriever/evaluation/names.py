@@ -16,7 +16,7 @@ characters it has. This module imports nothing heavy.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -173,6 +173,19 @@ def nodes_of(tree: SystemTree) -> Iterator[SystemTree]:
 def encoders_of(tree: SystemTree) -> list[ModelConfig]:
     """Return the encoders of a tree."""
     return [node for node in nodes_of(tree) if isinstance(node, ModelConfig)]
+
+
+def has_weight(tree: SystemTree) -> bool:
+    """Return whether a tree has a fusion whose weight is to be chosen."""
+    return any(isinstance(node, Fusion) and node.is_weighted for node in nodes_of(tree))
+
+
+def check_questions(trees: Sequence[SystemTree], datasets: Sequence[str]) -> None:
+    """Raise `ConfigError` if a system knows the queries of a file alone, and is to rank those of other data sets."""
+    for node in (node for tree in trees for node in nodes_of(tree)):
+        if datasets and isinstance(node, Vectors | RunFile):
+            what = f"{system_text(node)} has no results for the questions of {datasets[0]}"
+            raise ConfigError(what, setting("unanswerable"), "leave them out, or measure only removed answers")
 
 
 def replace_nodes(tree: SystemTree, change: Callable[[SystemTree], SystemTree]) -> SystemTree:

@@ -35,14 +35,12 @@ from raytriever.evaluation.datasets import (
     unique_names,
 )
 from raytriever.evaluation.names import (
-    Fusion,
     Reranking,
-    RunFile,
     SystemTree,
-    Vectors,
+    check_questions,
     describe_system,
     encoders_of,
-    nodes_of,
+    has_weight,
     parse_system,
     paths_of,
     replace_nodes,
@@ -167,7 +165,7 @@ class EvaluationJob:
             },
             "baselines": list(self.baselines),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
-            "calibration_split": self.calibration_split if self.aims else None,
+            "calibration_split": self.calibration_split if self.aims or self.chooses_weights else None,
             "confidence": self.confidence if self.aims else None,
             **({"removed": self.removed} if self.removed else {}),
             **({"foreign": list(self.foreign)} if self.foreign else {}),
@@ -177,19 +175,18 @@ class EvaluationJob:
 
     def splits(self, one: EvaluationDataset) -> list[str]:
         """Return the splits of a data set that are opened."""
-        chosen = "thresholds of pairs" if any(aim in PAIR_AIMS for aim, _ in self.aims) else ""
-        chosen = chosen or ("weights of a fusion" if self.chooses_weights else "")
-        if chosen and one.split == self.calibration_split:
-            what = f"{one.name} is measured on {one.split!r} itself"
-            raise ConfigError(what, setting("calibration_split"), f"choose {chosen} on another")
-        wants_both = self.aims or self.chooses_weights
-        return list(dict.fromkeys([one.split, *([self.calibration_split] if wants_both else [])]))
+        wants_pairs = any(aim in PAIR_AIMS for aim, _ in self.aims)
+        if one.split == self.calibration_split and (wants_pairs or self.chooses_weights):
+            what, chosen = f"{one.name} is measured on {one.split!r} itself", "thresholds of pairs" * wants_pairs
+            remedy = f"choose {chosen or 'weights of a fusion'} on another"
+            raise ConfigError(what, setting("calibration_split"), remedy)
+        chosen_on = [self.calibration_split] if self.aims or self.chooses_weights else []
+        return list(dict.fromkeys([one.split, *chosen_on]))
 
     @property
     def chooses_weights(self) -> bool:
         """True if a fusion has a weight, which is chosen on `calibration_split`."""
-        nodes = [node for model in self.models for node in nodes_of(model.system)]
-        return any(isinstance(node, Fusion) and node.is_weighted for node in nodes)
+        return any(has_weight(model.system) for model in self.models)
 
 
 @dataclass(frozen=True)
@@ -206,8 +203,7 @@ def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedMo
 
     `settings` say how all encoders read texts; the rest follows from the files of each encoder.
     """
-    labelled = [split_label(word) for word in words]
-    return name_models([(label, parse_system(name, settings)) for label, name in labelled])
+    return name_models([(label, parse_system(name, settings)) for label, name in map(split_label, words)])
 
 
 def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[EvaluatedModel]:
@@ -221,9 +217,8 @@ def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[Evaluat
     for row, name in enumerate(names):
         for other in range(row):
             if name == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
-                raise ConfigError(
-                    f"two models are called {name!r}", setting("model"), f"give one another name: OTHER={sources[row]}"
-                )
+                remedy = f"give one another name: OTHER={sources[row]}"
+                raise ConfigError(f"two models are called {name!r}", setting("model"), remedy)
     names = unique_names(names)
     return [EvaluatedModel(name, tree) for name, (_, tree) in zip(names, models, strict=True)]
 
@@ -234,9 +229,8 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
         return list(models)
     if all(model.config is None for model in models):
         flag = setting("dtype" if config.dtype else "truncate_dim")
-        raise ConfigError(
-            "no model has embeddings of its own", flag, f"leave it out, or give a dense model with {setting('model')}"
-        )
+        remedy = f"leave it out, or give a dense model with {setting('model')}"
+        raise ConfigError(f"{models[0].name} has no embeddings", flag, remedy)
     multiplier = config.rescore_multiplier or RESCORE_MULTIPLIER
     all_models: list[EvaluatedModel] = []
     for model in models:
@@ -254,16 +248,13 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
 
 def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """Return the models with the commits of hub models as revisions, so that results name what was measured."""
-    configs = [config for model in models for config in encoders_of(model.system)]
-    if configs:
+    if configs := [config for model in models for config in encoders_of(model.system)]:
         check_revision([config.model for config in configs], configs[0].revision)
 
     def pin(node: SystemTree) -> SystemTree:
-        if isinstance(node, ModelConfig):
-            return replace(node, revision=commit_of(node.model, node.revision))
         if isinstance(node, Reranking):
             return replace(node, revision=commit_of(node.cross_encoder))
-        return node
+        return replace(node, revision=commit_of(node.model, node.revision)) if isinstance(node, ModelConfig) else node
 
     return [replace(model, system=replace_nodes(model.system, pin)) for model in models]
 
@@ -317,9 +308,8 @@ def build_evaluation_job(
         raise ConfigError(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
         )
-    removed = removed_share(unanswerable)
     foreign = [word for word in unanswerable if not asks_removed(word)]
-    _check_foreign(models, foreign)
+    check_questions([model.system for model in models], foreign)
     models = add_forms(pin_models(models), config)
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     describe = partial(describe_datasets, protocol=protocol, max_bad_rows=max_bad_rows, bm25_language=bm25_language)
@@ -330,7 +320,7 @@ def build_evaluation_job(
         aims=parse_aims(aims),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        removed=removed,
+        removed=removed_share(unanswerable),
         foreign=foreign,
         precision=precision,
     )
@@ -345,14 +335,6 @@ def build_evaluation_job(
         remedy = f"give {setting('data_root')}, the folder that holds the data sets"
         raise DataError("no data set of the suite exists", where, remedy)
     return replace(job, datasets=[*job.datasets, *suite], missing=missing)
-
-
-def _check_foreign(models: Sequence[EvaluatedModel], foreign: Sequence[str]) -> None:
-    """Raise `ConfigError` if a system that knows the queries of its file alone is to rank those of other data sets."""
-    for node in (node for model in models for node in nodes_of(model.system)):
-        if foreign and isinstance(node, Vectors | RunFile):
-            what = f"{system_text(node)} has no results for the questions of {foreign[0]}"
-            raise ConfigError(what, setting("unanswerable"), "leave them out, or measure only removed answers")
 
 
 def add_foreign_questions(

@@ -114,7 +114,7 @@ class AucRow:
 
 @dataclass(frozen=True)
 class CostRow:
-    """What a model needs to rank the queries of a data set.
+    """Cost of ranking the queries of a data set by a model.
 
     Args:
         texts: passages and queries that an encoder encodes, also those in the cache.

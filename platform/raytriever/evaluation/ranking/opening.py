@@ -23,6 +23,7 @@ from raytriever.evaluation.names import (
     RunFile,
     SystemTree,
     Vectors,
+    has_weight,
     nodes_of,
     system_text,
 )
@@ -101,12 +102,11 @@ def search_system(
     Raises:
         ConfigError: the system knows the queries of a file alone.
     """
-    nodes = list(nodes_of(tree))
-    for node in nodes:
+    for node in nodes_of(tree):
         if isinstance(node, Vectors | RunFile):
             what = f"{system_text(node)} has results for the queries of its file alone"
             raise ConfigError(what, setting("model"), "give systems that rank any question, such as bm25+minilm")
-    weighs = any(isinstance(node, Fusion) and node.is_weighted for node in nodes)
+    weighs = has_weight(tree)
     opened, device = open_dataset(dataset_name, [weighed_on] if weighs else [], run=in_processes), default_device()
     dataset = with_questions(opened, "asked", [query], "asked")
     encoders = Encoders([EvaluatedModel("asked", tree)], choose_precision(precision, device), device, lambda _: None)

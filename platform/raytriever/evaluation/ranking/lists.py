@@ -7,8 +7,8 @@ They know the scores of the documents that they list for a query, and of no othe
 - by scores, score(d) = w n_1(d) + (1 - w) n_2(d), where n_i(d) is the score of d by system i minus the lowest of the
   query, divided by the highest one minus the lowest one, and 0 if the system does not rank d.
 
-A fused score follows from one query's ranks or range of scores, so it says little about other queries. BM25 ranks no
-document that shares no term with the query.
+A fused score follows from the ranks or the range of scores of one query: it is high where the systems agree. BM25 ranks
+no document that shares no term with the query.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ questions_made = questions()
 
 def command(folder: Path, name: str, endpoint: str) -> list[str]:
     """Return the command of a job with its own answer log."""
-    words = ["--dataset", folder / "data", "--endpoint", endpoint, "--llm", "judge", "--in-flight", IN_FLIGHT]
+    words = ["--dataset", folder / "data", "--base-url", endpoint, "--llm", "judge", "--in-flight", IN_FLIGHT]
     words += ["--output", folder / name, "--answers", folder / f"{name}-answers"]
     return [sys.executable, str(REPOSITORY / "jobs" / "annotate.py"), *map(str, words)]
 

@@ -236,8 +236,8 @@ def contents(folder: Path, stage: str) -> dict[str, str]:
         for trial in json.loads((folder / "trials.json").read_bytes())["trials"]:
             kept = {name: trial[name] for name in ("settings", "status", "metrics") if name in trial}
             digests[f"trial {trial['number']}"] = json.dumps(kept, sort_keys=True)
-        figures = json.loads((folder / "best" / "metrics.json").read_bytes())
-        digests["best"] = json.dumps({name: figures[name] for name in ("bm25", "before", "after")}, sort_keys=True)
+        results = json.loads((folder / "best" / "evaluation" / "results.json").read_bytes())
+        digests["best"] = json.dumps(results["models"], sort_keys=True)
         for steps in sorted(folder.glob("trials/*/steps.jsonl")):
             digests[str(steps.relative_to(folder))] = json.dumps(losses(steps))
     return digests

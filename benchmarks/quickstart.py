@@ -20,10 +20,8 @@ REPOSITORY = Path(__file__).parent.parent
 # First words of the line that begins a stage, and the name of the stage.
 STAGES = {
     "pydocs:": "data set",
-    "evaluating BM25": "BM25",
-    "evaluating minilm before": "encoder before",
     "training": "further steps, end of Ray",
-    "evaluating the model after": "encoder after, report",
+    "evaluating BM25": "evaluation, report",
 }
 
 
@@ -64,13 +62,14 @@ def main() -> None:
         ends = run([*command, "--loss", "mw", "--run-name", "quickstart"], folder, environment)
         seconds = ends[-1][1] - wall_began
         directory = Path(folder) / "runs" / "quickstart"
-        metrics = json.loads((directory / "metrics.json").read_text())
+        models = json.loads((directory / "evaluation" / "results.json").read_text())["models"]
         (corpus,) = Path(folder).glob("cache/pydocs*/corpus.jsonl")
         documents = corpus.read_text().count("\n")
         steps = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
     first = min(step["milliseconds"] for step in steps) / 1000
     ends = sorted([*ends, ("start of Ray, first step", first)], key=lambda end: end[1])
     begins = [wall_began, *(moment for _, moment in ends)]
+    metrics = {name: row for name, sets in models.items() for row in sets.values()}
     after, before_training, bm25 = (metrics[name]["ndcg_at_10"] for name in ("after", "before", "bm25"))
     report(
         "quickstart",

@@ -154,7 +154,8 @@ def main() -> None:
         for title, more in RUNS.items():
             refresh = ["--refresh-every", str(arguments.every)] if "refreshed" in title else []
             run, seconds = train(folder, title, more + refresh, steps)
-            figures = json.loads((run / "metrics.json").read_text())
+            models = json.loads((run / "evaluation" / "results.json").read_text())["models"]
+            figures = {name: row for name, sets in models.items() for row in sets.values()}
             if not results:
                 results["nDCG@10, BM25"] = End(figures["bm25"]["ndcg_at_10"], "reported", True)
                 results["nDCG@10, before training"] = End(figures["before"]["ndcg_at_10"], "reported", True)

@@ -187,7 +187,7 @@ def on_a_gpu(arguments: argparse.Namespace) -> dict[str, End]:
     import numpy as np
     import torch
 
-    from raytriever.encoding.encode import batches, encode_texts, token_budget
+    from raytriever.encoding.encode import encode_texts
     from raytriever.encoding.loading import load_for_encoding
     from raytriever.models.config import ModelConfig
     from raytriever.models.packing import move
@@ -202,7 +202,7 @@ def on_a_gpu(arguments: argparse.Namespace) -> dict[str, End]:
     make = (lambda some: retriever.pack(some, "passage")) if retriever.packs else retriever.pad
     ready = [
         move(make([inputs[row] for row in rows]), lambda tensor: tensor.to(device))
-        for rows in batches(retriever, inputs, token_budget(retriever))
+        for rows in retriever.batches(inputs, retriever.token_budget())
     ]
 
     def forward() -> None:

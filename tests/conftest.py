@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from beir import write_beir
 
 with suppress(ModuleNotFoundError):  # the tests of a GPU do without
     from hypothesis import HealthCheck, settings
@@ -180,20 +181,13 @@ def other_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A retrieval data set in BEIR layout that a tiny encoder can learn: a passage spells its query's letters twice."""
-    folder = tmp_path_factory.mktemp("data") / "letters"
-    (folder / "qrels").mkdir(parents=True)
     rng = np.random.default_rng(7)
     words = ["".join(rng.choice(list("abcdefghij"), 6)) for _ in range(160)]
-
-    def rows(name: str, lines: list[dict[str, str]]) -> None:
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    rows("corpus.jsonl", [{"_id": f"d{i}", "title": "", "text": f"{w} is {w[::-1]}"} for i, w in enumerate(words)])
-    rows("queries.jsonl", [{"_id": f"q{i}", "text": f"what is {w}"} for i, w in enumerate(words)])
-    for split, members in {"train": range(96), "dev": range(96, 128), "test": range(128, 160)}.items():
-        lines = [f"q{i}\td{i}\t1\n" for i in members]
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-    return folder
+    parts = {"train": range(96), "dev": range(96, 128), "test": range(128, 160)}
+    splits = {split: [(number, number) for number in numbers] for split, numbers in parts.items()}
+    documents = [{"title": "", "text": f"{word} is {word[::-1]}"} for word in words]
+    queries = [f"what is {word}" for word in words]
+    return write_beir(tmp_path_factory.mktemp("data") / "letters", documents, queries, **splits)
 
 
 @pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -208,3 +202,12 @@ def handled_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """A real S3 server."""
+    from object_store import object_store
+
+    with object_store(tmp_path_factory.mktemp("store")) as running:
+        yield running

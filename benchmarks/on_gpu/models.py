@@ -81,16 +81,17 @@ def write_model(folder: Path, name: str, device: torch.device) -> Path:
     return directory
 
 
-def contents(texts: int, longest: int, seed: int) -> list[ndarray]:
+def contents(texts: int, longest: int, seed: int, median: float = 0.7, spread: float = 0.5) -> list[ndarray]:
     """Return random tokens of texts without special tokens; lengths are log-normal, as those of real passages.
 
     Args:
         texts: number of texts.
-        longest: tokens with the two special ones, at most; about a quarter of the texts has that length.
-        seed: of the draws.
+        longest: tokens with the two special ones, at most; by default about a quarter of the texts has that length.
+        seed: of the samples.
+        median, spread: of the log-normal distribution; the median as a fraction of `longest`.
     """
     rng = np.random.default_rng(seed)
-    lengths = np.clip(rng.lognormal(np.log(0.7 * longest), 0.5, texts), 3, longest - 2).astype(int)
+    lengths = np.clip(rng.lognormal(np.log(median * longest), spread, texts), 3, longest - 2).astype(int)
     return [rng.integers(len(_SPECIAL), VOCABULARY, length) for length in lengths]
 
 

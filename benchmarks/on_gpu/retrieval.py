@@ -15,7 +15,7 @@ from ends import End
 from on_gpu.measuring import Cases, Figures, at_least, at_most, peak_gb, reported, seconds_of
 from on_gpu.models import contents, words_of, write_model
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.encoding.encode import batches, encode_texts, token_budget
+from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.index.exact import Corpus, top_k
 from raytriever.index.ranking import TieOrder
@@ -83,7 +83,7 @@ def encoding(scratch: Path, shape: str, count: int, longest: int, device: torch.
     retriever.contents(texts, "passage")
     yield f"{shape}: tokenising alone, texts a second", reported(count / (time.perf_counter() - began))
     inputs = retriever.assemble(tokens, "passage")
-    rows = batches(retriever, inputs, token_budget(retriever))
+    rows = retriever.batches(inputs, retriever.token_budget())
     # A tenth of the batches, spread over the lengths, with the same number of tokens a text.
     some = rows[:: max(1, len(rows) // 10)]
     ids = [[inputs[row] for row in part] for part in some]

@@ -2,12 +2,13 @@
 
 Both get tokens, so neither waits for a tokenizer. Steps follow each other without a wait for the device, as in a
 training; a thread prepares our next batch, as the loader does, and theirs are ready. Batches have five hard negatives a
-query and lengths like those of real texts. raytriever runs `mw`, with cached gradients where it needs them.
-sentence-transformers runs InfoNCE by the fastest of its ways that fit: without gradient caching, or with mini-batches
-of so many texts or tokens, each with SDPA and, where the package is installed, with flash attention and no padding.
-Each way is tried for some steps, and the fastest is timed again. MFU counts the forward and the backward pass of real
-tokens once, of the same peak rate for all: padding and what gradient caching computes again are not useful work.
-Caching therefore reaches 6/8 at most.
+query and lengths like those of real texts; `tail` names a corpus of short texts and a few long ones. raytriever runs
+`mw`, with cached gradients where it needs them. sentence-transformers runs InfoNCE by the fastest of its ways that fit:
+without gradient caching, or with mini-batches of so many texts or tokens, in bf16, and the fastest of them in fp16 too.
+Each way is tried for a step, and the fastest is timed again; this time counts. Its attention is SDPA: the kernels of
+its flash attention, which also leaves out the padding, come from a hub that the machine cannot reach. MFU counts the
+forward and the backward pass of real tokens once, of the same peak rate for all: padding and what gradient caching
+computes again are not useful work. Caching therefore reaches 6/8 at most.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Case:
         query_length, passage_length: tokens of a text, at most.
         steps: measured steps.
         ways: of sentence-transformers.
+        tail: most passages are short: half of them have at most an eighth of the longest's tokens.
     """
 
     shape: str
@@ -64,11 +66,18 @@ class Case:
     passage_length: int = 128
     steps: int = 5
     ways: tuple[Way, ...] = ({"mini_batch_size": 256}, {"mini_batch_num_tokens": 32_768})
+    tail: bool = False
 
     @property
     def name(self) -> str:
         """The name of the case."""
-        return f"{self.shape}-{self.queries}"
+        return f"{self.shape}-{self.queries}{'-tail' * self.tail}"
+
+    def texts(self, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the tokens of the queries and passages of a batch."""
+        shape = {"median": 0.12, "spread": 1.0} if self.tail else {}
+        passages = contents(self.queries * (1 + NEGATIVES), self.passage_length, seed + 100, **shape)
+        return contents(self.queries, self.query_length, seed), passages
 
 
 _SHORT = (
@@ -78,9 +87,9 @@ _SHORT = (
     Case("minilm", 8_192, steps=3, ways=({"mini_batch_size": 1_024}, {"mini_batch_num_tokens": 131_072})),
 )
 CASES = {
-    "full": (*_SHORT, Case("xlm-r-base", 1_024)),
+    "full": (*_SHORT, Case("xlm-r-base", 1_024), Case("xlm-r-large", 256, passage_length=512, steps=2, tail=True)),
     "short": _SHORT,
-    "tiny": (Case("tiny", 8, 8, 16, 2, ({}, {"mini_batch_size": 4}, {"mini_batch_num_tokens": 64})),),
+    "tiny": (Case("tiny", 8, 8, 16, 2, ({}, {"mini_batch_size": 4}, {"mini_batch_num_tokens": 64}), tail=True),),
 }
 
 
@@ -95,7 +104,7 @@ def compared(case: Case, scratch: Path, device: torch.device) -> Figures:
     directory = scratch / case.shape
     if not directory.exists():
         write_model(scratch, case.shape, device)
-    name = f"{case.shape}, batch {case.queries:,}"
+    name = f"{case.shape}, batch {case.queries:,}{', few long texts' * case.tail}"
     rates = ours(case, directory, device)
     speed = rates["queries_per_second"]
     yield f"{name}: raytriever, queries a second", reported(speed)
@@ -107,13 +116,12 @@ def compared(case: Case, scratch: Path, device: torch.device) -> Figures:
         yield f"{name}: raytriever, MFU of the measured product", reported(share * rates["peak"] / product_rate(device))
     release(device)
     if importlib.util.find_spec("sentence_transformers"):
-        best = 0.0
+        rate = 0.0
         for way, rate, memory in theirs(case, directory, device):
-            best = max(best, rate)
             yield f"{name}: sentence-transformers, {way}, queries a second", reported(rate)
             yield f"{name}: sentence-transformers, {way}, peak memory (MB)", reported(memory)
-        if best:
-            yield f"{name}: raytriever / sentence-transformers (x)", at_least(speed / best, RATIO, device)
+        if rate:
+            yield f"{name}: raytriever / sentence-transformers (x)", at_least(speed / rate, RATIO, device)
 
 
 def product_rate(device: torch.device) -> float:
@@ -159,8 +167,7 @@ def ours(case: Case, directory: Path, device: torch.device) -> dict[str, float]:
 
 
 def _batch(case: Case, retriever: Retriever, seed: int, chunk: int | None) -> Batch:
-    queries = contents(case.queries, case.query_length, seed)
-    passages = contents(case.queries * (1 + NEGATIVES), case.passage_length, seed + 100)
+    queries, passages = case.texts(seed)
     rows = np.arange(case.queries)
     relevance = find_relevance(GlobalIds(rows, rows[:, None] * (1 + NEGATIVES), np.arange(len(passages))), 0, 1)
     sides = retriever.batch_of(queries, "query", tokens=chunk), retriever.batch_of(passages, "passage", tokens=chunk)
@@ -168,30 +175,33 @@ def _batch(case: Case, retriever: Retriever, seed: int, chunk: int | None) -> Ba
 
 
 def theirs(case: Case, directory: Path, device: torch.device) -> Iterator[tuple[str, float, float]]:
-    """Yield the ways of sentence-transformers with their queries a second and peak memory in MB, the fastest last."""
-    rates: dict[tuple[str, int], float] = {}
-    for attention in ("flash_attention_2", "sdpa"):
-        if attention == "flash_attention_2" and (device.type == "cpu" or not importlib.util.find_spec("flash_attn")):
-            continue
-        for number, way in enumerate(case.ways):
-            title = f"{attention}, {' '.join(f'{key} {value}' for key, value in way.items()) or 'no caching'}"
-            try:
-                rate, memory = _their_rates(case, directory, device, attention, way, steps=1)
-            except torch.cuda.OutOfMemoryError:
-                continue
-            finally:
-                release(device)
-            rates[attention, number] = rate
-            yield f"tried: {title}", rate, memory
+    """Yield the ways of sentence-transformers with their queries a second and peak memory in MB; the last counts."""
+    rates: dict[tuple[int, str], float] = {}
+
+    def tried(number: int, precision: str) -> Iterator[tuple[str, float, float]]:
+        way = case.ways[number]
+        title = f"{precision}, {' '.join(f'{key} {value}' for key, value in way.items()) or 'no caching'}"
+        try:
+            rate, memory = _their_rates(case, directory, device, precision, way, steps=1)
+        except torch.cuda.OutOfMemoryError:
+            return
+        finally:
+            release(device)
+        rates[number, precision] = rate
+        yield f"tried: {title}", rate, memory
+
+    for number in range(len(case.ways)):
+        yield from tried(number, "bfloat16")
     if not rates:  # none fits
         return
-    attention, number = max(rates, key=rates.__getitem__)
-    rate, memory = _their_rates(case, directory, device, attention, case.ways[number], case.steps)
+    yield from tried(max(rates, key=rates.__getitem__)[0], "float16")
+    number, precision = max(rates, key=rates.__getitem__)
+    rate, memory = _their_rates(case, directory, device, precision, case.ways[number], case.steps)
     yield "timed: the fastest", rate, memory
 
 
 def _their_rates(
-    case: Case, directory: Path, device: torch.device, attention: str, way: Way, steps: int
+    case: Case, directory: Path, device: torch.device, precision: str, way: Way, steps: int
 ) -> tuple[float, float]:
     from sentence_transformers import SentenceTransformer
 
@@ -203,22 +213,29 @@ def _their_rates(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     model = SentenceTransformer(
-        str(directory), device=str(device), model_kwargs={"attn_implementation": attention, "dtype": torch.float32}
+        str(directory), device=str(device), model_kwargs={"attn_implementation": "sdpa", "dtype": torch.float32}
     ).train()
+    # As accelerate does for its trainer: in each forward pass, also in those of gradient caching within `backward`.
+    encode = torch.autocast(device.type, getattr(torch, precision))(model.forward)
+    model.forward = lambda *arguments, **options: {
+        key: one.float() if torch.is_tensor(one) and one.is_floating_point() else one
+        for key, one in encode(*arguments, **options).items()
+    }
     if way:
         loss = losses.CachedMultipleNegativesRankingLoss(model, scale=1 / TAU, **way)
     else:
         loss = losses.MultipleNegativesRankingLoss(model, scale=1 / TAU)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01, fused=device.type == "cuda")
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
     batches = [list(_their_batch(case, directory, seed)) for seed in range(2)]
 
     def step(number: int) -> None:
         columns = [{key: one.to(device) for key, one in column.items()} for column in batches[number % 2]]
-        with torch.autocast(device.type, torch.bfloat16):
-            value = loss(columns, None)
-        value.backward()
+        scaler.scale(loss(columns, None)).backward()
+        scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
     seconds = _seconds_a_step(step, steps, device)
@@ -232,8 +249,7 @@ def _their_batch(case: Case, directory: Path, seed: int) -> Iterator[dict[str, t
     from raytriever.models.tokenisation import Template, load_tokenizer
 
     template = Template.of(load_tokenizer(Transformer.read(directory)))
-    queries = contents(case.queries, case.query_length, seed)
-    passages = contents(case.queries * (1 + NEGATIVES), case.passage_length, seed + 100)
+    queries, passages = case.texts(seed)
     for column, length in [
         (queries, case.query_length),
         *((passages[number :: 1 + NEGATIVES], case.passage_length) for number in range(1 + NEGATIVES)),

@@ -21,7 +21,8 @@ class Need:
 
     Args:
         name: Name of the setting that is needed.
-        values: Values of which it must have one; a list or a sum must contain one of them. Without, it must be set.
+        values: Values of which it must have one; a list or a sum must contain one of them. One that ends in `:` is the
+            beginning of a value. Without, it must be set.
         negated: True if it must not be set, or must have, or contain, another value.
     """
 
@@ -38,7 +39,8 @@ class Need:
         if not self.values:
             return None if is_set != self.negated else (present, "" if self.negated else flag)
         parts = {part.strip() for part in re.split("[,+]", text)}
-        if (not parts <= {*self.values}) if self.negated else not parts.isdisjoint(self.values):
+        begun = any(value.endswith(":") and value in text for value in self.values)
+        if (not parts <= {*self.values}) if self.negated else begun or not parts.isdisjoint(self.values):
             return None
         return present, f"another {flag}" if self.negated else f"{flag} {' or '.join(self.values)}"
 

@@ -23,6 +23,8 @@ from raytriever.store.commit import complete
 from raytriever.store.objects import address_of, copy_of, has_object, is_uri
 
 _LOCAL = "file://"
+# Beginnings of names of encoders that have no files: services with OpenAI's interface, and functions of a program.
+OPENAI, FUNCTION = "openai:", "function:"
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _EMPTY = "the path is empty"
 
@@ -194,7 +196,7 @@ MODEL = PathKind(
     "no such directory",
     "give a model directory, a hub name, or 'minilm'",
     ModelError,
-    names=("minilm",),
+    names=("minilm", f"{OPENAI}.*", f"{FUNCTION}.*"),
     hub=True,
     optional=False,
 )

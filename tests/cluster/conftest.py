@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import of_session, processes, wait_for
+from processes import ended, of_session, processes, wait_for
+
+from raytriever.cluster.session import ray_session
 
 REPOSITORY = Path(__file__).parent.parent.parent
+SUPPORT = REPOSITORY / "tests" / "support"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,6 +25,16 @@ def handled_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    """A session of Ray whose workers import the support of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)  # for Ray's workers, which inherit it
+        patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
+        with ray_session(num_workers=3):
+            yield
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,15 @@ class CommandLine:
             text=True,
             start_new_session=True,
         )
+
+    def run(self, stage: str, *words: str, seconds: float = 400, code: int = 0, **variables: str) -> tuple[str, str]:
+        """Run a stage to its end; see `ended`."""
+        process = self.start(stage, *words, **variables)
+        try:
+            return ended(process, seconds, code)
+        finally:
+            for pid in of_session(process.pid) if process.poll() is None else ():
+                os.kill(pid, signal.SIGKILL)
 
     def train(self, *words: str) -> subprocess.CompletedProcess[str]:
         process = self.start("train", *self.settings, *words)

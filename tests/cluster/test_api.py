@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 REPOSITORY = Path(__file__).parents[2]
 LOSSES = """
@@ -59,21 +57,8 @@ print(json.dumps({
 def test_the_example_of_the_readme(tmp_path: Path, tiny_dataset: Path, tiny_encoder: Path) -> None:
     (tmp_path / "own_losses.py").write_text(LOSSES)
     (tmp_path / "story.py").write_text(STORY)
-    environment = os.environ | {
-        "RAYTRIEVER_CACHE": str(tmp_path / "cache"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
-        "PYTHONPATH": str(REPOSITORY / "platform"),
-    }
-    done = subprocess.run(
-        [sys.executable, "story.py", str(tiny_dataset), str(tiny_encoder)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    variables = {"RAYTRIEVER_CACHE": f"{tmp_path}/cache", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    done = run_python("story.py", tiny_dataset, tiny_encoder, cwd=tmp_path, variables=variables, timeout=560)
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["run"] == outcome["again"]
     assert outcome["run"]["after"]["auc"] > outcome["run"]["before"]["auc"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from object_store import ObjectStore, object_store
+from object_store import ObjectStore
 
+from raytriever.evaluation.results import Results
 from raytriever.store import objects
 from raytriever.store.commit import MANIFEST, complete, is_committed
 
@@ -21,27 +22,17 @@ Outputs = Callable[..., tuple[Path, Path]]
 TIMES = re.compile(r'"(?:evaluation_time|seconds|step_seconds|duration|started|ended|milliseconds)": [^,\n}]*')
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with object_store(tmp_path_factory.mktemp("store")) as running:
-        yield running
-
-
 @pytest.fixture
 def outputs(
     server: ObjectStore, command_line: Callable[[], CommandLine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Outputs:
     """Run a command with a local output and with one in the bucket, and return both as another machine has them."""
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    objects._store.cache_clear()
+    server.use(monkeypatch)
 
     def run(stage: str, *words: str) -> tuple[Path, Path]:
         line, uri = command_line(), f"s3://bucket/{tmp_path.name}/{stage}"
         for output in ("local", uri):
-            process = line.start(stage, *words, "--tracker", "none", "--output", output)
-            out, err = process.communicate(timeout=400)
-            assert process.returncode == 0, err
+            out, err = line.run(stage, *words, "--tracker", "none", "--output", output)
             assert "remote/s3" not in out + err
         assert uri in out
         monkeypatch.setenv(objects.COPIES, str(tmp_path / "another machine"))
@@ -82,7 +73,7 @@ def test_a_sweep(outputs: Outputs, large_encoder: Path, tiny_dataset: Path, tmp_
     assert there.keys() == here.keys()
     for name in ("best.yaml", "trials/000/model/model.safetensors", "best/model/model.safetensors"):
         assert (copy / name).read_bytes() == (local / name).read_bytes()
-    after = [json.loads((folder / "best/metrics.json").read_text())["after"] for folder in (copy, local)]
+    after = [Results.read(folder / "best/evaluation").models for folder in (copy, local)]
     assert after[0] == after[1]
 
 

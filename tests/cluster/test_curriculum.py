@@ -13,6 +13,7 @@ import yaml
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
+from raytriever.evaluation.results import Results
 from raytriever.store.commit import read_manifest
 
 LLM_STEPS, HUMAN_STEPS = 6, 12
@@ -62,17 +63,12 @@ def weights(model: Path) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_stages_are_one_run_with_children(
-    command_line: Callable, started: list, configuration: Path, tiny_encoder: Path
-) -> None:
+def test_stages_are_one_run_with_children(command_line: Callable, configuration: Path, tiny_encoder: Path) -> None:
     cli = command_line()
     words = ["--config", str(configuration), "--output", "run", "--run-name", "whole"]
     run = cli.folder / "run"
     first, second = run / "stages" / "1-llm", run / "stages" / "2-human"
-    process = cli.start("train", *words)
-    started.append(process)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
+    out, err = cli.run("train", *words)
     for stage in (f"stage 1 of 2, llm: {LLM_STEPS} steps", f"stage 2 of 2, human: {HUMAN_STEPS} steps"):
         assert stage in err
 
@@ -85,16 +81,16 @@ def test_stages_are_one_run_with_children(
 
     # Measured once, for the whole, and calibrated as a run without stages is.
     assert (run / "model" / "calibration.json").is_file(), err
-    figures = json.loads((run / "metrics.json").read_text())
-    assert list(figures) == ["format", "dataset", "split", "bm25", "before", "after"]
-    assert (figures["dataset"], figures["split"]) == ("letters", "test")
-    assert figures["after"] != figures["before"]
-    assert "loss lsepair then infonce" in out
+    results = Results.read(run / "evaluation")
+    assert list(results.models) == ["bm25", "before", "after"]
+    assert results.about["letters"].split == "test"
+    assert results.models["after"] != results.models["before"]
+    assert "the loss lsepair then infonce" in out
     for name in ("evaluation/runs/after/letters.trec", "figures/loss.png", "report.html", "config.yaml"):
         assert (run / name).stat().st_size > 500, name
     closing = json.loads((first / "metrics.json").read_text())
-    assert (closing["steps"], closing["split"]) == (LLM_STEPS, "dev")
-    assert closing["dev_loss"] > 0
+    assert (closing["steps"], closing["best"]["metric"]) == (LLM_STEPS, "dev_loss")
+    assert closing["best"]["value"] > 0
     own = yaml.safe_load((second / "config.yaml").read_text())
     assert (own["loss"]["loss"], own["data"]["positives"]) == ("infonce", "human")
 
@@ -111,16 +107,12 @@ def test_stages_are_one_run_with_children(
         history = client.get_metric_history(tracked[name].info.run_id, "loss")
         assert sorted(point.step for point in history) == list(range(1, count + 1)), name
     assert client.get_metric_history(parent.info.run_id, "loss") == []
-    assert parent.data.metrics["after/letters/auc"] == pytest.approx(figures["after"]["auc"])
+    assert parent.data.metrics["after/letters/auc"] == pytest.approx(results.models["after"]["letters"]["auc"])
     assert parent.data.params["stages.1.loss.loss"] == tracked["1-llm of whole"].data.params["loss.loss"] == "lsepair"
     assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"config.yaml", "model", "report.html"}
 
     # The same again has nothing to do; another setting of a stage is another run.
-    again = cli.start("train", *words)
-    printed, err = again.communicate(timeout=100)
-    assert printed == out, err
+    assert cli.run("train", *words)[0] == out
     configuration.write_text(configuration.read_text().replace(f"max_steps: {LLM_STEPS}", "max_steps: 7"))
-    other = cli.start("train", *words)
-    _, err = other.communicate(timeout=100)
-    assert other.returncode == 2
+    _, err = cli.run("train", *words, code=2)
     assert f"(training.max_steps of stage 'llm' is {LLM_STEPS} there and 7 here)" in err

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from beir import write_beir
 
 from raytriever.cluster.pool import ActorPool
-from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.corpus import encode_store, plan_embeddings
 from raytriever.encoding.loading import load_for_encoding
@@ -21,19 +18,9 @@ from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 
-SUPPORT = Path(__file__).parents[1] / "support"
 DOCUMENTS, SKULL = 96, 41
 POOL = ActorPool(1, 2)
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)  # for Ray's workers, which inherit it
-        patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
-        with ray_session(num_workers=2):
-            yield
 
 
 class Case:
@@ -41,12 +28,8 @@ class Case:
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.folder, self.model = folder, model
-        data = folder / "numbers"
-        data.mkdir()
-        rows = [{"_id": str(n), "text": "a" * (n % 50 + 1) + "%" * (n == SKULL)} for n in range(DOCUMENTS)]
-        (data / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (data / "queries.jsonl").write_text('{"_id": "q", "text": "a"}\n')
-        self.dataset = open_dataset(data, [])
+        texts = ["a" * (n % 50 + 1) + "%" * (n == SKULL) for n in range(DOCUMENTS)]
+        self.dataset = open_dataset(write_beir(folder / "numbers", texts, ["a"]), [])
         self.config = ModelConfig(str(model))
         self.retriever = load_for_encoding(self.config, "fp32")
         plan = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
@@ -85,10 +68,8 @@ def test_actors_copy_what_earlier_stores_have_and_encode_the_rest(session: None,
     encode_store(first, case.config, case.retriever, case.dataset)
     embeddings = first.finish().array()
     texts = [*case.dataset.passages()]
-    data = case.folder / "numbers"
-    rows = [{"_id": str(n), "text": text} for n, text in enumerate(["ab", *texts[:40], "abc", *texts[40:]])]
-    (data / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    dataset = open_dataset(data, [])
+    rows = ["ab", *texts[:40], "abc", *texts[40:]]
+    dataset = open_dataset(write_beir(case.folder / "numbers", rows, ["a"]), [])
     plan = plan_embeddings(case.config, case.retriever, dataset, "passage", "fp32")
     writer = StoreWriter(case.folder / "second", replace(plan, shard_rows=16, batch_tokens=100))
     encoded: list[int] = []

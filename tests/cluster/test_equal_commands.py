@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from processes import losses, wait_for
 
+from raytriever.evaluation.results import Results
 from raytriever.store.lock import owner_of
 
 STEPS = 200
@@ -44,6 +45,6 @@ def test_equal_trainings_lose_no_step(command_line: Callable[..., Any], started:
     assert sum("Resumed from checkpoint" in said for _, said in ends) == 1
     assert list(losses(run)) == list(range(1, STEPS + 1))
     assert json.loads((run / "run.json").read_bytes())
-    assert json.loads((run / "metrics.json").read_bytes())["after"]
+    assert Results.read(run / "evaluation").models["after"]
     assert owner_of(run) is None
     assert not (cli.folder / ".run.lock").exists()

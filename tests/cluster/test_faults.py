@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from ray.cluster_utils import Cluster
 from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.session import ray_session
 from raytriever.errors import UserError
+from raytriever.evaluation.results import Results
 
 STEPS = 200
 SETTINGS = ["--eval-steps", "20", "--patience", "99", "--keep", "2", "--max-steps", str(STEPS)]
@@ -64,7 +64,7 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     assert f"Resumed from checkpoint step-{steps[-2]}" in again.stderr
     assert losses(run) == losses(cli.folder / "peace")
     assert set(losses(run)) == set(range(1, STEPS + 1))
-    figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("interrupted", "peace")]
+    figures = [Results.read(cli.folder / name / "evaluation").models for name in ("interrupted", "peace")]
     assert figures[0] == figures[1]
 
 

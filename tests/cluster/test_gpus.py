@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from processes import wait_for
 
 from raytriever.cluster import pool
 from raytriever.cluster.encoding import choose_actor_pool
-from raytriever.cluster.evaluation import evaluate_model
+from raytriever.cluster.evaluation import evaluate_once
 from raytriever.cluster.placement import count_gpus, spare_gpus
 from raytriever.cluster.pool import ActorPool, PooledCorpus
-from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.jobs import choose_pool
 from raytriever.cluster.train.trainer import train_on_cluster
+from raytriever.cluster.train.validation import open_dev_sets
 from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
@@ -37,7 +37,9 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
+from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.systems import DenseSystem
 from raytriever.index.exact import tie_order
 from raytriever.index.ranking import TieOrder
@@ -178,29 +180,29 @@ def test_actors_that_encode_and_search_see_what_they_reserved(
         assert seen(title) <= ({"0", "1"} if gpus else {""})
 
 
-def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case) -> None:
+def evaluation_of(case: Case, model: str) -> EvaluationJob:
+    tiny, letters = EvaluatedModel("tiny", replace(case.model, model=model)), str(case.dataset.location)
+    datasets = [EvaluationDataset("letters", {"letters": letters}, "test")]
+    return EvaluationJob(models=[tiny], datasets=datasets, baselines=["tiny"], precision="fp32")
+
+
+def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case, tmp_path: Path) -> None:
     here = evaluate(case.dataset, "test", DenseSystem(case.dataset, case.model, case.retriever))
-    [there] = evaluate_model(case.dataset, ["test"], case.model, "fp32")
+    lines: list[str] = []
+    there = evaluate_once(evaluation_of(case, case.model.model), tmp_path / "evaluation", lines.append)
     assert seen("ray::_run_in_task") <= {"0", "1"}
     assert seen("ray::_run_in_task")
-    assert there.metrics == pytest.approx(here.metrics)
-    assert np.array_equal(there.queries, here.queries)
+    assert there.models["tiny"]["letters"] == pytest.approx(here.metrics)
+    assert [line for line in lines if "split test (fp32 on c" in line]
 
 
 def test_an_error_of_the_process_with_a_gpu_is_one_of_the_user(records: Path, case: Case, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
-        evaluate_model(case.dataset, ["test"], replace(case.model, model=str(tmp_path / "nowhere")), "fp32")
+        evaluate_once(evaluation_of(case, str(tmp_path / "nowhere")), tmp_path / "evaluation", print)
 
 
 def gpus_are_free() -> bool:
     return ray.available_resources().get("GPU", 0) == GPUS
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -216,7 +218,7 @@ def test_an_actor_that_waits_for_a_gpu_delays_no_search(
 ) -> None:
     """As where another job takes GPUs between the count and the start: four actors for two GPUs."""
     monkeypatch.setattr(pool, "GRACE_SECONDS", 3.0)
-    wait_until(gpus_are_free)
+    wait_for(gpus_are_free)
     order = TieOrder.of(tie_order(case.dataset.documents.ids))
     queries = store.read(np.arange(0, len(store), 3))
     corpus = PooledCorpus(ActorPool(1, 4, cpus=0, gpus=1.0), store, order)
@@ -229,16 +231,16 @@ def test_a_search_without_any_actor_fails_in_one_line(
     records: Path, case: Case, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "START_SECONDS", 3.0)
-    wait_until(gpus_are_free)
+    wait_for(gpus_are_free)
     other = ray.remote(num_gpus=GPUS)(threading.Event).remote()
-    wait_until(lambda: ray.available_resources().get("GPU", 0) == 0)
+    wait_for(lambda: ray.available_resources().get("GPU", 0) == 0)
     with pytest.raises(UserError, match="no search actor started within 3 s"):
         ActorPool(2, 2, gpus=1.0).search(store, store.read(np.arange(3)), 5, np.arange(len(store)))
     ray.kill(other)
 
 
 def test_a_round_uses_the_gpus_that_training_leaves(records: Path) -> None:
-    wait_until(gpus_are_free)
+    wait_for(gpus_are_free)
     config = Config(refresh=RefreshConfig(refresh_every=2, refresh_pool="2:3"))
     pools = [choose_pool(replace(config, training=TrainingConfig(num_workers=count))) for count in (1, 2)]
     assert pools == [
@@ -248,7 +250,7 @@ def test_a_round_uses_the_gpus_that_training_leaves(records: Path) -> None:
 
 
 def test_gpus_of_training_are_never_spare(records: Path) -> None:
-    wait_until(gpus_are_free)
+    wait_for(gpus_are_free)
     assert count_gpus() == GPUS
     assert [spare_gpus(needed) for needed in range(4)] == [2, 1, 0, 0]
 

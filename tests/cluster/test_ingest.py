@@ -4,49 +4,30 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from beir import write_beir
 from prepared import prepare
 
 from raytriever.cluster.ingest import run_in_ray_tasks
-from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, in_this_process
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError
 from raytriever.store.commit import read_manifest
 
-SUPPORT = Path(__file__).parents[1] / "support"
 ROWS = 6_000
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)  # for Ray's workers, which inherit it
-        patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
-        with ray_session(num_workers=2):
-            yield
 
 
 @pytest.fixture
 def folder(tmp_path: Path, own_cache: Path) -> Path:
     """Documents of half a kilobyte, so that there are several chunks."""
-    folder = tmp_path / "numbers"
-    (folder / "qrels").mkdir(parents=True)
-    rows = [{"_id": f"d{n}", "title": "", "text": f"{n} " + "word " * 100} for n in range(ROWS)]
-    with gzip.open(folder / "corpus.jsonl.gz", "wt") as stream:
-        stream.writelines(json.dumps(row) + "\n" for row in rows)
-    (folder / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": f"q{n}", "text": str(n)}) + "\n" for n in range(9))
-    )
-    (folder / "qrels" / "train.tsv").write_text(
-        "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{ROWS - 1 - n}\t1\n" for n in range(9))
-    )
+    texts, queries = [f"{n} " + "word " * 100 for n in range(ROWS)], [str(n) for n in range(9)]
+    folder = write_beir(tmp_path / "numbers", texts, queries, train=[(n, ROWS - 1 - n) for n in range(9)])
+    corpus = folder / "corpus.jsonl"
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes()))
+    corpus.unlink()
     return folder
 
 
@@ -85,4 +66,4 @@ def test_a_broken_file_is_a_user_error_and_leaves_no_file(session: None, folder:
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip is broken after row \d+") as caught:
         prepare(Request(str(folder)), run_in_ray_tasks)
     assert "\n" not in str(caught.value)
-    assert not list((tmp_path / "cache" / "datasets").iterdir())
+    assert not list(tmp_path.glob("cache/datasets/*"))

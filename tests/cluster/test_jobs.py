@@ -18,6 +18,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from processes import free_ports, processes, wait_for
 
+from raytriever.evaluation.results import Results
+
 REPOSITORY = Path(__file__).parent.parent.parent
 CODE = ["platform", "jobs", ".gitignore", ".rayignore", "pyproject.toml", "constraints.txt"]
 PLANTED = {".env": "canary", "runs/old/config.yaml": "canary", "mlflow.db": "canary", "key.pem": "canary"}
@@ -134,7 +136,7 @@ def test_a_submitted_run_uses_the_uploaded_code_and_its_files_last(head: Head, s
     assert code == 0, out
     assert "upload: " in out
     assert f"relative paths start in {head.home}" in out
-    assert "encoder after" in out, "a job's lines come back"
+    assert "All pairs: paired t-test" in out, "a job's lines come back"
     run = head.home / "runs" / "first"
     assert (run / "metrics.json").is_file()
     assert (head.home / "mlflow.db").is_file()
@@ -195,7 +197,7 @@ def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings:
     assert code == 0, out
     assert "Resumed from checkpoint" in out
     names = ("stopped", "undisturbed")
-    figures = [json.loads((head.home / "runs" / name / "metrics.json").read_text()) for name in names]
+    figures = [Results.read(head.home / "runs" / name / "evaluation").models for name in names]
     assert figures[0] == figures[1]
     logged = [json.loads(line) for line in (checkpoints.parent / "steps.jsonl").read_text().splitlines()]
     steps = [entry["step"] for entry in logged if "loss" in entry["measured"]]

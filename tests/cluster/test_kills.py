@@ -51,7 +51,7 @@ class Kill:
     pool: str = ""
 
 
-RUN = ("metrics.json", "model/*", "checkpoints/*/weights-*")
+RUN = ("metrics.json", "evaluation/per_query/*", "model/*", "checkpoints/*/weights-*")
 REFRESH = "train --dataset long --refresh-negatives 5 --refresh-pool 2 --max-steps 9 --eval-steps 9 --refresh-every 3"
 ENCODER = "--model MODEL --precision fp32"
 MINED = "out/negatives/embeddings/*/0-passage/shards/0*/manifest.json"  # seven shards, each of 1,024 documents
@@ -87,7 +87,7 @@ KILLS = {
         "train --config stages.yaml --eval-steps 20",
         (Blow("out/stages/2-other/checkpoints/step-40", "*"), Blow("out/stages/2-other/checkpoints/step-80")),
         kept="stages/1-one/**/*",
-        same=("metrics.json", "model/*", "stages/*/model/*"),
+        same=("evaluation/per_query/*", "model/*", "stages/*/model/*"),
     ),
     "tune": Kill(
         f"tune {LONG} --search-space space.yaml --trials-at-once 2",
@@ -96,7 +96,7 @@ KILLS = {
             Blow("out/trials/*/metrics.json out/trials/002/checkpoints/step-*"),
         ),
         kept="trials/*/metrics.json",
-        same=("trials/*/config.yaml", "trials/*/metrics.json", "best.yaml", "best/metrics.json", "figures/*"),
+        same=("trials/*/config.yaml", "trials/*/metrics.json", "best.yaml", "best/evaluation/per_query/*", "figures/*"),
     ),
     "study": Kill(
         "study mine.yaml",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import run_python
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -17,16 +15,9 @@ SUPPORT = Path(__file__).parents[1] / "support"
 @pytest.mark.slow
 def test_actors_have_the_scores_of_one_process(tiny_encoder: Path, tmp_path: Path) -> None:
     def scores(name: str, *more: str) -> dict[str, Any]:
-        words = ["--suite", "mteb", "--tasks", "TinyRetrieval,TinyReranking", "--model", str(tiny_encoder)]
-        words += ["--tracker", "none", *more]
-        command = [sys.executable, str(SUPPORT / "mteb_tasks.py"), *words, "--output", str(tmp_path / name)]
-        done = subprocess.run(
-            command,
-            env={**os.environ, "RAYTRIEVER_CACHE": str(tmp_path / f"cache-{name}")},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        words = ["--suite", "mteb", "--tasks", "TinyRetrieval,TinyReranking", "--model", tiny_encoder]
+        words += ["--tracker", "none", *more, "--output", tmp_path / name]
+        run_python(SUPPORT / "mteb_tasks.py", *words, variables={"RAYTRIEVER_CACHE": str(tmp_path / f"cache-{name}")})
         files = (tmp_path / name / "results" / "encoder").glob("*/Tiny*.json")
         return {file.stem: json.loads(file.read_text())["scores"] for file in files}
 

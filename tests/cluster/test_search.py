@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import processes, wait_for
 
 from raytriever.cluster import pool
 from raytriever.cluster.pool import ActorPool
-from raytriever.cluster.session import ray_session
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ConfigError, ModelError
@@ -22,12 +20,6 @@ from raytriever.search.exact import search_store
 
 ROWS, WIDTH = 6_000, 16
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    with ray_session(num_workers=3):
-        yield
 
 
 @pytest.fixture
@@ -63,14 +55,7 @@ def test_results_equal_the_local_search_byte_by_byte(
 
 
 def searchers() -> list[int]:
-    actors = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if "ray::PoolActor" in (process / "cmdline").read_text() and os.getuid() == process.stat().st_uid:
-                actors.append(int(process.name))
-        except OSError:  # it ended meanwhile
-            continue
-    return actors
+    return processes("ray::PoolActor", lambda pid: Path(f"/proc/{pid}").stat().st_uid == os.getuid())
 
 
 def test_an_actor_killed_in_the_middle_changes_no_byte(
@@ -97,10 +82,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
     actual = ActorPool(2, 2).search(store, questions(300), 50, np.arange(ROWS))
     thread.join()
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
-    deadline = time.monotonic() + 60
-    while searchers() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert searchers() == []
+    wait_for(lambda: not searchers())
 
 
 def test_an_actor_that_always_dies_is_a_user_error(

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import wait_for
+from processes import free_port, wait_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "serve.md"
 # Imported by the application: notes the size of each batch, and the process that answered it.
@@ -62,9 +61,7 @@ def served(
     folder: Path, command: list[str], tiny_encoder: Path, tiny_dataset: Path
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Start a command with `PORT` in place of a free port, and yield the address when it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     own = {"RAYTRIEVER_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1", "NOTES": f"{folder}/notes"}
     inputs = {"MODEL": str(tiny_encoder), "DATASET": str(tiny_dataset)}
     paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))

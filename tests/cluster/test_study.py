@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,12 @@ def test_rays_processes_have_the_priority_of_the_study() -> None:
 
 
 def test_a_study_of_a_file_compares_its_arms(
-    command_line: Callable[[], CommandLine], started: list[subprocess.Popen[str]], study_text: str, tmp_path: Path
+    command_line: Callable[[], CommandLine], study_text: str, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yaml").write_text(study_text.replace("seeds: 1", "seeds: 2"))
     line = command_line()
-    out, err = "", ""
     for _ in range(2):
-        process = line.start("study", "mine.yaml", "--output", "mine")
-        started.append(process)
-        out, err = process.communicate(timeout=280)
-        assert process.returncode == 0, err
+        out, err = line.run("study", "mine.yaml", "--output", "mine")
     assert "mine is finished; a larger --seeds continues it" in err
     results = json.loads((tmp_path / "mine" / "results.json").read_text())
     assert (results["study"], results["seeds"]) == ("mine", 2)
@@ -51,9 +46,7 @@ def test_a_study_of_a_file_compares_its_arms(
     assert "All pairs: t-test over queries and seeds" in (tmp_path / "mine" / "study.md").read_text()
     assert {(row["model"], row["metric"]) for row in results["pairs"]} >= {("MW", "auc")}
     arms = [f"mine/arms/{name}/seed-0" for name in ("MW-Letters", "InfoNCE-Letters")]
-    process = line.start("compare", *arms, "--output", "page.html")
-    started.append(process)
-    assert process.wait(120) == 0
+    line.run("compare", *arms, "--output", "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "MW-Letters_seed-0" in page
     assert page.count("AUC") > 3

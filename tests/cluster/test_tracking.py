@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from postgresql import PostgreSQL
-from processes import free_port, wait_for
+from processes import ended, free_port, wait_for
 
 STEPS = 400
 
@@ -101,8 +101,7 @@ def check_that_nothing_is_lost(
     # It continues, and its points are stored next to it.
     wait_for((run / "checkpoints" / "step-200").exists, 120, process)
     start()
-    _, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
+    _, err = ended(process)
     assert err.count("the run continues, and its data is stored") == 1
     assert err.count("MLflow answers again after") == 1
     client = MlflowClient(server.uri)

@@ -13,6 +13,7 @@ import yaml
 from mlflow import MlflowClient
 from processes import losses
 
+from raytriever.evaluation.results import Results
 from raytriever.operation.runs import read_run
 
 SPACE = {"loss": {"loss": ["infonce", "mw"], "temperature": [0.02, 0.05]}}
@@ -39,16 +40,12 @@ def tracked(uri: str) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.slow
-def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Callable, started: list, space: str) -> None:
+def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Callable, space: str) -> None:
     cli = command_line()
     folder = cli.folder / "sweep"
     settings = [*cli.settings, "--max-steps", "60", "--eval-steps", "10", "--patience", "99"]
     words = [*settings, "--search-space", space, "--trials-at-once", "2", "--output", "sweep", "--run-name", "sweep"]
-
-    process = cli.start("tune", *words)
-    started.append(process)
-    out, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
+    out, err = cli.run("tune", *words)
     after = trial_log(folder)
     assert [trial["status"] for trial in after] == ["finished"] * 4
     assert [trial["settings"] for trial in after] == [
@@ -74,9 +71,10 @@ def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Calla
         yaml.safe_load((folder / "best.yaml").read_text())["loss"]["temperature"]
         == best["settings"]["loss.temperature"]
     )
-    figures = json.loads((folder / "best" / "metrics.json").read_text())
-    assert figures["split"] == "test"
-    assert f"{figures['after']['ndcg_at_10']:.4f}" in out
+    results = Results.read(folder / "best" / "evaluation")
+    assert results.about["letters"].split == "test"
+    figures = results.models["after"]["letters"]
+    assert f"{figures['ndcg_at_10']:.4f}" in out
     [measured] = [run for run in children if "after/letters/ndcg_at_10" in run.data.metrics]
     assert parents[0].data.tags["raytriever.best_trial"] == measured.info.run_name
     assert "#/compare-runs?runs=%5B%22" in out
@@ -92,25 +90,18 @@ def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Calla
     assert (listed.state, listed.detail) == ("finished", "4 of 4 trials")
 
     # Trained once more by its settings, it comes out the same.
-    remade = cli.start("train", "--config", "sweep/best.yaml", "--output", "remade")
-    _, err = remade.communicate(timeout=200)
-    assert remade.returncode == 0, err
-    assert json.loads((cli.folder / "remade" / "metrics.json").read_text())["after"] == pytest.approx(
-        figures["after"], abs=0.02
-    )
+    cli.run("train", "--config", "sweep/best.yaml", "--output", "remade")
+    remade = Results.read(cli.folder / "remade" / "evaluation").models["after"]["letters"]
+    assert remade == pytest.approx(figures, abs=0.02)
 
     # Given once more it has nothing to do, and says the same.
-    idle = cli.start("tune", *words)
-    out_again, err = idle.communicate(timeout=100)
-    assert idle.returncode == 0, err
+    out_again, err = cli.run("tune", *words)
     assert "is finished" in err
     assert out_again == out
 
 
 @pytest.mark.slow
-def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(
-    command_line: Callable, started: list, tmp_path: Path
-) -> None:
+def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(command_line: Callable, tmp_path: Path) -> None:
     cli = command_line()
     folder = cli.folder / "sweep"
     file = tmp_path / "rates.yaml"
@@ -118,9 +109,7 @@ def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(
     file.write_text(yaml.safe_dump({"training": {"learning_rate": [1e-3, 1e30, 1e-12, 1e-13]}}))
     words = [*cli.settings, "--max-steps", "60", "--eval-steps", "10", "--patience", "99", "--warmup-steps", "0"]
     words += ["--search-space", str(file), "--trials-at-once", "1", "--num-workers", "2", "--output", "sweep"]
-    started.append(cli.start("tune", *words, "--asha", "--asha-grace", "10", "--asha-factor", "2"))
-    out, err = started[0].communicate(timeout=280)
-    assert started[0].returncode == 2, err
+    out, err = cli.run("tune", *words, "--asha", "--asha-grace", "10", "--asha-factor", "2", code=2)
     assert "Traceback" not in err
     last = err.strip().splitlines()[-1]
     assert "1 of 4 trials failed, first 001: " in last
@@ -128,6 +117,6 @@ def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(
     assert [trial["status"] for trial in trials] == ["finished", "failed", "stopped", "stopped"]
     assert trials[2]["reason"] == "behind at step 10"
     assert sorted(losses(folder / "trials" / "002"))[:10] == list(range(1, 11))
-    assert "trial 000 on split test" in out
+    assert "before and after training in trial 000" in out
     _, children = tracked(cli.environment["MLFLOW_TRACKING_URI"])
     assert sorted(run.info.status for run in children) == ["FAILED", "FINISHED", "KILLED", "KILLED"]

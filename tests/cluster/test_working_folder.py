@@ -10,6 +10,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from processes import run_python
+from tiny_models import write_cross_encoder
 
 # Packages that libraries look for and that are not installed: the working folder would be the only place to have them.
 ABSENT = {"cudf", "cupy", "flash_attn", "jax", "tensorflow", "vllm", "xformers", "sitecustomize", "usercustomize"}
@@ -38,7 +40,7 @@ prepare --dataset . {MODEL} --output prepared
 encode --dataset . {MODEL} --output embeddings --actors 1
 mine --dataset . --method random --num-negatives 2 --output mined
 score --dataset . --negatives mined --model cross --output scored
-annotate --dataset . --llm judge --endpoint ENDPOINT --candidates bm25 --depth 2 --max-queries 2 --output annotated
+annotate --dataset . --llm judge --base-url ENDPOINT --candidates bm25 --depth 2 --max-queries 2 --output annotated
 train {TRAIN} --output run
 tune {TRAIN} --search-space temperature --searcher grid --trials 1 --output sweep
 study study.yaml --output study
@@ -73,17 +75,8 @@ class Folder:
 
     def run(self, *words: str) -> None:
         """Run a command in the folder. It ends well, and no file of the folder has run."""
-        done = subprocess.run(
-            [sys.executable, self.program, *words],
-            cwd=self.path,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
+        run_python(self.program, *words, cwd=self.path, env=self.environment, timeout=500)
         assert not self.log.exists(), self.log.read_text()
-        assert done.returncode == 0, done.stderr[-3000:]
 
     def check(self) -> None:
         """Show that the files do run where Python looks for them."""
@@ -105,11 +98,7 @@ def test_a_preparation_runs_no_file_of_the_working_folder(folder: Folder) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_no_command_runs_a_file_of_the_working_folder(folder: Folder, tiny_encoder: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    shutil.copytree(tiny_encoder, folder.path / "cross")
-    cross = BertForSequenceClassification(BertConfig.from_pretrained(tiny_encoder, num_labels=1))
-    cross.save_pretrained(folder.path / "cross")
+    write_cross_encoder(tiny_encoder, folder.path / "cross")
     server = [sys.executable, SERVER, "--log", folder.path.parent / "requests"]
     with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None

@@ -1,22 +1,25 @@
 """One worker of a real gloo group: every loss on its share of one global batch, through a two-tower encoder.
 
-The result is each loss's value, statistics and averaged parameter gradients.
+The result is each loss's value, statistics and averaged parameter gradients, and rows that were gathered.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
+from torch import distributed
 
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distributed import current_workers
+from raytriever.losses.distributed import WorkerGroup, current_workers, host_workers
 from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.table import LOSS_NAMES
 
-QUERIES, PASSAGES, WIDTH = 8, 28, 6
+QUERIES, PASSAGES, WIDTH, ROWS = 8, 28, 6, 5
 # Two losses of a user.
 OWN_LOSSES = tuple(f"{Path(__file__).parents[1] / 'support' / 'own_losses.py'}:{name}" for name in ("joint", "auc"))
 # Of each kind of loss one: widths, a guide and gathering are the same for all of a kind.
@@ -53,7 +56,23 @@ def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
     return queries, passages, BatchIds(query_ids, positives, documents, known, seed=4, step=9, teacher=teacher)
 
 
-def main() -> dict[str, torch.Tensor]:
+def gathered(workers: WorkerGroup) -> list[torch.Tensor]:
+    """Gather rows; return them, the weights of all rows in what is differentiated, all rows, and the gradient."""
+    generator = torch.Generator().manual_seed(workers.rank)
+    rows = torch.randn(ROWS, 3, generator=generator).requires_grad_()
+    weights = torch.randn(workers.size * ROWS, 3, generator=generator)
+    everything = workers.all_gather(rows)
+    (everything * weights).sum().backward()
+    messages = host_workers(workers)
+    assert messages is workers
+    with mock.patch.object(distributed, "get_backend", return_value="nccl"):  # then messages have a group of their own
+        other = host_workers(workers)
+    assert (other is workers) == (workers.size == 1)
+    assert other.all_gather(torch.tensor([workers.rank])).tolist() == list(range(workers.size))
+    return [rows.detach(), weights, everything.detach(), rows.grad]
+
+
+def main() -> dict[str, Any]:
     workers = current_workers()
     rank, size = workers.rank, workers.size
     queries, passages, ids = global_batch()
@@ -63,7 +82,7 @@ def main() -> dict[str, torch.Tensor]:
     own = BatchIds(
         ids.queries[mine], ids.positives[mine], ids.passages[texts], ids.known[mine], ids.seed, ids.step, teacher
     )
-    out: dict[str, torch.Tensor] = {}
+    out: dict[str, Any] = {"gathered": gathered(workers)}
     for name in CASES:
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]

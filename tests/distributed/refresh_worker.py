@@ -6,33 +6,23 @@ batch was drawn from, and the weights of the checkpoint that the pool received.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import torch
+from runs import setup_of
+from scripted import ScriptedPool
 
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.order import Order
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
-from raytriever.models.checkpoint import WEIGHTS
-from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import load_retriever
-from raytriever.models.slices import read_slices, whole_tensors
+from raytriever.models.checkpoint import WEIGHTS, read_slices, whole_tensors
 from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
-from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.loop import train
 from raytriever.training.refresh import RefreshPlan
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from scripted_pool import ScriptedPool
 
 STEPS, EVERY, LATE = 14, 3, 8
 
@@ -67,16 +57,11 @@ class Keeping(ScriptedPool):
 
 def main(encoder: Path, dataset_folder: Path, strategy: str, folder: Path) -> dict[str, torch.Tensor]:
     workers = current_workers()
-    settings = TrainingConfig(batch_size=16, learning_rate=1e-3, eval_steps=STEPS, dev_batches=1, strategy=strategy)
-    retriever = load_retriever(ModelConfig(str(encoder)))
-    dataset = open_dataset(str(dataset_folder), ["train", "dev"], tokenisation=tokenisation_of(retriever))
-
-    def source(split: str) -> Watched:
-        examples = Examples.of(dataset, split, settings.seed)
-        return Watched(dataset.tokens, examples, Order(len(examples), settings.batch_size, settings.seed), 1, 2)
-
-    watched = source("train")
-    pool = Keeping(dataset, folder / "negatives")
+    settings = {"total_steps": STEPS, "eval_steps": STEPS, "dev_batches": 1, "strategy": strategy}
+    work, _ = setup_of(encoder, dataset_folder, folder / "checkpoints", workers=workers, **settings)
+    dataset = open_dataset(str(dataset_folder), ["train", "dev"])
+    watched = Watched(**vars(work.train))
+    pool = Keeping(folder / "negatives", dataset=dataset)
 
     def read(path: Path) -> NegativesTable:
         if workers.rank:
@@ -85,24 +70,8 @@ def main(encoder: Path, dataset_folder: Path, strategy: str, folder: Path) -> di
         watched.taken.set()
         return table
 
-    train(
-        TrainingSetup(
-            retriever=retriever,
-            train=watched,
-            dev=source("dev"),
-            loss=LossConfig("mw", temperature=0.05),
-            training=settings,
-            total_steps=STEPS,
-            precision="fp32",
-            device=torch.device("cpu"),
-            workers=workers,
-            folder=folder / "checkpoints",
-            on_metrics=lambda step, measured: None,
-            log=lambda line: None,
-            refresh=RefreshPlan(
-                every=EVERY, waits=False, folder=pool.folder, read=read, miner=None if workers.rank else pool
-            ),
-        )
-    )
+    miner = None if workers.rank else pool
+    refresh = RefreshPlan(every=EVERY, waits=False, folder=pool.folder, read=read, miner=miner)
+    train(replace(work, train=watched, refresh=refresh))
     logged = {"versions": torch.tensor([watched.drawn[step] for step in range(STEPS)])}
     return logged | {f"weights/{name}": values for name, values in pool.weights.get(1, {}).items()}

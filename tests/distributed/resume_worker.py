@@ -8,33 +8,23 @@ the precision. The result is what was logged, and the weights at the end.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from runs import setup_of
+from tiny_models import embed
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.order import Order
-from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import base_type
-from raytriever.models.prepare import prepare_for_training
-from raytriever.models.retriever import load_retriever
 from raytriever.store.objects import COPIES, copy_of
 from raytriever.store.remote import pull
 from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
-from raytriever.training.loop import TrainingSetup, train
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from tiny_models import embed
+from raytriever.training.loop import train
 
 STEPS = 8
 
@@ -69,9 +59,15 @@ def main(
         os.environ[COPIES] = str(hosts[current_workers().rank])
         pull(copy_of(str(folder)))  # as a worker does when it joins its driver
     folder = Path(copy_of(str(folder)))
-    settings = TrainingConfig(
-        batch_size=16,
-        learning_rate=1e-3,
+    precision = chosen.pop("precision", "fp32")
+    work, _ = setup_of(
+        ModelConfig(str(encoder), **chosen),
+        dataset_folder,
+        folder,
+        total_steps=STEPS,
+        loss=LossConfig("mw", temperature=0.05, learn_temperature=True),
+        workers=current_workers(),
+        precision=precision,
         warmup_steps=2,
         eval_steps=3,
         dev_batches=2,
@@ -80,17 +76,7 @@ def main(
         strategy=strategy,
         checkpoint_steps=1,
     )
-    precision = chosen.pop("precision", "fp32")
-    config = ModelConfig(str(encoder), **chosen)
-    retriever = load_retriever(config, base_type(config.lora_rank, precision))
-    prepare_for_training(retriever, config, settings.seed)
-    dataset = open_dataset(str(dataset_folder), ["train", "dev"], tokenisation=tokenisation_of(retriever))
-
-    def source(split: str) -> Stopping:
-        examples = Examples.of(dataset, split, settings.seed)
-        order = Order(len(examples), settings.batch_size, settings.seed)
-        return Stopping(dataset.tokens, examples, order, 1, 2, stop=stop if split == "train" else -1)
-
+    retriever = work.retriever
     logged: dict[str, torch.Tensor] = {}
 
     def on_event(step: int, measured: Mapping[str, float]) -> None:
@@ -98,17 +84,9 @@ def main(
             if name in measured:
                 logged[f"{name}@{step}"] = torch.tensor(measured[name], dtype=torch.float64)
 
-    work = TrainingSetup(
-        retriever=retriever,
-        train=source("train"),
-        dev=source("dev"),
-        loss=LossConfig("mw", temperature=0.05, learn_temperature=True),
-        training=settings,
-        total_steps=STEPS,
-        precision=precision,
-        device=torch.device("cpu"),
-        workers=current_workers(),
-        folder=folder,
+    work = replace(
+        work,
+        train=Stopping(**vars(work.train), stop=stop),
         on_metrics=on_event,
         log=lambda line: logged.update({line: torch.zeros(())}),
         data_digest="letters",

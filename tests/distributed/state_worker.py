@@ -11,7 +11,7 @@ import strategy_worker
 from strategy_worker import take_step
 
 from raytriever.losses.distributed import current_workers
-from raytriever.models.slices import Slice
+from raytriever.models.checkpoint import Slice
 from raytriever.training.optimizer import build_optimizer
 
 

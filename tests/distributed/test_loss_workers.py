@@ -13,27 +13,17 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parent))
-from gather_worker import ROWS
-from loss_worker import CASES, SUMS
+from loss_worker import CASES, ROWS, SUMS
 from process_group import run_group
 
 SEVERAL = (2, pytest.param(4, marks=pytest.mark.slow))
 Results = Callable[[int], list[dict[str, Any]]]
 
 
-def results_of(script: str) -> Results:
-    """Return the results of each rank of a group, by the size of the group, which runs once."""
-    return cache(lambda size: run_group(Path(__file__).with_name(script), size))
-
-
 @pytest.fixture(scope="module")
 def results() -> Results:
-    return results_of("loss_worker.py")
-
-
-@pytest.fixture(scope="module")
-def gathered() -> Results:
-    return results_of("gather_worker.py")
+    """Return the results of each rank of a group, by the size of the group, which runs once."""
+    return cache(lambda size: run_group(Path(__file__).with_name("loss_worker.py"), size))
 
 
 @pytest.mark.parametrize("size", SEVERAL)
@@ -53,8 +43,8 @@ def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: 
 
 
 @pytest.mark.parametrize("size", [1, *SEVERAL])
-def test_rows_are_gathered_and_their_gradients_summed_at_the_owner(size: int, gathered: Results) -> None:
-    of = [gathered(size)[rank]["rows"] for rank in range(size)]
+def test_rows_are_gathered_and_their_gradients_summed_at_the_owner(size: int, results: Results) -> None:
+    of = [results(size)[rank]["gathered"] for rank in range(size)]
     for rank, (_, _, received, gradient) in enumerate(of):
         assert torch.equal(received, torch.cat([rows for rows, *_ in of]))
         shares = [weights[rank * ROWS :][:ROWS] for _, weights, *_ in of]

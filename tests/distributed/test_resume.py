@@ -116,8 +116,7 @@ def test_in_a_bucket_it_is_the_same_to_the_bit_on_swapped_hosts(
 
     expected = leg(tmp_path / "whole", -1)
     with object_store(tmp_path / "store") as store:
-        for name, value in store.environment().items():
-            monkeypatch.setenv(name, value)
+        store.use(monkeypatch)
         actual = [leg("s3://bucket/checkpoints", 4, *hosts), leg("s3://bucket/checkpoints", -1, *reversed(hosts))]
     for values in actual:
         for name in values.keys() & expected.keys():

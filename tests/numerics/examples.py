@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from batch_ids import BatchIds, TeacherScores
-from reference_losses import query_scores
+from batch_ids import BatchIds, TeacherScores, build_loss
+from reference_losses import query_scores, reference_loss
 from torch import Tensor
 
 from raytriever.losses.batch import Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
+from raytriever.losses.guide import GuideEmbeddings
 
 
 @dataclass
@@ -66,6 +67,31 @@ def taught(positives: Tensor, hard: Tensor, seed: int) -> TeacherScores:
     return TeacherScores(documents, scores)
 
 
+def gradients(value: Tensor, batch: Example) -> list[Tensor]:
+    """Return a loss and its gradients by queries and passages."""
+    return [value.detach(), *torch.autograd.grad(value, (batch.queries, batch.passages))]
+
+
+def computed(
+    config: LossConfig, batch: Example, unit_length: bool = False, guide: GuideEmbeddings | None = None
+) -> list[Tensor]:
+    """Return the loss of training and its gradients."""
+    return gradients(
+        build_loss(config, unit_length)(batch.queries, batch.passages, batch.ids, guide=guide).value, batch
+    )
+
+
+def literal(config: LossConfig, batch: Example) -> list[Tensor]:
+    """Return the loss as its paper prints it, and its gradients."""
+    return gradients(reference_loss(config, batch.queries, batch.passages, batch.ids), batch)
+
+
+def assert_near(ours: list[Tensor], oracle: list[Tensor]) -> None:
+    """Compare a loss and gradients in double precision."""
+    for one, other in zip(ours, oracle, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
 def gathered_candidates(
     queries: Tensor, passages: Tensor, ids: BatchIds, workers: WorkerGroup = ALONE, temperature: float = 1.0
 ) -> Candidates:
@@ -73,6 +99,23 @@ def gathered_candidates(
     relevance = ids.relevance(workers, queries.device)
     embeddings = relevance.keep(workers.all_gather(passages))
     return Candidates(queries, embeddings, relevance, torch.tensor(temperature).log().to(queries))
+
+
+def double_sum(scores: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The literal double sum over the table of pairs, and its gradient."""
+    scores = scores.detach().double().requires_grad_()
+    batch = len(scores)
+    positive = torch.zeros_like(scores, dtype=torch.bool)
+    positive.diagonal()[:batch] = True
+    p, n = scores[positive], scores[~positive]
+    total = torch.zeros((), dtype=torch.float64)
+    grad = torch.zeros_like(scores)
+    for part in p.split(16):
+        z = (n[None] - part[:, None]) / temperature
+        value = torch.logaddexp(z, torch.zeros_like(z)).sum() / (len(p) * len(n))
+        grad += torch.autograd.grad(value, scores, retain_graph=True)[0]
+        total += value.detach()
+    return total, grad
 
 
 def auc(queries: Tensor, passages: Tensor, ids: BatchIds) -> float:

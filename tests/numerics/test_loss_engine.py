@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from batch_ids import BatchIds, build_loss
+from processes import run_python
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -70,3 +73,37 @@ def test_autocast_does_not_reach_the_scores(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         for ours, other in zip(run(name), expected, strict=True):
             torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+
+
+# In a process of its own: the checks must be in place before the losses are imported, and only there.
+CHECKED = """
+import sys
+from pathlib import Path
+from jaxtyping import install_import_hook
+root = Path(sys.argv[1])
+modules = [".".join(p.relative_to(root).with_suffix("").parts) for p in (root / "raytriever/losses").rglob("*.py")]
+# What numba compiles has no annotations and may not be wrapped.
+modules.remove("raytriever.losses.mw.compiled")
+install_import_hook(modules, "beartype.beartype")
+sys.path.append(sys.argv[2])
+from examples import example
+from batch_ids import build_loss
+from raytriever.losses.config import LossConfig
+from raytriever.losses.table import LOSS_NAMES
+for name in LOSS_NAMES:
+    made = example(0)
+    loss = build_loss(LossConfig(loss=name, temperature=0.5, distribution_weight=0.1))
+    loss(made.queries, made.passages, made.ids).value.backward()
+try:
+    loss(made.queries[:2], made.passages, made.ids)
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_annotated_shapes_hold() -> None:
+    here = Path(__file__).parent
+    root = here.parent.parent / "platform"
+    done = run_python("-c", CHECKED, root, here.parent / "support", cwd=here)
+    assert done.stdout.split() == ["LossInputError"]

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from examples import double_sum
 
 from raytriever.errors import LossInputError
 from raytriever.losses.mw.compiled import CompiledWalk
@@ -27,23 +28,6 @@ def matrix(batch: int, kind: str, seed: int = 0) -> torch.Tensor:
     return torch.full_like(scores, 0.3) if kind == "equal" else scores
 
 
-def table(scores: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The literal double sum over the table of pairs, and its gradient."""
-    scores = scores.detach().double().requires_grad_()
-    batch = len(scores)
-    positive = torch.zeros_like(scores, dtype=torch.bool)
-    positive.diagonal()[:batch] = True
-    p, n = scores[positive], scores[~positive]
-    total = torch.zeros((), dtype=torch.float64)
-    grad = torch.zeros_like(scores)
-    for part in p.split(16):
-        z = (n[None] - part[:, None]) / temperature
-        value = torch.logaddexp(z, torch.zeros_like(z)).sum() / (len(p) * len(n))
-        grad += torch.autograd.grad(value, scores, retain_graph=True)[0]
-        total += value.detach()
-    return total, grad
-
-
 def error(ours: torch.Tensor, oracle: torch.Tensor) -> float:
     return float((ours.double() - oracle).norm() / oracle.norm())
 
@@ -60,7 +44,7 @@ def mw(scores: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Te
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_against_the_table(batch: int, temperature: float, kind: str) -> None:
     scores = matrix(batch, kind)
-    value, grad = table(scores, temperature)
+    value, grad = double_sum(scores, temperature)
     ours, ours_grad = mw(scores, temperature)
     # Beyond exp(-88) float32 holds nothing.
     if float(value) > 1e-35:
@@ -80,7 +64,7 @@ def test_any_range_of_scores(dtype: torch.dtype) -> None:
     scores[3, 40:50] = scores[0, 0] + torch.linspace(-3e-3, 3e-3, 10, dtype=dtype)
     grid = build_grid(scores.diagonal().double() / 1e-3, -1e7, 1e7, dtype)
     assert grid.cells < 16 * 800 < 2 * EVEN_CELLS < 2e7
-    value, grad = table(scores, 1e-3)
+    value, grad = double_sum(scores, 1e-3)
     ours, ours_grad = mw(scores, 1e-3)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-6
     assert error(ours, value) < tolerance

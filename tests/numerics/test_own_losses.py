@@ -1,16 +1,22 @@
-"""Losses that a user writes: those of the tutorial against their formulas, and the built-in ones written again."""
+"""Losses that a user or a contributor writes, as the pages print them, are their formulas."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
 from batch_ids import build_loss
-from examples import Example, example
+from examples import Example, assert_near, computed, example, gradients
+from reference_losses import query_scores
 
 from raytriever.losses.config import LossConfig
+from raytriever.losses.loss import Loss
+from raytriever.losses.rows import RowLoss, by_row
+from raytriever.options import Need, option
 
 SUPPORT = Path(__file__).parents[1] / "support" / "own_losses.py"
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "own-loss.md").read_text(encoding="utf-8")
@@ -25,33 +31,30 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def _pairs(batch: Example) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
-    """Return the scores of the positives and of the negatives of each query."""
-    first = {document: row for row, document in reversed(list(enumerate(batch.ids.passages.tolist())))}
-    positives, negatives = [], []
-    for query, own, known in zip(batch.queries, batch.ids.positives.tolist(), batch.ids.known.tolist(), strict=True):
-        scores = {document: batch.passages[row] @ query / TAU for document, row in first.items()}
-        positives.append([scores[document] for document in dict.fromkeys(own) if document >= 0])
-        negatives.append([score for document, score in scores.items() if document not in {*own, *known}])
-    return positives, negatives
+def _pairs(batch: Example) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the scores of the positives and of the negatives of each query, in units of the temperature."""
+    rows = list(query_scores(batch.queries, batch.passages, batch.ids, LossConfig()))
+    return [row.positives / TAU for row in rows], [row.negatives / TAU for row in rows]
 
 
 def _focal(batch: Example) -> torch.Tensor:
-    positives, negatives = _pairs(batch)
-    p = [s.sigmoid() for row in positives for s in row] + [1 - s.sigmoid() for row in negatives for s in row]
-    return torch.stack([-((1 - each) ** 2) * each.log() for each in p]).mean()
+    positives, negatives = map(torch.cat, _pairs(batch))
+    p = torch.cat([positives.sigmoid(), 1 - negatives.sigmoid()])
+    return (-((1 - p) ** 2) * p.log()).mean()
 
 
 def _squared_hinge(batch: Example) -> torch.Tensor:
     pairs = zip(*_pairs(batch), strict=True)
-    return torch.stack([(10 - p + n).clamp(min=0) ** 2 for ps, ns in pairs for p in ps for n in ns]).mean()
+    return torch.cat([(10 - p[:, None] + n).clamp(min=0).flatten() ** 2 for p, n in pairs]).mean()
 
 
 def _mean_positive(batch: Example) -> torch.Tensor:
-    pairs = zip(*_pairs(batch), strict=True)
-    return torch.stack(
-        [(torch.stack(ns).logsumexp(0) - torch.stack(ps).mean()).exp().log1p() for ps, ns in pairs]
-    ).mean()
+    return torch.stack([(n.logsumexp(0) - p.mean()).exp().log1p() for p, n in zip(*_pairs(batch), strict=True)]).mean()
+
+
+def _plain(batch: Example) -> torch.Tensor:
+    positives, negatives = _pairs(batch)
+    return torch.cat(negatives).exp().sum() / len(positives) - torch.cat(positives).mean()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -60,33 +63,19 @@ def _mean_positive(batch: Example) -> torch.Tensor:
 )
 def test_a_loss_of_the_tutorial_is_its_formula(tutorial: Path, name: str, formula, seed: int) -> None:
     batch = example(seed)
-    value = build_loss(LossConfig(loss=f"{tutorial}:{name}", temperature=TAU))(
-        batch.queries, batch.passages, batch.ids
-    ).value
-    _compare(value, formula(batch), batch)
+    assert_near(computed(LossConfig(f"{tutorial}:{name}", TAU), batch), gradients(formula(batch), batch))
 
 
 @pytest.mark.parametrize("widths", ["", "4,2"])
 def test_joint_written_by_a_user_is_joint(widths: str) -> None:
-    batch = example(1)
-    values = [
-        build_loss(
-            LossConfig(loss=name, temperature=TAU, matryoshka_dims=widths, distribution_weight=0.3), unit_length=True
-        )(batch.queries, batch.passages, batch.ids).value
-        for name in (f"{SUPPORT}:joint", "joint")
-    ]
-    _compare(*values, batch)
+    settings = {"temperature": TAU, "matryoshka_dims": widths, "distribution_weight": 0.3}
+    names = f"{SUPPORT}:joint", "joint"
+    assert_near(*(computed(LossConfig(name, **settings), example(1), unit_length=True) for name in names))
 
 
 def test_pairs_that_are_neither_count_for_nothing_in_a_function_without_negatives() -> None:
     batch = example(2)
-    value = build_loss(LossConfig(loss=f"{SUPPORT}:plain", temperature=TAU))(
-        batch.queries, batch.passages, batch.ids
-    ).value
-    positives, negatives = _pairs(batch)
-    oracle = sum(s.exp() for row in negatives for s in row) / len(positives)
-    oracle = oracle - torch.stack([s for row in positives for s in row]).mean()
-    _compare(value, oracle, batch)
+    assert_near(computed(LossConfig(f"{SUPPORT}:plain", TAU), batch), gradients(_plain(batch), batch))
 
 
 def test_the_temperature_of_a_users_loss_is_trained() -> None:
@@ -98,8 +87,36 @@ def test_the_temperature_of_a_users_loss_is_trained() -> None:
     torch.testing.assert_close(loss.log_temperature.grad, builtin.log_temperature.grad, rtol=1e-6, atol=0)
 
 
-def _compare(ours: torch.Tensor, oracle: torch.Tensor, batch: Example) -> None:
-    torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-12)
-    gradients = (torch.autograd.grad(value, (batch.queries, batch.passages)) for value in (ours, oracle))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+LOSS, LOSS_WITH_A_CONSTANT, CONSTANT, *_ = re.findall(r"^```python\n(.*?)^```", CONTRIBUTING, re.DOTALL | re.MULTILINE)
+
+
+def test_the_loss_in_fifteen_lines_is_its_formula() -> None:
+    assert sum(bool(line) for line in LOSS.splitlines()) <= 15
+    loss = _run(LOSS)["MEAN_POSITIVE"]
+    assert isinstance(loss, RowLoss)
+    _assert_formula(LossConfig(temperature=TAU), by_row(loss), lambda negatives, own: negatives - own.mean())
+
+
+def test_the_loss_with_a_constant_reads_its_setting() -> None:
+    loss = _run(LOSS_WITH_A_CONSTANT)["additive_margin"]
+    fields = {"dataclass": dataclass, "LossConfig": LossConfig, "Need": Need, "option": option, "__name__": __name__}
+    exec(f"@dataclass(frozen=True)\nclass Settings(LossConfig):\n{indent(CONSTANT, '    ')}", fields)
+    for margin in (0.0, 2.5):
+        config = fields["Settings"](temperature=TAU, additive_margin=margin)
+        _assert_formula(config, loss, lambda negatives, positives, m=margin: negatives + m - positives[0])
+
+
+def _run(block: str) -> dict[str, object]:
+    names: dict[str, object] = {}
+    exec(block, names)
+    return names
+
+
+def _assert_formula(config: LossConfig, loss: object, exponent: object) -> None:
+    """Compare value and gradients with one query at a time, in double precision."""
+    batch = example(0)
+    ours = Loss(config, loss)(batch.queries, batch.passages, batch.ids.relevance()).value
+    scores = [(negatives.logsumexp(0), positives) for positives, negatives in zip(*_pairs(batch), strict=True)]
+    oracle = torch.stack([exponent(*each).exp().log1p() for each in scores]).mean()
+    assert_near(gradients(ours, batch), gradients(oracle, batch))

@@ -20,6 +20,8 @@ from directories import (
     custom_module,
     dense,
     plain,
+    routed,
+    router_after_pooling,
     static_embedding,
     truncates_left,
     two_towers,
@@ -154,4 +156,7 @@ CASES = [
     Case("router-two-towers", two_towers()),
     Case("router-two-poolings", two_towers("mean"), refused="mean and cls"),
     Case("router-dense-dot", two_towers_with_dense),
+    Case("router-shared-dense", routed(same_transformer=False, same_head=True)),
+    Case("router-shared-transformer", routed(same_transformer=True)),
+    Case("router-after-pooling", router_after_pooling),
 ]

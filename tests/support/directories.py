@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Dropout,
+    Normalize,
+    Pooling,
+    StaticEmbedding,
+    Transformer,
+)
 from tiny_models import KINDS, write_transformer
 from torch import nn
 
@@ -111,6 +118,28 @@ def two_towers_with_dense(folder: Path) -> None:
         for seed in (3, 4)
     )
     save([Router.for_query_document(query, document)], folder, similarity="dot")
+
+
+def routed(same_transformer: bool, same_head: bool = False) -> Callable[[Path], None]:
+    """Return the writer of a Router whose sides share their pooling and a transformer or a Dense module."""
+
+    def write(folder: Path) -> None:
+        query = transformer(folder, "bert")
+        document = query if same_transformer else transformer(folder, "bert", seed=1)
+        head = dense(WIDTH, WIDTH, seed=3)
+        other = head if same_head else dense(WIDTH, WIDTH, seed=4)
+        pooling = Pooling(WIDTH, "cls")
+        router = Router.for_query_document([query, pooling, head], [document, pooling, other])
+        save([router, Normalize()], folder)
+
+    return write
+
+
+def router_after_pooling(folder: Path) -> None:
+    router = Router.for_query_document(
+        [dense(WIDTH, WIDTH, seed=3), Normalize()], [Dropout(0.3), dense(WIDTH, WIDTH, seed=4)]
+    )
+    save([transformer(folder, "bert"), Pooling(WIDTH, "mean"), router, dense(WIDTH, 12)], folder)
 
 
 def static_embedding(folder: Path) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.datasets import EvaluationDataset, safe_name
+from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.job import EvaluationDirectory
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
+from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.results import About, ErrorRow, Results, TestedPair, ThresholdRow
 from raytriever.metrics.intervals import Proportion
+from raytriever.mining.analyser import Analysis
 
 HOSTILE = "what is <script>window.hacked = 1</script> & <img src=x onerror='window.hacked = 2'> \"quoted\"?"
 ENDS = "</script><script>window.hacked = 3</script><!-- {{title}} 模型"
@@ -27,6 +34,19 @@ def threshold_row(**values: Any) -> ThresholdRow:
     row = {"dataset": "d", "model": "m", "aim": "precision", "wanted": 0.9, "confidence": "score", "chosen_on": "dev"}
     row |= {"checked_on": "test", "threshold": None, "chosen": 0.5, "calibration_error": ErrorRow(0.1, None, None)}
     return ThresholdRow(**(row | values))
+
+
+def write_measured(
+    folder: Path, dataset: RetrievalDataset, evaluations: Mapping[str, Evaluation], baseline: str
+) -> Results:
+    """Write the directory of an evaluation of the split `test` whose systems were measured one by one."""
+    name, judged = safe_name(dataset.name), select_judged_queries(dataset, "test", Protocol())
+    source = EvaluationDataset(name, {name: str(dataset.location)}, "test")
+    analyses: dict[str, Any] = {name: Analysis.of(dataset.documents).content()}
+    directory = EvaluationDirectory(folder, Results(baselines=[baseline]))
+    directory.add(DatasetMeasurement(source, [PartMeasurement(name, dataset, judged, dict(evaluations))], analyses))
+    directory.finish()
+    return directory.results
 
 
 def write_evaluation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,10 +77,3 @@ def stored_points(server: MlflowServer, run_id: str | None, name: str = "loss") 
 
 def expected(last: int) -> list[tuple[int, float, int]]:
     return [(step, step / 7, 1000 + step) for step in range(1, last + 1)]
-
-
-def wait_for(what: Callable[[], Any]) -> None:
-    end = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
 from directories import written
+from gradients import distance
 from sentence_transformers import SentenceTransformer
 from tiny_models import text_of
 from torch import Tensor, nn
@@ -107,7 +108,5 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 def equal(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-9) -> bool:
-    """Return whether the norm of the difference of two gradients is small, compared with that of one of them."""
-    squares = sum(float((one - other).square().sum()) for one, other in zip(ours, theirs, strict=True))
-    whole = sum(float(one.square().sum()) for one in theirs)
-    return whole > 0 and (squares / whole) ** 0.5 < tolerance
+    """Return whether two gradients are near."""
+    return distance(ours, theirs) < tolerance

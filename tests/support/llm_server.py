@@ -1,4 +1,4 @@
-"""A chat-completions service as a process of its own: real HTTP, a model that answers by a rule, and faults on demand.
+"""A service of chat completions and embeddings, as a process of its own: real HTTP, answers by a rule, and faults.
 
 `python llm_server.py --log FILE [...]` prints its port and serves until it is killed. It reads what it is asked as a
 model would: the passages between their marks, by number. Its rule: a passage is relevant to a question, and useful for
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import hashlib
 import json
 import os
@@ -53,6 +54,19 @@ def answer_to(messages: list[dict[str, str]]) -> dict[str, Any]:
     return {"answer": f"It is said: {passages[min(passages)][:200]}"}
 
 
+def tokens_of(text: str) -> int:
+    return len(text.encode()) // 4 + 1
+
+
+def vector_of(text: str, width: int, length: float) -> list[float]:
+    """A vector of the letters of a text."""
+    numbers = [0.01] * width
+    for letter in text.encode():
+        numbers[letter % width] += 1
+    norm = sum(number * number for number in numbers) ** 0.5
+    return [number / norm * length for number in numbers]
+
+
 class Peer(NamedTuple):
     """Client of the server."""
 
@@ -67,7 +81,7 @@ class Server:
         self.options = options
         self.draw = random.Random(options.seed)
         self.log = open(options.log, "a", buffering=1)  # noqa: SIM115
-        self.answered = 0
+        self.answered = self.embedded = 0
         self.open = asyncio.Event()
         self.open.set()
 
@@ -108,9 +122,11 @@ class Server:
         if method == "POST" and path == "/v1/hold":  # a test's word, no part of the protocol
             self.open.clear()
             return await self.send(peer, 200, {"answered": self.answered})
-        if method != "POST" or path != "/v1/chat/completions":
+        if method != "POST" or path not in ("/v1/chat/completions", "/v1/embeddings"):
             return await self.send(peer, 404, {"detail": "Not Found"})
         asked = json.loads(body)
+        if path == "/v1/embeddings":
+            asked["messages"] = asked["input"]
         digest = hashlib.sha256(json.dumps(asked["messages"], sort_keys=True).encode()).hexdigest()
         self.note("asked", digest)
         if asked["model"] != options.model:
@@ -124,7 +140,46 @@ class Server:
                 return await self.send(peer, 400, {"error": {"message": said, "param": name}})
         if options.filters and options.filters in body.decode():
             return await self.send(peer, 400, {"error": {"message": "blocked by the content filter"}})
+        if "input" in asked and (refusal := self.refusal(asked["input"])):
+            return await self.send(peer, 400, {"error": {"message": refusal}})
         return await self.answer(asked, digest, peer)
+
+    def refusal(self, texts: list[str]) -> str:
+        """Why a request for embeddings is refused; empty if it is not."""
+        if len(texts) > self.options.most_texts:
+            return f"batch size {len(texts)} > maximum allowed batch size {self.options.most_texts}"
+        longest = max(map(len, texts))
+        if longest > self.options.longest:
+            return f"the maximum context length is {self.options.longest} tokens, you requested {longest}"
+        return ""
+
+    def embeddings(self, asked: dict[str, Any]) -> Any:
+        """The answer to a request for embeddings, in the state of the flags."""
+        mode, width = self.options.broken, asked.get("dimensions", self.options.width)
+        if mode == "widens" and self.embedded:
+            width *= 2
+        vectors = [vector_of(text, width, self.options.length) for text in asked["input"]]
+        is_first = not self.embedded  # the width is asked for first
+        self.embedded += len(vectors)
+        if mode == "fewer" and not is_first:
+            vectors.pop()
+        if mode == "ragged" and not is_first:
+            vectors[-1] = vectors[-1][:-1]
+        if mode == "nan" and not is_first:
+            vectors[-1][0] = float("nan")
+        rows = [
+            {
+                "index": number,
+                "embedding": base64.b64encode(struct.pack(f"<{len(one)}f", *one)).decode()
+                if asked.get("encoding_format") == "base64"
+                else one,
+            }
+            for number, one in enumerate(vectors)
+        ]
+        body: dict[str, Any] = {"object": "list", "data": rows[::-1], "model": asked["model"]}
+        if not self.options.no_usage:
+            body["usage"] = {"prompt_tokens": sum(map(tokens_of, asked["input"]))}
+        return "<html>busy</html>" if mode == "html" and not is_first else body
 
     async def answer(self, asked: dict[str, Any], digest: str, peer: Peer) -> bool:
         fault = self.fault()
@@ -145,6 +200,10 @@ class Server:
             return False
         if fault == "garbage":
             return await self.send(peer, 200, self.draw.choice([{"choices": []}, ["?"], {"error": "busy"}, "<html>"]))
+        if "input" in asked:
+            result = self.embeddings(asked)
+            await self.open.wait()
+            return await self.send(peer, 200, result, digest=digest, texts=asked["input"])
         content = json.dumps(answer_to(asked["messages"]))
         if self.options.wrapped:
             content = f'<think>maybe {{"relevant": [1]}}?</think>\nHere you are:\n```json\n{content}\n```\nDone.'
@@ -159,7 +218,13 @@ class Server:
         return await self.send(peer, 200, body, digest=digest)
 
     async def send(
-        self, peer: Peer, status: int, body: Any, more: dict[str, str] | None = None, digest: str | None = None
+        self,
+        peer: Peer,
+        status: int,
+        body: Any,
+        more: dict[str, str] | None = None,
+        digest: str | None = None,
+        texts: list[str] | None = None,
     ) -> bool:
         raw = json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(raw)), **(more or {})}
@@ -168,6 +233,8 @@ class Server:
         if digest is not None and not (peer.writer.is_closing() or peer.reader.at_eof()):
             self.answered += 1
             self.note("answered", digest)
+            for text in texts or ():
+                self.note("text", text)
         peer.writer.write(f"HTTP/1.1 {status} Replied\r\n{lines}\r\n".encode() + raw)
         await peer.writer.drain()
         return True
@@ -192,6 +259,11 @@ def main() -> None:
     parser.add_argument("--refuses", default="", help="parameters that are answered 400, separated by commas")
     parser.add_argument("--filters", default="", help="a text that no request may hold")
     parser.add_argument("--wrapped", action="store_true", help="answers stand in a fence, after a thought")
+    parser.add_argument("--width", type=int, default=24, help="components of an embedding")
+    parser.add_argument("--length", type=float, default=1.0, help="length of an embedding")
+    parser.add_argument("--longest", type=int, default=10**9, help="characters of the longest text to embed")
+    parser.add_argument("--most-texts", type=int, default=10**9, help="texts of the largest request")
+    parser.add_argument("--broken", default="", help="embeddings from the second request on: fewer, ragged, nan...")
     parser.add_argument("--no-usage", action="store_true")
     parser.add_argument("--no-models", action="store_true")
     for name in FAULTS:

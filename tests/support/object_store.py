@@ -15,7 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from processes import free_ports
+
+from raytriever.store import objects
 
 TRIES = 3
 WRITER, READER = ("writer", "writer-secret"), ("reader", "reader-secret")
@@ -66,6 +69,12 @@ class ObjectStore:
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+    def use(self, monkeypatch: pytest.MonkeyPatch, credentials: tuple[str, str] = WRITER) -> None:
+        """Let this process reach the server."""
+        for name, value in self.environment(credentials).items():
+            monkeypatch.setenv(name, value)
+        objects._store.cache_clear()
 
     def wait(self) -> None:
         """Return when the server answers."""

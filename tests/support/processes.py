@@ -6,11 +6,14 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import raytriever
 
 
 def processes(part: str, which: Callable[[int], bool]) -> list[int]:
@@ -41,7 +44,42 @@ def of_session(session: int, part: str = "") -> list[int]:
     return processes(part, lambda pid: os.getsid(pid) == session)
 
 
-def wait_for(what: Callable[[], Any], seconds: float, process: subprocess.Popen[str] | None = None) -> Any:
+def run_python(
+    *words: str | Path, code: int = 0, variables: Mapping[str, str] | None = None, **settings: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with words such as `-c` and a program; fails where it ends with another code."""
+    settings.setdefault("env", _environment() | dict(variables or {}))
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, **settings)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def _environment() -> dict[str, str]:
+    """The variables of this process, with which another one imports the same package."""
+    paths = [str(Path(raytriever.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 280, code: int = 0) -> tuple[str, str]:
+    """Wait for the end of a process; return what it printed, and its errors. Fails where it ends with another code."""
+    out, err = process.communicate(timeout=seconds)
+    assert process.returncode == code, err
+    return out, err
+
+
+@contextmanager
+def running_python(program: str, *words: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a program that may read its input; yield it with the first line that it prints, and kill it at the end."""
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, text=True, env=_environment(), **pipes) as process:
+        try:
+            yield process, process.stdout.readline().strip()  # type: ignore[union-attr]
+        finally:
+            process.kill()
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60, process: subprocess.Popen[str] | None = None) -> Any:
     """What is found, as soon as something is; fails where the process ends before, or it takes too long."""
     end = time.monotonic() + seconds
     while not (result := what()):

@@ -8,6 +8,7 @@ of a text drifts from its beginning to its end, so a text that is cut at another
 from __future__ import annotations
 
 import random
+import shutil
 import string
 from collections.abc import Callable
 from functools import cache
@@ -193,6 +194,26 @@ def write_transformer(
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def write_cross_encoder(encoder: Path, folder: Path, spread: float = 2.0, **settings: Any) -> Path:
+    """Write a cross-encoder of one score, with random weights and the sizes and tokenizer of a BERT; return it.
+
+    Args:
+        spread: of the weights of the head.
+        settings: entries of its `config.json`.
+    """
+    from transformers import BertConfig, BertForSequenceClassification
+
+    shutil.copytree(encoder, folder)
+    config = BertConfig.from_pretrained(encoder, num_labels=1)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    torch.manual_seed(1)
+    model = BertForSequenceClassification(config)
+    nn.init.normal_(model.classifier.weight, std=spread)
+    model.save_pretrained(folder)
+    return folder
 
 
 @torch.no_grad()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import running_python
 
 from raytriever.data import digests
 from raytriever.data.prepare.open import open_dataset
@@ -28,8 +27,8 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, own_cache: Path) -> Path:
-    return tmp_path / "cache"
+def cache(own_cache: Path) -> Path:
+    return own_cache
 
 
 def entry(path: Path, hours: int) -> Path:
@@ -61,16 +60,11 @@ def test_entries_that_are_written_or_open_stay(cache: Path, monkeypatch: pytest.
     paths = [entry(cache / "bm25" / str(number), number) for number in range(4)]
     monkeypatch.setitem(BOUNDS, "bm25", 0)
     lock = acquire(paths[0])
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(paths[1])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    assert is_held(paths[1])
-    keep_within_bound(paths[3])
-    assert [path.name for path in sorted((cache / "bm25").glob("[0-9]"))] == ["0", "1", "3"]
-    process.kill()
-    process.communicate()
+    with running_python(HOLDER, paths[1]) as (_, line):
+        assert line == "held"
+        assert is_held(paths[1])
+        keep_within_bound(paths[3])
+        assert [path.name for path in sorted((cache / "bm25").glob("[0-9]"))] == ["0", "1", "3"]
     lock.release()
     assert not is_held(paths[1])
     keep_within_bound(paths[3])

@@ -22,9 +22,9 @@ from raytriever.experiment.train import bytes_of_run
 from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.store import FINDER
+from raytriever.models.checkpoint import Slice
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.slices import Slice
 from raytriever.search.approximate import bytes_of_finder
 from raytriever.store import capacity
 from raytriever.store.capacity import check_disk, check_memory, format_size
@@ -47,11 +47,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents, queries = ([" ".join(rng.choice(words, size)) for _ in range(DOCUMENTS)] for size in (60, 8))
     judged = [(row, row) for row in range(DOCUMENTS)]
     return write_beir(tmp_path_factory.mktemp("data") / "texts", documents, queries, train=judged)
-
-
-@pytest.fixture
-def own_cache(tmp_path: Path, own_cache: Path) -> Path:
-    return tmp_path / "cache"
 
 
 @pytest.mark.slow

@@ -66,6 +66,8 @@ READERS = "platform/raytriever/reading/"
 # File, call, and why it is not `reading`'s.
 OWN_READERS = {
     ("annotation/service.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
+    ("endpoints/client.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
+    ("endpoints/vectors.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
     ("data/formats/delimited.py", "json.loads"): "a cell of a table that looks like a list; other values stay text",
     ("models/tokenisation.py", "json.loads"): "the tokenizer in memory, as its library has just written it",
     ("cluster/ingest.py", "json.loads"): "reports and errors of this program's own tasks",

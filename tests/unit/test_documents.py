@@ -6,10 +6,7 @@ import argparse
 import ast
 import functools
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from processes import run_python
 
 import raytriever
 
@@ -147,23 +145,25 @@ def test_commands_and_their_flags_exist() -> None:
             assert set(flags) <= _flags(command), f"{page}: raytriever {command} {' '.join(flags)}"
 
 
+def _environment(folder: Path) -> dict[str, str]:
+    return {"RAYTRIEVER_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+
+
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_blocks_of_a_tutorial_run(page: str, tmp_path: Path) -> None:
     """Blocks after `<!-- run -->`, and Python blocks without raytriever, run one after another in one folder."""
-    environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     for match in FENCE.finditer(_text(page)):
         _, language, block = match.groups()
         is_marked = _text(page)[: match.start()].endswith("<!-- run -->\n")
         if language == "python" and (is_marked or not re.search(r"raytriever|\brt\.", block)):
-            commands = [[sys.executable, "-c", block]]
+            commands = [["-c", block]]
         elif is_marked:
             lines = [line.split() for line in block.splitlines()]
-            commands = [[sys.executable, str(REPOSITORY / f"jobs/{line[1]}.py"), *line[2:]] for line in lines]
+            commands = [[str(REPOSITORY / f"jobs/{line[1]}.py"), *line[2:]] for line in lines]
         else:
             continue
         for command in commands:
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            run_python(*command, cwd=tmp_path, variables=_environment(tmp_path))
 
 
 def test_python_blocks_parse_and_use_public_names() -> None:
@@ -181,11 +181,7 @@ def test_the_example_of_the_readme_runs(tiny_dataset: Path, tmp_path: Path) -> N
     for written, used in {"path/to/scifact": str(tiny_dataset), "max_steps=500": "max_steps=2"}.items():
         assert written in block
         block = block.replace(written, used)
-    environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-c", block, cwd=tmp_path, variables=_environment(tmp_path))
 
 
 def test_the_readme_is_one_page() -> None:

@@ -23,7 +23,6 @@ from raytriever.errors import UserError
 from raytriever.evaluation.document import document
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.results import Results
-from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.build import build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.store import read_meta
@@ -116,11 +115,6 @@ def check(file: Path, read: Callable[[], object]) -> tuple[int, int]:
     return len(refusals), count
 
 
-def metrics_of_a_run() -> dict[str, Any]:
-    figures = {"ndcg_at_10": 0.5, "auc": 0.8}
-    return {"dataset": "letters", "split": "test", "bm25": figures, "before": figures, "after": figures}
-
-
 def compared(folder: Path, to: Path) -> None:
     write_comparison(to / "page.html", [read_directory(folder, "run")])
 
@@ -141,16 +135,6 @@ def test_values_of_queries(tmp_path: Path) -> None:
     file = write_evaluation(tmp_path, queries=2) / "per_query" / "letters.json"
     refused, count = check(file, lambda: choose_queries(read_per_query(file)))
     assert refused > count / 2
-
-
-@pytest.mark.slow
-def test_the_metrics_of_a_finished_run(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path, "interrupted")
-    run.finish(metrics_of_a_run())
-    refused, count = check(tmp_path / "metrics.json", run.metrics)
-    assert refused > count / 2
-    write_evaluation(tmp_path / "evaluation", queries=2)
-    check(tmp_path / "metrics.json", lambda: read_directory(tmp_path, "run"))
 
 
 def test_an_identity(tmp_path: Path) -> None:

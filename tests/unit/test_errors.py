@@ -1,13 +1,16 @@
-"""An error names a setting as Python and a configuration file do, and keeps its parts on the way."""
+"""Errors name settings as Python and files do, and keep their parts; a setting is declared once and always checked."""
 
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from raytriever.cluster.ingest import deserialize_error, serialize_error
 from raytriever.errors import ConfigError, StorageError, UserError, flag_of, setting
+from raytriever.options import check_options, did_you_mean, option
 
 
 def error() -> ConfigError:
@@ -33,3 +36,39 @@ def test_an_error_keeps_its_settings_on_the_way(kind: type[UserError]) -> None:
 def test_an_error_within_another_place() -> None:
     assert error().within("stage 'warm'").where == "stage 'warm': dataset a b/c"
     assert ConfigError("is wrong").within("arm mw").where == "arm mw"
+
+
+@dataclass(frozen=True)
+class Settings:
+    batch_size: int = option(8, "size", minimum=1, maximum=2**32 - 1)
+    share: float = option(0.5, "share", above=0, maximum=1)
+    name: str | None = option(None, "name", choices=("mean", "cls"))
+    free: float = option(1.0, "anything")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"batch_size": 1}, {"batch_size": 2**32 - 1}, {"share": 1.0}, {"name": "cls"}, {"free": -1e300}]
+)
+def test_what_is_allowed_passes(settings: dict[str, Any]) -> None:
+    check_options(Settings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: 0 is out of range; give a value at least 1"),
+        ({"batch_size": 2**32}, "batch_size: 4294967296 is out of range; give a value at most 4294967295"),
+        ({"share": 0.0}, "share: 0.0 is out of range; give a value above 0"),
+        ({"share": float("nan")}, "share: nan is out of range; give a finite number"),
+        ({"free": float("-inf")}, "free: -inf is out of range; give a finite number"),
+        ({"name": "men"}, "name: unknown value 'men'; did you mean 'mean'?"),
+    ],
+)
+def test_an_invalid_value_is_reported_by_its_flag(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_options(Settings(**settings))
+    assert str(caught.value) == message
+
+
+def test_names() -> None:
+    assert did_you_mean("xx", []) == "choose from "

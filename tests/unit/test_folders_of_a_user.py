@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 from raytriever.store.commit import committed_directory
 from raytriever.store.lock import acquire, lock_file_of
@@ -19,8 +18,7 @@ _PROGRAM = "import os, raytriever; print(os.environ['HOME']); print(os.environ.g
 
 
 def home_of(home: Path | str, program: str = _PROGRAM, **variables: str) -> list[str]:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), **variables}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    done = run_python("-c", program, env={"PATH": os.environ["PATH"], "HOME": str(home), **variables})
     assert done.stderr == ""
     return done.stdout.splitlines()
 
@@ -120,8 +118,7 @@ if os.getuid() == 0:  # the administrator writes everywhere
     os.setuid(12345)
 print(cache_folder(), cache_folder())
 """
-    environment = os.environ | {"HOME": str(reachable), "RAYTRIEVER_CACHE": str(cache)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    done = run_python("-c", program, variables={"HOME": str(reachable), "RAYTRIEVER_CACHE": str(cache)})
     private = reachable / ".cache" / "raytriever"
     assert done.stdout.split() == [str(private), str(private)]
     assert done.stderr.startswith(f"RAYTRIEVER_CACHE={cache}: you may not write to {cache}/datasets; using {private}.")

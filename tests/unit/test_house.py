@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
+
+from processes import run_python
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import pytest
@@ -111,7 +112,7 @@ def test_pythons_own_platform_module_wins() -> None:
     # With a `platform` package on the path, `import uuid` breaks: it wants Python's own module of that name.
     assert not [folder for folder in ("platform", "tests") if (REPOSITORY / folder / "__init__.py").exists()]
     program = "import platform, uuid; uuid.uuid4(); print(platform.__file__)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = run_python("-c", program, cwd=REPOSITORY)
     assert not Path(done.stdout.strip()).is_relative_to(REPOSITORY / "platform")
 
 

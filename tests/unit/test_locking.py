@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from processes import run_python, running_python
 
 from raytriever.errors import StorageError
 from raytriever.interruption import interruptible
@@ -43,23 +43,12 @@ lock.release()
 @contextmanager
 def holder(path: Path, how: str = "plain") -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Another process that holds the lock of a path until its input is closed, and its forked child if it has one."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path), how],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(locking.__file__).parents[2])},
-    )
-    assert process.stdout is not None
-    child = -1
-    try:
-        child = int(process.stdout.readline())
-        yield process, child
-    finally:
-        process.kill()
-        if child > 0:
-            os.kill(child, signal.SIGKILL)
-        process.communicate()
+    with running_python(HOLDER, path, how) as (process, child):
+        try:
+            yield process, int(child)
+        finally:
+            if int(child) > 0:
+                os.kill(int(child), signal.SIGKILL)
 
 
 @pytest.fixture(params=["kernel", "file"])
@@ -278,7 +267,7 @@ def test_a_lock_by_file_of_a_dead_process_is_named_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
     without_locks(monkeypatch, errno.ENOLCK)
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    gone = run_python("-c", "import os; print(os.getpid())")
     # Of the second one another process has the number since.
     for pid, started in ((int(gone.stdout), 7), (os.getpid(), 1)):
         file = write_record(tmp_path / "mine", host=socket.gethostname(), pid=pid, started=started)

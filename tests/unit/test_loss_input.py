@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -82,23 +80,3 @@ def test_a_batch_whose_every_other_query_has_negatives_is_fine() -> None:
         value.backward()
         assert bool(torch.isfinite(value)), name
         assert bool(torch.isfinite(queries.grad).all()), name
-
-
-LIGHT = """
-import sys
-import raytriever.losses.config
-assert "torch" not in sys.modules
-import raytriever.losses.registry
-assert "numba" not in sys.modules
-import torch
-from raytriever.models.varlen import _deterministic
-with _deterministic():
-    assert torch.are_deterministic_algorithms_enabled()
-assert not torch.are_deterministic_algorithms_enabled()
-assert "torch._inductor" not in sys.modules  # `torch.use_deterministic_algorithms` imports the compiler
-"""
-
-
-@pytest.mark.slow
-def test_importing_costs_no_heavy_module() -> None:
-    subprocess.run([sys.executable, "-c", LIGHT], check=True)

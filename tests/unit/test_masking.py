@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytriever import masking
-from raytriever.annotation.config import ServiceConfig, check_service
+from raytriever.annotation.config import LlmConfig
 from raytriever.cli.main import run
 from raytriever.config import Config, check_config
 from raytriever.data.config import DataConfig
+from raytriever.endpoints.config import check_service
 from raytriever.errors import DataError
 from raytriever.masking import masked, refuse_secrets
 
@@ -85,7 +86,7 @@ def test_masking_twice_is_masking_once(text: str) -> None:
         ["train", "--dataset", SECRET[1]],
         ["train", f"--dataset={SECRET[4]}"],
         ["evaluate", "--datasets", "a", SECRET[5]],
-        ["annotate", "--endpoint", SECRET[8]],
+        ["annotate", "--base-url", SECRET[8]],
         ["search", "x", "--datset", SECRET[1]],
     ],
 )
@@ -119,5 +120,5 @@ def test_values_of_other_variables_stay(name: str, monkeypatch: pytest.MonkeyPat
 def test_the_value_of_the_key_variable_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking, "_own_variables", set())
     monkeypatch.setenv("JUDGE", "correct-horse-9")
-    check_service(ServiceConfig(endpoint="http://localhost:8000/v1", llm="judge", key_variable="JUDGE"))
+    check_service(LlmConfig(base_url="http://localhost:8000/v1", llm="judge", key_variable="JUDGE"))
     assert masked("no such file: correct-horse-9") == "no such file: ***"

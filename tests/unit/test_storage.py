@@ -3,13 +3,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import running_python
 
 from raytriever.data.sources import open_raw, open_stream
 from raytriever.errors import StorageError
@@ -120,6 +120,12 @@ def test_a_folder_that_is_made_survives_a_crash_of_the_machine(tmp_path: Path, m
     monkeypatch.setattr(disk, "fsync", synced.append)
     disk.make_folder(tmp_path / "a" / "b" / "c")
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
+def test_links_in_a_circle_above_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(StorageError, match=f"^{tmp_path}/circle: symbolic links lead in a circle"):
+        commit(tmp_path / "circle" / "run", "one")
 
 
 def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
@@ -249,26 +255,19 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Pa
         "    (aside / 'big').write_text('x'); print(aside, flush=True); sys.stdin.read(); os._exit(9)"
     )
 
-    def start() -> tuple[subprocess.Popen[str], Path]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", writer, str(tmp_path / "run")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(Path(storage.__file__).parents[2])},
-        )
-        assert process.stdout is not None
-        aside = Path(process.stdout.readline().strip())
-        os.utime(aside, (time.time() - 3600,) * 2)
-        return process, aside
+    @contextmanager
+    def writing() -> Iterator[Path]:
+        with running_python(writer, tmp_path / "run") as (_, aside):
+            os.utime(aside, (time.time() - 3600,) * 2)
+            yield Path(aside)
 
-    dead, left = start()
-    dead.communicate("")
-    living, folder = start()
-    assert not left.exists()  # by the second writer
-    commit(tmp_path / "run")
-    assert folder.exists()
-    living.communicate("")
+    with writing() as left:
+        pass
+    assert left.exists()
+    with writing() as folder:
+        assert not left.exists()  # by the second writer
+        commit(tmp_path / "run")
+        assert folder.exists()
     commit(tmp_path / "run", "two", replace=True)
     assert entries(tmp_path) == ["run"]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "platform" / "raytriever"
@@ -19,7 +17,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # Without isolation, so that the build needs no network: hatchling is one of the packages for tests.
     command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder), str(REPOSITORY)]
-    subprocess.run([sys.executable, "-m", "pip", *command], check=True, timeout=200)
+    run_python("-m", "pip", *command, timeout=200)
     [wheel] = folder.glob("raytriever-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "content")
@@ -46,10 +44,7 @@ def test_every_command_shows_its_help_from_the_wheel(unpacked: Path, tmp_path: P
         "for stage in COMMANDS:\n    try:\n        run(stage, ['--help'])\n"
         "    except SystemExit as ended:\n        assert not ended.code, stage"
     )
-    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, cwd=tmp_path, variables={"PYTHONPATH": str(unpacked)})
     assert "usage: raytriever quickstart [flags]" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -57,13 +52,5 @@ def test_every_command_shows_its_help_from_the_wheel(unpacked: Path, tmp_path: P
 @pytest.mark.slow
 def test_the_wheel_is_imported(unpacked: Path, tmp_path: Path) -> None:
     program = "import raytriever as rt; rt.metrics.pooled_auc, rt.UserError, rt.load_dataset; print(rt.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(unpacked)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    done = run_python("-c", program, cwd=tmp_path, variables={"PYTHONPATH": str(unpacked)}, timeout=100)
     assert Path(done.stdout.strip()).is_relative_to(unpacked)

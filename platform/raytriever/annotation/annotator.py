@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 from typing import Protocol as Interface
 
 from raytriever.annotation.answer_log import AnswerLog, Entry
-from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts
 from raytriever.annotation.config import AnnotationConfig
 from raytriever.annotation.prompts import (
     ANSWER,
@@ -37,7 +36,9 @@ from raytriever.annotation.prompts import (
     number_reader,
     read_answer,
 )
-from raytriever.annotation.service import Reply, RequestRefused, Service, ServiceError
+from raytriever.annotation.service import Reply, Service
+from raytriever.endpoints.budget import BudgetReached, Spending, TokenCounts
+from raytriever.endpoints.client import RequestRefused, ServiceError
 from raytriever.errors import UserError, setting
 
 T = TypeVar("T")

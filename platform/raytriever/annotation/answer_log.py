@@ -13,6 +13,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, TypedDict
 
+from raytriever.endpoints.budget import TokenCounts, TokenEstimator
 from raytriever.errors import StorageError, disk_errors, setting
 from raytriever.reading.structured import parse_json
 from raytriever.store.disk import fsync
@@ -103,6 +104,19 @@ class AnswerLog:
                     self.damaged += 1
                 end += len(line)
         return end
+
+
+def read_costs(log: AnswerLog, llm: str) -> tuple[dict[str, TokenCounts], TokenEstimator]:
+    """Return the tokens that each job paid, and a token estimator fitted to the answers of a model."""
+    paid: dict[str, TokenCounts] = {}
+    estimator = TokenEstimator()
+    for entry in log.entries():
+        tokens = paid.setdefault(entry["job"], TokenCounts())
+        tokens.read += entry["read"]
+        tokens.written += entry["written"]
+        if entry["llm"] == llm and not entry["guessed"]:
+            estimator.record(entry["bytes"], entry["read"])
+    return paid, estimator
 
 
 def _parse(line: bytes) -> Entry | None:

@@ -27,7 +27,7 @@ from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.loading import open_encoder
 from raytriever.errors import DataError
 from raytriever.index.exact import tie_order
 from raytriever.mining.analyser import Analysis
@@ -105,7 +105,7 @@ def find_candidates(
     if DENSE in retrievers:
         device = default_device()
         dtype = choose_precision(precision, device)
-        retriever = load_for_encoding(model, dtype, device)
+        retriever = open_encoder(model, dtype, device)
         store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
         report(f"{dataset.name}: encoding with {model.model} ({dtype} on {device})")
         store = store or embed_corpus(model, retriever, dataset)

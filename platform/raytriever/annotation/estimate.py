@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raytriever.annotation.annotator import AnnotationQuery, Annotator, Counts, count_bytes
-from raytriever.annotation.budget import Spending, TokenCounts, TokenEstimator
-from raytriever.annotation.config import ServiceConfig
+from raytriever.annotation.config import LlmConfig
 from raytriever.annotation.prompts import ANSWER, FIELDS, LONGEST_ANSWER, RELEVANCE, Message
 from raytriever.annotation.service import Reply
+from raytriever.endpoints.budget import Spending, TokenCounts, TokenEstimator
 
 # Tokens assumed by `likely`: a short paragraph; a number with its comma; the braces and the name of the field.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORM_TOKENS = 80, 2, 6
@@ -68,7 +68,7 @@ class Estimate:
     most: MadeUpAnswers
     from_log: int
 
-    def table(self, config: ServiceConfig, estimator: TokenEstimator) -> str:
+    def table(self, config: LlmConfig, estimator: TokenEstimator) -> str:
         """Format the estimate as a text table."""
         sums = (self.likely, self.most)
         tokens = [each.tokens(estimator) for each in sums]
@@ -88,7 +88,7 @@ def estimate(annotator: Annotator, questions: Callable[[], Iterable[AnnotationQu
     """Estimate the cost of the questions; nothing is sent or logged."""
 
     async def run(service: MadeUpAnswers) -> int:
-        spending = Spending(ServiceConfig())  # without a budget
+        spending = Spending(LlmConfig())  # without a budget
         rehearsal = replace(annotator, service=service, spending=spending, counts=Counts(), logs=False)
         for question in questions():
             await rehearsal.annotate(question)

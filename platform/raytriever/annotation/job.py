@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, Counts, check_failures
-from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, read_costs
+from raytriever.annotation.answer_log import AnswerLog, read_costs
 from raytriever.annotation.candidates import choose_queries, find_candidates, open_checked
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_service, read_service_key
+from raytriever.annotation.config import AnnotationConfig, LlmConfig, check_llm
 from raytriever.annotation.estimate import estimate
 from raytriever.annotation.output import write_annotated
 from raytriever.annotation.prompts import AnnotationPrompts, load_prompts
 from raytriever.annotation.service import Service
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.endpoints.budget import BudgetReached, Spending, TokenCounts
+from raytriever.endpoints.config import read_service_key
 from raytriever.errors import ConfigError, DataError, StorageError, UserError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.progress import Progress
@@ -37,7 +38,7 @@ class OpenedJob:
     """
 
     settings: AnnotationConfig
-    service: ServiceConfig
+    service: LlmConfig
     model: ModelConfig
     split: str
     dataset: RetrievalDataset
@@ -148,7 +149,7 @@ class AnnotationResult:
 
 def run_annotation(
     settings: AnnotationConfig,
-    service: ServiceConfig,
+    service: LlmConfig,
     model: ModelConfig,
     data: DataConfig,
     output: Path,
@@ -175,7 +176,7 @@ def run_annotation(
             from them.
     """
     if not dry_run:
-        check_service(service)
+        check_llm(service)
     if not service.llm.strip():
         raise ConfigError("is missing", setting("llm"), "give the name of the model at the service")
     if output.exists():
@@ -254,7 +255,7 @@ def job_name(
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-async def _check(settings: AnnotationConfig, config: ServiceConfig, key: str | None) -> None:
+async def _check(settings: AnnotationConfig, config: LlmConfig, key: str | None) -> None:
     async with Service(config, settings.temperature, settings.max_tokens, key) as service:
         await service.check()
 

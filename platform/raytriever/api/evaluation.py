@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from math import nan
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import Model, ModelLike, Run, path_of, precision_of
 from raytriever.api.tables import require_package
 from raytriever.encoding.config import EncodeConfig
+from raytriever.endpoints.config import EncoderConfig
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.names import SYSTEM, SystemTree, parse_system
@@ -28,8 +29,19 @@ from raytriever.tracking.trackers import read_trackers
 if TYPE_CHECKING:
     import pandas
 
+    from raytriever.endpoints.function import FunctionEncoder
     from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
     from raytriever.evaluation.results import Results
+
+EncodeFunction: TypeAlias = Callable[[list[str], str], Any]
+
+
+def metrics_of(results: Results) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the metrics of an evaluation by model and data set, NaN for a value that does not exist."""
+    return {
+        model: {name: {key: nan if v is None else v for key, v in row.items()} for name, row in sets.items()}
+        for model, sets in results.models.items()
+    }
 
 
 class Report:
@@ -53,10 +65,7 @@ class Report:
         self.path: Path | None = None if temporary else folder
         if temporary:
             weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
-        self.metrics: dict[str, dict[str, dict[str, float]]] = {
-            model: {name: {key: nan if v is None else v for key, v in row.items()} for name, row in sets.items()}
-            for model, sets in results.models.items()
-        }
+        self.metrics = metrics_of(results)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a frame with a row for each model and data set: `model`, `dataset`, and a column for each metric.
@@ -115,7 +124,7 @@ class Report:
 
 @public
 def evaluate(
-    models: Sequence[ModelLike] | Mapping[str, ModelLike],
+    models: Sequence[ModelLike | EncodeFunction] | Mapping[str, ModelLike | EncodeFunction],
     data: Dataset | str | os.PathLike[str] | Sequence[Dataset | str | os.PathLike[str]],
     *,
     split: str = "test",
@@ -138,17 +147,19 @@ def evaluate(
     """Measure models side by side on the judged queries of a split, by exact search of all passages.
 
     Args:
-        models: each `"bm25"`, a name or path, a `Model`, a `Run`, or a system such as `"bm25+minilm"`,
-            `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`; or a dictionary of them by the names they
-            shall have in tables.
+        models: each `"bm25"`, a name or path, a `Model`, a `Run`, a system such as `"bm25+minilm"`,
+            `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`, a `SentenceTransformer`, or a function
+            `encode(texts, side)`, whose `side` is `query` or `passage` and whose result is an array `[texts, width]`
+            of embeddings to compare by their dot product; or a dictionary of them by the names they shall have in
+            tables.
         data: one data set or several.
         split: the judged split.
         metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.
         baselines: names of one or two models that the others are compared with; by default the first.
         calibrate: wanted values for which thresholds are chosen: `"top-precision=0.9"` of the answers shown,
             `"wrong-answers=0.05"` or `"missed=0.1"` of later queries at most (expected shares), `"answered=0.8"` of
-            the queries, `"f1"`, and `"precision=0.9"` or `"recall=0.8"` of pairs. The model directories get a
-            `calibration.json`, which `Index.search` uses.
+            the queries, `"f1"`, `"kept=0.95"` of the relevant passages (expected share), and `"precision=0.9"` or
+            `"recall=0.8"` of pairs. The model directories get a `calibration.json`, which `Index.search` uses.
         calibration_split: where they are chosen; if it is `split` itself, they are counted on the same queries.
         confidence: what decides whether a query is answered: `score`, `entropy` (by default) or `combined`.
         unanswerable: queries without an answer that are made, next to those that the data sets have: `"removed"` or
@@ -193,7 +204,8 @@ def evaluate(
     sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
     if isinstance(models, str | os.PathLike | Model | Run) or not models:
         raise ConfigError("is no list of models", "models", "give a list such as ['bm25', 'minilm']")
-    evaluated = _evaluated(models)
+    functions: list[FunctionEncoder] = []  # their names are known as long as they live
+    evaluated = _evaluated(models, functions)
     arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
 
     from raytriever.evaluation.protocol import asks_removed
@@ -263,7 +275,11 @@ def compare(
     return page
 
 
-def _evaluated(models: Sequence[ModelLike] | Mapping[str, ModelLike]) -> list[EvaluatedModel]:
+def _evaluated(
+    models: Sequence[ModelLike | EncodeFunction] | Mapping[str, ModelLike | EncodeFunction],
+    functions: list[FunctionEncoder],
+) -> list[EvaluatedModel]:
+    from raytriever.endpoints.function import function_encoder
     from raytriever.evaluation.request import name_models
 
     labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
@@ -278,5 +294,7 @@ def _evaluated(models: Sequence[ModelLike] | Mapping[str, ModelLike]) -> list[Ev
             SYSTEM.check(path, "model")
             rows.append((label, parse_system(path)))
         else:
-            raise ConfigError(f"holds {type(model).__name__}", "models", "give names, paths, models or runs")
+            name = label or str(getattr(model, "__name__", type(model).__name__))
+            functions.append(function_encoder(model, name))
+            rows.append((name, EncoderConfig(model=functions[-1].name)))
     return name_models(rows)

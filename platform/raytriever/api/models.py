@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raytriever.api.calls import checked, public, working
+from raytriever.endpoints.config import EncoderConfig, ServiceConfig, endpoint_needs
 from raytriever.errors import ConfigError, UserError
 from raytriever.models.config import ModelConfig
 from raytriever.mteb.encoder import MtebEncoder
+from raytriever.options import without_effect
 from raytriever.paths import expanded
 from raytriever.prompts import read_prompts
 from raytriever.store.objects import copy_of
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float32
     from numpy import ndarray
 
-    from raytriever.models.retriever import Retriever
+    from raytriever.models.inference import TextEncoder
 
 
 class Model(MtebEncoder):
@@ -86,17 +89,18 @@ class Model(MtebEncoder):
         return self._encode(texts, "passage")
 
     @cached_property
-    def retriever(self) -> Retriever:  # type: ignore[override]
-        """The loaded towers and tokenizer; its weights are those of encoding and cannot be trained."""
+    def retriever(self) -> TextEncoder:  # type: ignore[override]
+        """The loaded towers and tokenizer, whose weights cannot be trained; or the endpoint."""
 
-        from raytriever.encoding.loading import load_for_encoding
+        from raytriever.encoding.loading import open_encoder
         from raytriever.models.precision import choose_precision, default_device
+        from raytriever.models.source import has_files
 
         device = default_device()
         precision = choose_precision(self.precision, device)
-        if self.precision is None and precision == "bf16":
+        if self.precision is None and precision == "bf16" and has_files(self.name):
             warn(f"{self.name}: encodes in bf16, the faster precision here; precision='fp32' is more exact")
-        return load_for_encoding(self.config, precision, device)
+        return open_encoder(self.config, precision, device)
 
     def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts width"]:
         from raytriever.encoding.encode import encode_texts
@@ -113,7 +117,7 @@ class Run:
     """Finished training run, made by `train`.
 
     Attributes:
-        path: its directory, with `model/`, `report.html`, `metrics.json` and `config.yaml`.
+        path: its directory, with `model/`, `report.html`, `evaluation/` and `config.yaml`.
         metrics: `{"bm25" | "before" | "after": {metric: value}}` on the test split; `before` and `after` are the
             encoder before and after training.
 
@@ -156,6 +160,13 @@ def load_model(
     query_length: int | None = None,
     passage_length: int | None = None,
     truncate_dim: int | None = None,
+    base_url: str = ServiceConfig.base_url,
+    key_variable: str = ServiceConfig.key_variable,
+    in_flight: int = ServiceConfig.in_flight,
+    requests_per_minute: float | None = None,
+    price_in: float = 0.0,
+    budget: float | None = None,
+    budget_tokens: int | None = None,
 ) -> Model:
     """Load an encoder for measuring, mining and search, on the GPU if this process has one.
 
@@ -163,7 +174,8 @@ def load_model(
 
     Args:
         name: `minilm` (all-MiniLM-L6-v2, which needs no download), the directory of a transformers or
-            sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`.
+            sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`. `openai:NAME` is
+            the model NAME of a service with OpenAI's `/v1/embeddings`, which gets each text once.
         revision: commit or tag of a hub model.
         precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default `fp32` for a run that was
             trained with this setting, else the faster of the first two. A line says if that is bf16.
@@ -178,7 +190,15 @@ def load_model(
             set of this name is measured, mined, encoded or searched; they precede the other prompts.
         query_length: longest query in tokens; longer ones are cut.
         passage_length: longest passage in tokens; longer ones are cut.
-        truncate_dim: number of first components that are kept, for encoders of nested embeddings.
+        truncate_dim: number of first components that are kept, for encoders of nested embeddings; the `dimensions` of
+            a service.
+        base_url: address of the service.
+        key_variable: environment variable that holds its key.
+        in_flight: number of parallel requests.
+        requests_per_minute: largest number of requests in a minute.
+        price_in: price of a million tokens.
+        budget: largest cost of the texts, in the currency of the price; what was paid for them before is included.
+        budget_tokens: largest number of their tokens.
 
     Raises:
         ModelError: there is no such model, or it cannot be loaded or trusted.
@@ -189,7 +209,7 @@ def load_model(
         >>> model.width
         32
     """
-    config = ModelConfig(
+    config = EncoderConfig(
         model=os.fspath(name),
         revision=revision,
         pooling=pooling,
@@ -203,7 +223,17 @@ def load_model(
         query_length=query_length,
         passage_length=passage_length,
         truncate_dim=truncate_dim,
+        base_url=base_url,
+        key_variable=key_variable,
+        in_flight=in_flight,
+        requests_per_minute=requests_per_minute,
+        price_in=price_in,
+        budget=budget,
+        budget_tokens=budget_tokens,
     )
+    changed = [field.name for field in fields(ServiceConfig) if getattr(config, field.name) != field.default]
+    for error in without_effect(vars(config), changed, endpoint_needs()).values():
+        raise error
     precision = precision_of(precision, ())
     model = Model(checked(config), precision)
     with working("load_model"):
@@ -226,7 +256,7 @@ def settings_of(model: ModelLike) -> ModelConfig:
     if isinstance(model, Run):
         return model.model.config
     if isinstance(model, str | os.PathLike):
-        return checked(ModelConfig(model=os.fspath(model)))
+        return checked(EncoderConfig(model=os.fspath(model)))
     raise ConfigError(
         f"is {type(model).__name__}", "model", "give a name, a path, the result of load_model, or the result of train"
     )
@@ -253,7 +283,7 @@ def run_precision(name: str) -> str | None:
     return None
 
 
-def precision_of(explicit: str | None, models: Iterable[ModelLike | None]) -> str | None:
+def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
     """Return the precision of a call: the explicit one, or the one of its models.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings
@@ -17,6 +17,8 @@ from raytriever.paths import DATASET
 from raytriever.terminal import warn
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from raytriever.data.config import DataConfig
     from raytriever.search.exact import Hits, PassageIndex
 
@@ -47,13 +49,16 @@ class Index:
         return len(self._searcher.documents)
 
     @public
-    def search(self, queries: Sequence[str], *, top_k: int = 5, threshold: float | None = None) -> list[Hits]:
+    def search(
+        self, queries: Sequence[str], *, top_k: int = 5, threshold: float | Literal["kept"] | None = None
+    ) -> list[Hits]:
         """Find the passages with the highest scores for each query.
 
         Args:
             queries: the questions, none of them blank.
             top_k: how many passages, at least 1.
-            threshold: lowest score that is returned; it decides instead of the one of `calibration.json`.
+            threshold: lowest score that is returned; it decides instead of the one of `calibration.json`. With `"kept"`
+                it is the score of the passages to keep, by `calibration.json`, of which `top_k=100` returns all.
 
         Returns:
             For each query its `Hits`: a list, best first. There are fewer than `top_k` where the index has fewer
@@ -62,7 +67,8 @@ class Index:
             whether the confidence reaches the threshold.
 
         Raises:
-            ConfigError: `queries` is no list of texts, a query is blank, or a number is out of range.
+            ConfigError: `queries` is no list of texts, a query is blank, or a number is out of range, or no
+                calibration has passages to keep.
             ModelError: the embedding of a query is not finite.
         """
         texts = check_texts(queries, "queries")
@@ -71,7 +77,9 @@ class Index:
                 raise ConfigError(f"query {index} is empty", "queries", "give a few words")
         if top_k < 1:
             raise ConfigError(f"{top_k} is out of range", "top_k", "give at least 1")
-        if threshold is not None and math.isnan(threshold):
+        if isinstance(threshold, str) and threshold != "kept":
+            raise ConfigError(f"unknown threshold {threshold!r}", "threshold", "give a score, or 'kept'")
+        if isinstance(threshold, float) and math.isnan(threshold):
             raise ConfigError("is no number", "threshold", "give a score, such as 0.5")
         with working("search"):
             return self._searcher.search(texts, top_k, threshold) if texts else []
@@ -88,6 +96,7 @@ def build_index(
     kind: str = "exact",
     output: str | os.PathLike[str] | None = None,
     seed: int = 0,
+    calibration: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Index:
     """Encode the passages of a data set for search; embeddings are kept in the cache, and found there again.
@@ -99,11 +108,12 @@ def build_index(
         output: directory of an approximate index: written there, or opened if it exists. If the passages have changed
             since, it is built again.
         seed: fixes what an approximate index draws.
+        calibration: `calibration.json` of this model and data set; by default that of the model's directory.
         settings: of an approximate index, as `raytriever index --help` lists them: `effort`, `lists`, `code_bytes`,
             `degree`, `build_beam`, `nearest`, `training_split`.
 
     Raises:
-        ConfigError: an unknown kind, or a setting that it does not have.
+        ConfigError: an unknown kind, a setting that it does not have, or a calibration of another model.
         DataError: the data set cannot be opened.
         ModelError: the model cannot be loaded, or an embedding is not finite.
         StorageError: the cache or `output` cannot be written, or `output` holds another index.
@@ -115,6 +125,7 @@ def build_index(
         [3, 3]
     """
     source, encoder = data_settings(data), loaded(model)
+    decides = None if calibration is None else path_of(calibration)
     DATASET.check(source.dataset, "dataset")
     if kind == "exact":
         unused = [name for name, value in [("output", output), *settings.items()] if value is not None]
@@ -126,12 +137,18 @@ def build_index(
 
         with working("build_index"):
             dataset = open_dataset(source.dataset, [], max_bad_rows=source.max_bad_rows, run=in_processes, report=warn)
-            return Index(kind, ExactIndex.build(encoder.config, encoder.retriever, dataset))
-    return _approximate(encoder, source, kind, output, seed, settings)
+            return Index(kind, ExactIndex.build(encoder.config, encoder.retriever, dataset, decides))
+    return _approximate(encoder, source, kind, output, seed, decides, settings)
 
 
 def _approximate(
-    model: Any, data: DataConfig, kind: str, output: str | os.PathLike[str] | None, seed: int, settings: Any
+    model: Any,
+    data: DataConfig,
+    kind: str,
+    output: str | os.PathLike[str] | None,
+    seed: int,
+    calibration: Path | None,
+    settings: Any,
 ) -> Index:
     if kind not in INDEXES:
         raise ConfigError(f"unknown kind {kind!r}", "kind", did_you_mean(kind, ("exact", *INDEXES)))
@@ -148,5 +165,7 @@ def _approximate(
     from raytriever.search.approximate import run_index
 
     with working("build_index", None if folder.exists() else folder):
-        opened = run_index(config, model.config, data, folder, warn, precision=model.precision, seed=seed)
+        opened = run_index(
+            config, model.config, data, folder, warn, precision=model.precision, seed=seed, calibration=calibration
+        )
         return Index(kind, opened)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings, source_of
+from raytriever.api.evaluation import metrics_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_package
 from raytriever.config import from_dict
@@ -267,7 +268,8 @@ def train(
     folder = runs_folder() / name if output is None else path_of(output)
     with working("train", folder):
         finished = start_run(laid, base, folder, run_name, fresh, warn, trackers)
-    return Run(finished.path, finished.rows)
+    metrics = metrics_of(finished.results)  # on one data set
+    return Run(finished.path, {name: row for name, sets in metrics.items() for row in sets.values()})
 
 
 def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.groups import PRECISION
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
+from raytriever.endpoints.config import ENCODER, EncoderConfig, endpoint_needs
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import MTEB, EvaluationConfig
 from raytriever.evaluation.names import SYSTEM
-from raytriever.models.config import READING, ModelConfig
+from raytriever.models.config import ModelConfig
 from raytriever.options import Need
 from raytriever.paths import DATASET, PATH, UNANSWERABLE
 from raytriever.report.request import check_comparison
@@ -83,8 +84,8 @@ EVALUATE = Command(
     arguments=[
         Argument(
             "--model",
-            "`bm25`, `minilm`, directories, runs or hub names, `vectors:FOLDER`, `run:FILE`, a fusion such as "
-            "`bm25+minilm`, or `MODEL>CROSS-ENCODER@100`; NAME=MODEL sets the name in tables (default: minilm)",
+            "`bm25`, `minilm`, directories, runs, hub names or `openai:NAME`, `vectors:FOLDER`, `run:FILE`, a fusion "
+            "such as `bm25+minilm`, or `MODEL>CROSS-ENCODER@100`; NAME=MODEL sets the name in tables (default: minilm)",
             SYSTEM,
             metavar="MODEL",
             nargs="+",
@@ -106,7 +107,8 @@ EVALUATE = Command(
             "--calibrate",
             "choose thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the answers "
             "shown), wrong-answers=0.05 or missed=0.1 (expected share of later queries, at most), answered=0.8 (of "
-            "the queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
+            "the queries), f1 (of both), kept=0.95 (expected share of the relevant passages that are kept), "
+            "precision=0.9 or recall=0.8 (of pairs)",
             metavar="AIM",
             nargs="+",
         ),
@@ -124,14 +126,18 @@ EVALUATE = Command(
     settings=[
         SettingsGroup("evaluation", EvaluationConfig, "measuring"),
         SettingsGroup(
-            "model", ModelConfig, "all models", *(name for name in READING if name not in ("model", "truncate_dim"))
+            "model",
+            EncoderConfig,
+            "all models, and the service of openai:NAME",
+            *(name for name in ENCODER if name not in ("model", "truncate_dim")),
         ),
         SettingsGroup("data", DataConfig, "data", "max_bad_rows", "bm25_language"),
         SettingsGroup("encoding", EncodeConfig, "encoding", "actors", "actor_gpus", "actor_cpus"),
         PRECISION,
     ],
     # `evaluate --suite mteb` compares models on tasks.
-    needs=dict.fromkeys(("datasets", "baseline", "bm25_language"), (Need("suite", MTEB, negated=True),)),
+    needs=endpoint_needs("models")
+    | dict.fromkeys(("datasets", "baseline", "bm25_language"), (Need("suite", MTEB, negated=True),)),
 )
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from raytriever.cli.arguments import Argument, quote_command
 from raytriever.cli.command import SettingsGroup
 from raytriever.data.config import DataConfig
-from raytriever.models.config import READING, ModelConfig
+from raytriever.endpoints.config import ENCODER, EncoderConfig
 from raytriever.paths import EMBEDDINGS as EMBEDDINGS_PATH
 from raytriever.training.config import TrainingConfig
 
-MODEL = SettingsGroup("model", ModelConfig, "model", *READING)
+MODEL = SettingsGroup("model", EncoderConfig, "model, or the service of openai:NAME", *ENCODER)
 DATA = SettingsGroup("data", DataConfig, "data", "dataset", "max_bad_rows")
 PRECISION = SettingsGroup("training", TrainingConfig, "arithmetic", "precision")
 PRECISION_AND_SEED = SettingsGroup("training", TrainingConfig, "arithmetic and random draws", "precision", "seed")

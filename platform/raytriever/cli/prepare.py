@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig
+from raytriever.annotation.config import AnnotationConfig, LlmConfig
 from raytriever.cli.arguments import Argument, number
 from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.groups import (
@@ -18,6 +18,7 @@ from raytriever.cli.groups import (
     optional_path,
 )
 from raytriever.data.config import DataConfig, ImportConfig, SplitConfig
+from raytriever.endpoints.config import endpoint_needs
 from raytriever.errors import ConfigError
 from raytriever.mining.config import MiningConfig, ScoreConfig
 from raytriever.models.config import READING, ModelConfig
@@ -150,7 +151,7 @@ ANNOTATE = Command(
         EMBEDDINGS,
     ],
     settings=[
-        SettingsGroup("service", ServiceConfig, "service"),
+        SettingsGroup("service", LlmConfig, "service"),
         SettingsGroup("annotation", AnnotationConfig, "annotation"),
         _DATA_AND_BM25,
         SettingsGroup("model", ModelConfig, "encoder of dense candidates", *READING),
@@ -203,7 +204,9 @@ MINE = Command(
         EMBEDDINGS,
     ],
     settings=[SettingsGroup("mining", MiningConfig, "mining"), _DATA_AND_BM25, MODEL, PRECISION_AND_SEED],
-    needs=dict.fromkeys((*READING, "embeddings"), (_DENSE_METHOD,)) | {"precision": [_DENSE_METHOD, Need("judge")]},
+    needs=dict.fromkeys((*READING, "embeddings"), (_DENSE_METHOD,))
+    | endpoint_needs()
+    | {"precision": [_DENSE_METHOD, Need("judge")]},
 )
 
 

@@ -38,9 +38,7 @@ def train(given: Given) -> Iterator[str]:
     finished = start_run(config, given.base, given.output, given.run_name, given.fresh, warn, given.trackers, notes)
 
     from raytriever.data.pydocs import PYDOCS
-    from raytriever.evaluation.document import training_notes
-    from raytriever.evaluation.results import EVALUATION, Results
-    from raytriever.evaluation.tables import metrics_table
+    from raytriever.evaluation.document import format_results
     from raytriever.experiment.directory import newer_datasets
 
     if not finished.is_new:
@@ -48,12 +46,8 @@ def train(given: Given) -> Iterator[str]:
         names = (name for training in config.trainings for name in training.data.datasets)
         for line in newer_datasets(finished.path, (config.data.dataset, *names)):
             warn(line)
-    rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
-    yield f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {config.losses}"
-    yield metrics_table(rows).as_text()
-    yield training_notes(Results.read(finished.path / EVALUATION), _ROW_TITLES)
-    if finished.quarantined:
-        yield finished.quarantined
+    yield f"\n{config.model.model} before and after training with the loss {config.losses}"
+    yield format_results(finished.results)
     yield "\nContinue with:"
     yield from show_views(finished.path, given.trackers)
     dataset = config.data.dataset
@@ -62,7 +56,6 @@ def train(given: Given) -> Iterator[str]:
     yield f"  {finished.path / 'report.html'} (open it in a browser)"
 
 
-_ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
 _EXAMPLE = "compress a file with gzip"
 
 

@@ -48,9 +48,7 @@ def tune(given: Given) -> Iterator[str]:
     """Search, and yield the tables; raises `TrialError` at the end if trials failed."""
     base: Config = given.base
 
-    from raytriever.evaluation.document import training_notes
-    from raytriever.evaluation.results import EVALUATION, Results
-    from raytriever.evaluation.tables import metrics_table
+    from raytriever.evaluation.document import format_results
     from raytriever.terminal import text_table
     from raytriever.tuning.ray.sweep import run_sweep
     from raytriever.tuning.trial_log import TrialError, sweep_rows
@@ -60,11 +58,9 @@ def tune(given: Given) -> Iterator[str]:
         warn(f"{swept.path} is finished; a larger --trials continues it, --fresh removes it and starts again")
     yield f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}"
     yield text_table(sweep_rows(swept.trials, swept.metric))
-    if swept.best is not None:
-        rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
-        yield f"\ntrial {swept.best.name} on split {base.data.test_split}"
-        yield metrics_table(rows).as_text()
-        yield training_notes(Results.read(swept.path / "best" / EVALUATION), _ROW_TITLES)
+    if swept.best is not None and swept.results is not None:
+        yield f"\n{base.model.model} before and after training in trial {swept.best.name}"
+        yield format_results(swept.results)
         loss = str(read_settings(swept.path / "best.yaml").get("loss", {}).get("loss", ""))
         own = ["--loss", loss] if any(map(LossFile.parse, terms_of(loss))) else []  # `train` wants it named
         best = quote_command("raytriever", "train", "--config", swept.path / "best.yaml", *own, "--output")
@@ -78,9 +74,6 @@ def tune(given: Given) -> Iterator[str]:
             str(swept.path),
             "run the same command to try them again",
         )
-
-
-_ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "best trial"}
 
 
 TUNE = Command(

@@ -10,12 +10,14 @@ from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, optional_path
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
+from raytriever.endpoints.config import ENCODER, EncoderConfig, endpoint_needs
 from raytriever.errors import ConfigError
 from raytriever.evaluation.names import SYSTEM, parse_system
 from raytriever.export.config import ExportConfig
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import Need
+from raytriever.paths import PATH
 from raytriever.terminal import warn
 
 _TOP = Argument(
@@ -41,11 +43,23 @@ def search(given: Given) -> Iterator[str]:
     from raytriever.evaluation.ranking.opening import search_system
     from raytriever.search.exact import format_hits, search_dataset
 
-    asked = given.data.dataset, given.query, given.top, given.threshold, given.training.precision
+    words = given.query, given.top, given.threshold, given.training.precision
+    asked = given.data.dataset, *words, optional_path(given.calibration)
     system = parse_system(given.system, given.model)
-    yield format_hits(
-        search_dataset(system, *asked) if isinstance(system, ModelConfig) else search_system(system, *asked)
-    )
+    search = search_dataset if isinstance(system, ModelConfig) else search_system
+    yield format_hits(search(system, *asked))
+
+
+_CALIBRATION = Argument(
+    "--calibration",
+    "calibration.json of this model and data set (default: that of the directory of an encoder)",
+    PATH,
+    metavar="FILE",
+)
+
+
+def _threshold(text: str) -> float | str:
+    return text if text == "kept" else number("--threshold", float, -math.inf, math.inf, "give a score or kept")(text)
 
 
 SEARCH = Command(
@@ -64,17 +78,19 @@ SEARCH = Command(
         _TOP,
         Argument(
             "--threshold",
-            "lowest score of a passage to print (default: all; a line says if the best one is below the threshold "
-            "of the model's calibration.json)",
-            number("--threshold", float, -math.inf, math.inf, "give a score, such as 0.5"),
+            "lowest score of a passage to print; kept: that of the passages to keep, by calibration.json (default: "
+            "all; a line says if the best one is below the threshold of calibration.json)",
+            _threshold,
             metavar="SCORE",
         ),
+        _CALIBRATION,
     ],
     settings=[
         SettingsGroup("data", DataConfig, "data", "dataset"),
-        SettingsGroup("model", ModelConfig, "model", *(name for name in READING if name != "model")),
+        SettingsGroup("model", EncoderConfig, MODEL.title, *(name for name in ENCODER if name != "model")),
         PRECISION,
     ],
+    needs=endpoint_needs("system"),
 )
 
 
@@ -94,6 +110,7 @@ ENCODE = Command(
     encode,
     output="folder to write the embeddings to",
     settings=[DATA, MODEL, SettingsGroup("encoding", EncodeConfig, "encoding"), PRECISION],
+    needs=endpoint_needs(),
 )
 
 
@@ -113,6 +130,7 @@ def index(given: Given) -> Iterator[str]:
         seed=given.training.seed,
         split=given.split,
         embeddings=optional_path(given.embeddings),
+        calibration=optional_path(given.calibration),
     )
     embeddings, size = opened.index.embeddings, sum(file.stat().st_size for file in files_below(given.output / FINDER))
     action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
@@ -137,9 +155,10 @@ INDEX = Command(
         Argument("--split", "compare the index with exact search on the queries of this split"),
         Argument("--query", "print the best passages for this query", _question("--query"), metavar="TEXT"),
         _TOP,
+        _CALIBRATION,
     ],
     settings=[DATA, MODEL, SettingsGroup("approximate", IndexConfig, "index"), PRECISION_AND_SEED],
-    needs={"top": [Need("query")]},
+    needs={"top": [Need("query")], "calibration": [Need("query")], **endpoint_needs()},
 )
 
 
@@ -156,5 +175,5 @@ def export_model(given: Given) -> Iterator[str]:
 EXPORT = Command(
     export_model,
     output="a new directory",
-    settings=[MODEL, SettingsGroup("export", ExportConfig, "export")],
+    settings=[SettingsGroup("model", ModelConfig, "model", *READING), SettingsGroup("export", ExportConfig, "export")],
 )

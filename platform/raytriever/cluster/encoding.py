@@ -20,8 +20,7 @@ from raytriever.data.config import DataConfig
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.corpus import encode_store, plan_embeddings
-from raytriever.encoding.encode import token_budget
-from raytriever.encoding.loading import load_for_encoding, report_prompts
+from raytriever.encoding.loading import open_encoder, report_prompts
 from raytriever.encoding.shards import encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import put_next_in_place, writer_at
@@ -54,19 +53,19 @@ def run_encoding(
         # This process may run on a node without a GPU.
         here = torch.device("cuda" if torch.cuda.is_available() and pool is None else "cpu")
         chosen = precision or ("bf16" if on_gpus and here.type == "cpu" else choose_precision(None, here))
-        retriever = load_for_encoding(model, chosen, here)
+        retriever = open_encoder(model, chosen, here)
         opened = open_dataset(
             data.dataset,
             [],
             max_bad_rows=data.max_bad_rows,
-            tokenisation=tokenisation_of(retriever),
+            tokenisation=tokenisation_of(retriever) if retriever.tokenizer else None,
             run=choose_runner(num_workers=0),
             report=log,
         )
         report_prompts(retriever, opened.name, log)
         side: Side = "query" if config.side == "query" else "passage"
         # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
-        tokens = config.batch_tokens or token_budget(retriever, "cuda" if on_gpus else "cpu")
+        tokens = config.batch_tokens or retriever.token_budget("cuda" if on_gpus else "cpu")
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens, on_gpu=on_gpus)
         work = writer_at(output.absolute(), plan)
         work.check()

@@ -1,4 +1,4 @@
-"""Evaluate on a cluster: with actors that encode and search the corpora, or one model in a task with a GPU."""
+"""Evaluate on a cluster: with actors that encode and search the corpora, or in a task with a GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from raytriever.cluster.encoding import choose_actor_pool, open_encoding_session
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges
 from raytriever.cluster.pool import ActorPool
 from raytriever.cluster.session import run_with_gpu
-from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.config import EncodeConfig
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
-from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
+from raytriever.evaluation.job import run_evaluation
+from raytriever.evaluation.request import EvaluationJob
+from raytriever.evaluation.results import RESULTS, Results
+from raytriever.evaluation.systems import RetrievalBackend
 from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.tracker import Tracker
 from raytriever.tracking.trackers import check_trackers
@@ -62,32 +59,27 @@ def pool_backend(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
     return RetrievalBackend(with_encoding_gauges(pool.encode, gauges), searchers.search)
 
 
-def evaluate_model(
-    dataset: RetrievalDataset,
-    splits: Sequence[str],
-    model: ModelConfig,
-    precision: str | None,
-) -> list[Evaluation]:
-    """Load a model once and evaluate it on each of some splits, in a Ray task with a GPU if there is one.
+def evaluate_once(job: EvaluationJob, output: Path, log: Callable[[str], None], gpus: float = 1.0) -> Results:
+    """Return the results of an evaluation, which is run unless an earlier call has written `output`.
 
-    Without GPUs this process does it. The cluster must see the data set and the model under the same paths.
+    It runs in a Ray task with a GPU if there is one, otherwise in this process. The cluster must see the data sets, the
+    models and `output` under the same paths.
+
+    Args:
+        gpus: GPUs of the task; a fraction if several share one.
     """
-    location = str(dataset.location)
-    return run_with_gpu(
-        remote=partial(evaluate_splits, location, splits, model, precision),
-        here=partial(evaluate_splits, dataset, splits, model, precision),
-    )
+    if (output / RESULTS).is_file():
+        return Results.read(output, f"remove {output}; the same command evaluates again")
+    here = partial(_evaluate, job, output, log)
+    if all(model.config is None for model in job.models):
+        return here()[0]
+    results, lines = run_with_gpu(partial(_evaluate, job, output), here, gpus)
+    for line in lines:
+        log(line)
+    return results
 
 
-def evaluate_splits(
-    source: RetrievalDataset | str,
-    splits: Sequence[str],
-    model: ModelConfig,
-    precision: str | None,
-) -> list[Evaluation]:
-    """Load a model in this process and evaluate it on each of some splits of a data set, or of one at a path or URI."""
-    dataset = open_dataset(source, splits) if isinstance(source, str) else source
-    device = default_device()
-    retriever = load_for_encoding(model, choose_precision(precision, device), device)
-    system = DenseSystem(dataset, model, retriever)
-    return [evaluate(dataset, split, system) for split in splits]
+def _evaluate(job: EvaluationJob, output: Path, log: Callable[[str], None] | None = None) -> tuple[Results, list[str]]:
+    """Run an evaluation; return the lines for the log too, if there is no log in this process."""
+    lines: list[str] = []
+    return run_evaluation(job, output, fresh=True, tracker=Tracker, log=log or lines.append), lines

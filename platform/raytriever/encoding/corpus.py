@@ -6,8 +6,6 @@ changed model or corpus. When the cache exceeds its limit, the least recently us
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,15 +21,11 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
-from raytriever.models.pipeline.head import head_text
-from raytriever.models.resolution import resolve_model
-from raytriever.models.retriever import Retriever
-from raytriever.models.tokenisation import content_tokenizer_json
+from raytriever.models.inference import TextEncoder
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side
 from raytriever.store.cache import cache_folder, hold, keep_within_bound
-from raytriever.store.commit import MANIFEST, one_writer, remove, sha256_of
-from raytriever.store.disk import files_below
+from raytriever.store.commit import MANIFEST, one_writer, remove
 from raytriever.terminal import warn
 
 # Encodes the missing shards in any order, and calls the last argument with the number of texts it has encoded.
@@ -40,7 +34,7 @@ Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 def embed_corpus(
     config: ModelConfig,
-    retriever: Retriever,
+    retriever: TextEncoder,
     dataset: RetrievalDataset,
     run: Runner = encode_in_process,
     prompts: Prompts | None = None,
@@ -56,7 +50,7 @@ def embed_corpus(
     """
     folder = cache_folder() / EMBEDDINGS
     prompts = prompts or retriever.prompts_of(dataset.name)
-    on_gpu = next(retriever.parameters()).device.type == "cuda"
+    on_gpu = retriever.device.type == "cuda"
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts, on_gpu=on_gpu)
     # A store with the shards of the other device is used too.
     other = replace(plan, shard_rows=shard_rows(plan.rows, not on_gpu))
@@ -81,7 +75,7 @@ def embed_corpus(
 @activity("computing the digest of the encoder")
 def plan_embeddings(
     config: ModelConfig,
-    retriever: Retriever,
+    retriever: TextEncoder,
     dataset: RetrievalDataset,
     side: Side,
     dtype: str,
@@ -98,7 +92,7 @@ def plan_embeddings(
     length = description.query_length if side == "query" else description.passage_length
     return EmbeddingPlan(
         model=config.model,
-        model_digest=weights_digest(config, retriever, side),
+        model_digest=retriever.digest(config, side),
         dataset=dataset.name,
         data_digest=side_texts.digest,
         side=side,
@@ -115,21 +109,10 @@ def plan_embeddings(
     )
 
 
-def weights_digest(config: ModelConfig, retriever: Retriever, side: Side) -> str:
-    """Return the SHA-256 over the weights of a model's directory, its tokenizer, and the head of a side's tower."""
-    directory = resolve_model(config.model, config.revision)
-    files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
-    weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
-    tower, description = retriever.query if side == "query" else retriever.passage, retriever.description
-    decides = [weights, content_tokenizer_json(retriever.tokenizer), description.towers, description.pool_prompt]
-    decides += head_text(list(tower.head))
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-
-
 def encode_store(
     writer: StoreWriter,
     config: ModelConfig,
-    retriever: Retriever,
+    retriever: TextEncoder,
     dataset: RetrievalDataset,
     run: Runner = encode_in_process,
     prompts: Prompts | None = None,
@@ -154,11 +137,17 @@ def encode_store(
     encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
     texts = {number: encoder.texts_to_encode(number) for number in missing}
     encoded = plan.rows - sum(texts.values())
-    if plan.side == "query" and dataset.added_queries:
-        run = encode_in_process  # other processes open the data set on disk, which lacks them
+    if not retriever.is_local or (plan.side == "query" and dataset.added_queries):
+        run = encode_in_process  # other processes cannot load the encoder, or open the data set without these queries
     if earlier is not None:
         count = sum(map(earlier.count, missing))
         warn(f"{side_texts.name}: {plan.rows:,} texts, {count:,} of them from earlier encodings")
+    retriever.announce(
+        content
+        for number in missing
+        if texts[number]
+        for content in side_texts.read(retriever, plan.rows_of(number))[0]
+    )
     with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", encoded) as progress:
         encode_in_process(encoder, [number for number in missing if not texts[number]], progress.advance)
         run(encoder, [number for number in missing if texts[number]], progress.advance)
@@ -192,7 +181,7 @@ _DIFFERENCES = {
 
 
 def open_matching_store(
-    path: Path, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset
+    path: Path, config: ModelConfig, retriever: TextEncoder, dataset: RetrievalDataset
 ) -> EmbeddingStore:
     """Open a finished store of a data set's passages, encoded by this retriever in any arithmetic and storage type.
 

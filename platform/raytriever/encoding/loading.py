@@ -12,12 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from raytriever.endpoints.function import open_function
 from raytriever.errors import ConfigError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import check_precision
+from raytriever.models.inference import TextEncoder
 from raytriever.models.memory import move_to
-from raytriever.models.precision import default_device, type_of
+from raytriever.models.precision import choose_precision, default_device, type_of
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.paths import FUNCTION, OPENAI
 
 # Types of models whose embeddings in int8 were compared with those in fp32.
 INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
@@ -27,7 +30,7 @@ LARGEST_STATE, LARGEST_WEIGHT = 127, 64
 
 
 def load_for_encoding(
-    config: ModelConfig, precision: str, device: torch.device | None = None, weights: bool = True
+    config: ModelConfig, precision: str | None, device: torch.device | None = None, weights: bool = True
 ) -> Retriever:
     """Load a retriever whose weights are stored in `precision`, which is faster than a cast at every call.
 
@@ -35,14 +38,15 @@ def load_for_encoding(
 
     Args:
         config: names the model, or a checkpoint of a run, and how it reads texts.
-        precision: `fp32`, `bf16` or `int8`.
+        precision: `fp32`, `bf16` or `int8`; None for the faster of the first two on the device.
         device: device of the retriever; by default the GPU if there is one, else the CPU.
         weights: whether weights are read; otherwise the retriever only describes the model and reads texts.
 
     Raises:
-        ModelError, ConfigError: see `load_retriever`; or the model does not compute in `precision`.
+        ModelError, ConfigError: see `load_retriever`; or the model or the device does not compute in `precision`.
     """
     device = device or default_device()
+    precision = choose_precision(precision, device)
     # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
     retriever = load_retriever(config, type_of(precision), weights)
     if not weights:
@@ -57,7 +61,33 @@ def load_for_encoding(
     return retriever
 
 
-def report_prompts(retriever: Retriever, dataset: str, report: Callable[[str], None]) -> None:
+def _endpoint(config: ModelConfig) -> TextEncoder:
+    from raytriever.endpoints.embedding import open_endpoint  # imported here: other models need no HTTP client
+
+    return open_endpoint(config)
+
+
+# Beginning of a name -> opener of encoders that have no files.
+OPENERS: dict[str, Callable[[ModelConfig], TextEncoder]] = {OPENAI: _endpoint, FUNCTION: open_function}
+
+
+def open_encoder(config: ModelConfig, precision: str | None, device: torch.device | None = None) -> TextEncoder:
+    """Return the encoder that a configuration names: a model, which is loaded, an endpoint or a function.
+
+    Args:
+        precision: arithmetic of a model; see `load_for_encoding`.
+        device: device of a model; see `load_for_encoding`.
+
+    Raises:
+        UserError: the model cannot be loaded, or the endpoint does not answer.
+    """
+    for prefix, opener in OPENERS.items():
+        if config.model.startswith(prefix):
+            return opener(config)
+    return load_for_encoding(config, precision, device)
+
+
+def report_prompts(retriever: TextEncoder, dataset: str, report: Callable[[str], None]) -> None:
     """Report the prompts that a model has for one data set alone."""
     retriever.prompts.check([dataset])
     prompts = retriever.prompts_of(dataset)

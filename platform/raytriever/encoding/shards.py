@@ -11,21 +11,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
+from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.keys import Keys, key_of, keys_of
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.encode import PendingEmbeddings, batches, check_finite, start_encoding, token_budget
+from raytriever.encoding.encode import check_finite
 from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.store import StoredRows
 from raytriever.encoding.writer import WORK, StoreWriter
 from raytriever.errors import ModelError, setting
+from raytriever.models.inference import Pending, TextEncoder
 from raytriever.models.memory import memory_errors
-from raytriever.models.retriever import Retriever
 from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.processes import TRIES
 from raytriever.prompts import Prompts, Side
@@ -50,15 +50,15 @@ class SideTexts:
         self._token_digest = tokens.digest if tokens else None
         self._fits: bool | None = None  # whether the tokens are those of the retriever; None before the first reading
 
-    def read(self, retriever: Retriever, rows: Sequence[int]) -> tuple[list[ndarray], str | list[str]]:
-        """Return the token ids of some rows, and their prompt: one for all, or one for each.
+    def read(self, retriever: TextEncoder, rows: Sequence[int]) -> tuple[Sequence[Any], str | list[str]]:
+        """Return the contents of some rows, and their prompt: one for all, or one for each.
 
         Tokens of the data set are used if the tokenizer and the prompts of this retriever made them. It is the same
         retriever at each call.
         """
         prompts = self._prompts or retriever.prompts_of(self.name)
         texts, own = self._prompted(rows, prompts[self.side])
-        if self._tokens is None:
+        if self._tokens is None or retriever.tokenizer is None:
             return retriever.contents(texts, self.side, own), own
         if self._fits is None:
             tokenisation = replace(
@@ -92,14 +92,14 @@ class ShardEncoder:
     """
 
     writer: StoreWriter
-    load: Callable[[], Retriever]
+    load: Callable[[], TextEncoder]
     dataset_path: str
     on_progress: Callable[[int], None] | None = None
     prompts: Prompts | None = None
     earlier: EarlierEmbeddings | None = None
 
     @cached_property
-    def retriever(self) -> Retriever:
+    def retriever(self) -> TextEncoder:
         """Encoder, loaded on first use, when the attempt is already counted."""
         return self.load()
 
@@ -161,22 +161,19 @@ class ShardEncoder:
             return texts
         contents, prompt = self.side_texts.read(self.retriever, rows)
         inputs = self.retriever.assemble(contents, self.side_texts.side)
-        budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
+        budget = self.writer.plan.batch_tokens or self.retriever.token_budget()
         return replace(
-            texts, inputs=inputs, batches=batches(self.retriever, inputs, budget), prompt=prompt, budget=budget
+            texts, inputs=inputs, batches=self.retriever.batches(inputs, budget), prompt=prompt, budget=budget
         )
 
-    def _start(self, texts: _ShardTexts) -> PendingEmbeddings | None:
+    def _start(self, texts: _ShardTexts) -> Pending | None:
         if not len(texts.rows):
             return None
-        device = next(self.retriever.parameters()).device
-        with memory_errors(f"{texts.budget:,} tokens exceed the memory of the device", device, "batch_tokens"):
-            side = self.side_texts.side
-            return start_encoding(
-                self.retriever, texts.inputs, texts.batches, side, on_progress=self.on_progress, prompt=texts.prompt
-            )
+        encoder, side = self.retriever, self.side_texts.side
+        with memory_errors(f"{texts.budget:,} tokens exceed the memory of the device", encoder.device, "batch_tokens"):
+            return encoder.start(texts.inputs, texts.batches, side, on_progress=self.on_progress, prompt=texts.prompt)
 
-    def _commit(self, texts: _ShardTexts, pending: PendingEmbeddings | None) -> None:
+    def _commit(self, texts: _ShardTexts, pending: Pending | None) -> None:
         rows = texts.rows
         if pending is None:
             embeddings = np.empty((0, self.writer.plan.width), np.float32)
@@ -212,7 +209,7 @@ class _ShardTexts:
     rows: Sequence[int]
     keys: Keys
     copied: StoredRows | None
-    inputs: Sequence[ndarray] = ()
+    inputs: Sequence[Any] = ()
     batches: Sequence[Sequence[int]] = ()
     prompt: str | list[str] = ""
     budget: int = 0
@@ -225,7 +222,7 @@ def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Ca
         pass
 
 
-def tokenisation_of(retriever: Retriever) -> Tokenisation:
+def tokenisation_of(retriever: TextEncoder) -> Tokenisation:
     """Return the settings with which data sets are tokenised for a retriever: tokenizer and prompts, not lengths."""
     table = retriever.prompts
     return Tokenisation(content_tokenizer_json(retriever.tokenizer), table.query, table.passage, table)

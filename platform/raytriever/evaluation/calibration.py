@@ -1,4 +1,5 @@
-"""Calibration of a model for a corpus: made from ranked questions of two splits, and written into the model directory.
+"""Calibration of a system for a corpus: made from ranked questions of two splits, and written into the directory of the
+evaluation, and into that of its model if it has one.
 
 Thresholds and maps are fitted on one split, and measured on the other one. With few questions those of both splits fit
 them and are counted; the errors of the maps are then of folds.
@@ -20,12 +21,15 @@ from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.statistics import MOST_SHARED, overlaps
 from raytriever.errors import DataError, StorageError
+from raytriever.evaluation.datasets import distinct_names
 from raytriever.evaluation.decision import ModelDecision
 from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.passages import PassageDecision
 from raytriever.evaluation.protocol import aim_text, is_missed
-from raytriever.evaluation.request import EvaluationJob
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
 from raytriever.metrics.answering import AnswerAim, AnswerDecision
 from raytriever.metrics.confidence import FOLDS, RankedQuestions, folds_of
+from raytriever.metrics.passages import DEPTH, KEPT
 from raytriever.metrics.probability import (
     CalibrationError,
     IsotonicMap,
@@ -36,13 +40,14 @@ from raytriever.metrics.probability import (
 )
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
+from raytriever.models.source import has_files
 from raytriever.paths import expanded
 from raytriever.search.calibration import (
     FILE,
     FORMAT,
     AnswerThreshold,
     Calibration,
-    encoder_digest,
+    PassageThreshold,
     read_calibration,
     sample_of,
 )
@@ -51,7 +56,7 @@ from raytriever.store.disk import check_writable
 
 # Folder of the calibrations in an evaluation directory, and a calibration with its model.
 FOLDER = "calibration"
-Calibrated = tuple[ModelConfig, Calibration]
+Calibrated = tuple[EvaluatedModel, Calibration]
 # A curve of any shape needs as many relevant pairs, and as many others.
 FEWEST_FOR_ISOTONIC = 500
 LATER = slice(1, 10)  # ranks 2 to 10
@@ -72,13 +77,18 @@ def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> N
 
 @activity("calibrating the scores")
 def make_calibration(
-    dataset: RetrievalDataset, config: ModelConfig, splits: tuple[str, str], answers: AnswerDecision, *, int8: bool
+    dataset: RetrievalDataset,
+    system: tuple[str, str],
+    splits: tuple[str, str],
+    answers: AnswerDecision,
+    passages: PassageDecision | None = None,
 ) -> Calibration:
     """Fit maps from confidence and from score to probability, and put them together with the thresholds.
 
     Args:
+        system: name and digest of the system; such as `DenseSystem.digest`.
         splits: split on which thresholds were to be chosen, and the one on which they were to be checked.
-        int8: whether the texts were encoded in 8-bit integers.
+        passages: thresholds of the passages to keep, of which the first that is reached counts.
     """
     (chosen, values), (checked, seen) = answers.chosen, answers.checked
     first = _fit(*_finite(values, chosen.right))
@@ -94,15 +104,21 @@ def make_calibration(
             calibration_error(first.probability(best), right),
             calibration_error(later.probability(scores), relevant, queries) if len(scores) else _NO_ERROR,
         ]
+    reached = [
+        PassageThreshold(**vars(kept), wanted=cast("float", threshold.wanted), score=threshold.score, depth=DEPTH)
+        for threshold, kept in (passages.thresholds if passages else ())
+        if kept is not None
+    ]
     return Calibration(
         format=FORMAT,
         date=datetime.now(UTC).date().isoformat(),
+        system=system[0],
+        digest=system[1],
         dataset=dataset.name,
         data=dataset.digest,
         corpus=dataset.documents.digest,
         passages=len(dataset.documents),
         sample=sample_of(dataset.documents),
-        model=encoder_digest(config, dataset.name),
         chosen_on=splits[0],
         chosen_queries=len(chosen),
         checked_on=splits[1],
@@ -118,11 +134,11 @@ def make_calibration(
             for threshold, achieved in answers.thresholds
             if achieved is not None
         ],
+        kept=reached[0] if reached else None,
         first=first,
         later=later,
         first_error=errors[0],
         later_error=errors[1],
-        int8=int8,
     )
 
 
@@ -159,29 +175,29 @@ def write_calibrations(
     decisions: Sequence[ModelDecision],
     job: EvaluationJob,
     log: Callable[[str], None],
-    *,
-    int8: bool,
 ) -> list[Calibrated]:
-    """Write the calibration of each dense model for a data set into the directory of an evaluation.
+    """Write the calibration of each system for a data set into the directory of an evaluation.
 
     `log` gets a line where there is none, as without an aim of answers. Return the calibrations with their models.
     """
     source, written = measured.source, []
-    answers = {one.model: one.answers for one in decisions}
+    by_name = {one.model: one for one in decisions}
     for model in job.models if job.aims else ():
-        decided = answers[model.name]
-        if model.config is None or model.form is not None:
-            continue
+        decided = by_name.get(model.name)
         if decided is None:
+            continue
+        if decided.answers is None:
             log(f"{model.name} gets no {FILE}: precision and recall are of pairs; add an aim of answers, such as f1")
             continue
         if source.is_divided:
             log(f"{source.name}: there is no {FILE} of several corpora; evaluate one part")
             break
         splits = job.calibration_split, source.split
-        made = make_calibration(measured.parts[0].dataset, model.config, splits, decided, int8=int8)
+        name = model.name if model.form else distinct_names([model.location or model.name])[0]
+        system = name, measured.digests[model.name]
+        made = make_calibration(measured.parts[0].dataset, system, splits, decided.answers, decided.passages)
         write_atomically(folder / FOLDER / model.name / f"{source.name}.json", made.to_json())
-        written.append((model.config, made))
+        written.append((model, made))
     return written
 
 
@@ -194,24 +210,29 @@ def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Cal
     if len(datasets) > 1:
         log(f"a model has one {FILE}: those of {len(datasets)} data sets are only in {output / FOLDER}")
         return
-    for config, made in calibrations:
-        log(save_calibration(made, config))
+    for model, made in calibrations:
+        if model.config is None or model.form is not None or not _is_own(model.config):
+            file = output / FOLDER / model.name / f"{made.dataset}.json"
+            log(f"{file}: {describe_calibration(made)}")
+        else:
+            log(save_calibration(made, model.config))
+
+
+def _is_own(config: ModelConfig) -> bool:
+    path = expanded(config.model)
+    return has_files(config.model) and resolve_model(config.model, config.revision) in (path, path / "model")
 
 
 def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
-    """Write a calibration into the directory of its model, if the directory is the user's and writable.
+    """Write a calibration into the directory of its model, if it is writable.
 
     Return a line with the file, or with the reason why there is none.
     """
-    path, directory = expanded(config.model), resolve_model(config.model, config.revision)
-    if directory not in (path, path / "model"):
-        remedy = "`raytriever export` makes one"
-        return f"{FILE} is only in the results, because {config.model} is no model directory of yours; {remedy}"
-    file = directory / FILE
+    file = resolve_model(config.model, config.revision) / FILE
     try:
         earlier = _earlier_threshold(file, calibration)
         before = f"{earlier.score:.4f}, chosen for {aim_text(earlier.aim, earlier.wanted)}" if earlier else ""
-        if earlier and calibration.threshold is None:
+        if earlier and calibration.threshold is None and calibration.kept is None:
             return f"{file}: no aim was reached; the earlier threshold {before}, stays"
         check_writable(file.parent)
         write_atomically(file, calibration.to_json())
@@ -224,16 +245,20 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
 def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold | None:
     with suppress(StorageError):  # a damaged file has none
         earlier = read_calibration(file)
-        if earlier and (earlier.model, earlier.corpus) == (calibration.model, calibration.corpus):
+        if earlier and (earlier.digest, earlier.corpus) == (calibration.digest, calibration.corpus):
             return earlier.threshold
     return None
 
 
 def describe_calibration(calibration: Calibration) -> str:
-    """Describe the deciding threshold of a calibration in one line."""
-    threshold = calibration.threshold
+    """Describe the deciding threshold of a calibration, and that of the passages to keep, in one line."""
+    threshold, kept = calibration.threshold, calibration.kept
+    keeps = kept and (
+        f"keep passages of score {kept.score:.4f} or more ({aim_text(KEPT, kept.wanted)}): {kept.passages:.1f} for "
+        f"each question, with {kept.share:.3f} of the relevant ones (95 %: {kept.low:.3f} to {kept.high:.3f})"
+    )
     if threshold is None:
-        return "probabilities, but no threshold, because no aim was reached"
+        return keeps or "probabilities, but no threshold, because no aim was reached"
     shown, right = threshold.answered, threshold.top_precision
     precision = f" ({right.value:.2f}, 95 %: {right.low:.2f} to {right.high:.2f})" if right.whole else ""
     checked = f"on {'the same questions of ' * (not calibration.is_checked_apart)}{calibration.checked_on}"
@@ -246,7 +271,7 @@ def describe_calibration(calibration: Calibration) -> str:
         f"threshold {threshold.score:.4f} of {calibration.confidence.name}, chosen for {aim}"
         f"{', which it misses' * missed}; {checked} "
         f"{shown.part:,} of {shown.whole:,} queries with an answer are shown one{kinds}, and {right.part:,} of the "
-        f"{right.whole:,} shown are relevant{precision}"
+        f"{right.whole:,} shown are relevant{precision}{f'; {keeps}' if keeps else ''}"
     )
 
 

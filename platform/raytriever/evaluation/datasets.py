@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
@@ -29,6 +29,7 @@ from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.protocol import Protocol
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.paths import expanded
+from raytriever.prompts import PromptTable
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
 # Length of the reason for which a data set of a suite is missing.
@@ -164,6 +165,11 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
     new_names = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
     new_names = unique_names(new_names)
     return [one if one.name == name else one.rename(name) for one, name in zip(datasets, new_names, strict=True)]
+
+
+def check_prompts(prompts: Mapping[str, str], datasets: Sequence[EvaluationDataset]) -> None:
+    """Raise `ConfigError` if the prompts of a user are of none of the data sets."""
+    PromptTable(own=prompts).check(name for one in datasets for part in one.parts for name in one.prompt_names(part))
 
 
 def find_beir(

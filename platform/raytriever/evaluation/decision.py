@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy import ndarray
@@ -19,6 +19,7 @@ from raytriever.data.keys import key_of
 from raytriever.errors import DataError
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
+from raytriever.evaluation.passages import PassageDecision, decide_passages, notes_on_passages
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
     PAIR_AIMS,
@@ -40,7 +41,12 @@ from raytriever.metrics.answering import (
     fewest_answers,
     unreachable,
 )
-from raytriever.metrics.calibration import PairsAchieved, achieve_pairs, choose_pair_threshold, ranked_relevance
+from raytriever.metrics.calibration import (
+    PairsAchieved,
+    achieve_pairs,
+    choose_pair_threshold,
+    ranked_relevance,
+)
 from raytriever.metrics.confidence import (
     COMBINED,
     DEPTH,
@@ -54,8 +60,14 @@ from raytriever.metrics.confidence import (
 )
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.intervals import Proportion
+from raytriever.metrics.passages import KEPT, PassagesKept
 from raytriever.metrics.probability import CalibrationError, calibration_error_of_scores
-from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_interval, resampling_weights
+from raytriever.metrics.selective import (
+    area_under_risk_coverage,
+    bootstrap_interval,
+    normalized_abstention_auc,
+    resampling_weights,
+)
 from raytriever.mining.bm25 import Bm25Index, compare_best
 
 _SAMPLES = 500  # of the intervals of areas
@@ -67,7 +79,7 @@ class ModelDecision:
     """Thresholds of a model on a data set.
 
     Args:
-        answers: confidence and thresholds of the decision to answer; None if no aim is of answers.
+        answers: confidence and thresholds of the decision to answer; None if all aims are of pairs.
         pairs: thresholds of pairs with what they achieve, None out of reach.
         unasked: shares of each threshold of answers of questions without an answer that had no part in choosing it.
     """
@@ -77,6 +89,7 @@ class ModelDecision:
     pairs: list[tuple[Threshold, PairsAchieved | None]]
     error: CalibrationError
     unasked: list[dict[str, Proportion]]
+    passages: PassageDecision | None = None
 
 
 @activity("choosing the thresholds")
@@ -91,18 +104,21 @@ def decide_dataset(
         removed: share of the questions that take part without their answers.
     """
     of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
+    of_passages = [wanted for aim, wanted in aims if aim == KEPT and wanted is not None]
     decisions = []
-    asks_bm25 = bool(of_answers) and confidence == COMBINED
+    asks_bm25 = bool(of_answers or of_passages) and confidence == COMBINED
     indexes = [Bm25Index.of(part.dataset.documents) if asks_bm25 else None for part in measured.parts]
-    for model in measured.models if aims else ():
+    for model in measured.parts[0].calibration if aims else ():
         pools, checked = measured.calibration_pools(model), measured.pools(model)
         pairs = []
         for aim, wanted in aims:
             if aim in PAIR_AIMS and wanted is not None:
                 threshold = choose_pair_threshold(pools, aim, wanted)
                 pairs.append((threshold, achieve_pairs(checked, threshold.score) if threshold.reached else None))
-        answers, unasked = None, []
-        if of_answers:
+        answers, unasked, passages = None, [], None
+        if of_passages:
+            passages = decide_passages(measured, model, of_passages)
+        if of_answers or of_passages:
             parts = list(zip(measured.parts, indexes, strict=True))
             checking = _joined(
                 [questions_of(one.judged, one.evaluations[model], index, removed) for one, index in parts]
@@ -120,7 +136,7 @@ def decide_dataset(
                 without = [_without_answers(part.judged, part.evaluations[model], index) for part, index in parts]
                 unasked = _shares_of(answers, _joined([one for one in without if len(one)] or without))
         error = calibration_error_of_scores(pools, checked)
-        decisions.append(ModelDecision(model, answers, pairs, error, unasked))
+        decisions.append(ModelDecision(model, answers, pairs, error, unasked, passages))
     return decisions
 
 
@@ -223,6 +239,11 @@ def threshold_rows(
         for threshold, pairs in decision.pairs:
             shares = {"pair_precision": pairs.precision, "pair_recall": pairs.recall} if pairs else {}
             made.append((threshold, SCORE, apart, shares, shares.get(f"pair_{threshold.aim}"), {}))
+        keeps: dict[Threshold, PassagesKept | None] = dict(decision.passages.thresholds) if decision.passages else {}
+        for threshold in keeps:
+            assert decision.passages is not None
+            where = apart if decision.passages.is_checked_apart else (" and ".join(dict.fromkeys(apart)),) * 2
+            made.append((threshold, SCORE, where, {}, None, {}))
         of_answers = answers.thresholds if answers is not None else []
         for number, (threshold, found) in enumerate(of_answers):
             assert answers is not None
@@ -238,7 +259,7 @@ def threshold_rows(
             row = ThresholdRow(
                 dataset=measured.source.name,
                 model=decision.model,
-                aim=cast("AnswerAim", threshold.aim),
+                aim=cast("Any", threshold.aim),
                 wanted=threshold.wanted,
                 confidence=confidence,
                 chosen_on=where[0],
@@ -248,10 +269,14 @@ def threshold_rows(
                 calibration_error=ErrorRow(*map(finite, (error.value, error.low, error.high))),
                 shares=shares,
                 checked=checked,
+                kept=keeps.get(threshold),
                 unanswerable=kinds,
             )
             is_replaced = not threshold.reached and decides is not None and threshold in order[: order.index(decides)]
-            rows.append(replace(row, notes=_notes(row, threshold, answers, decides if is_replaced else None)))
+            notes = _notes(row, threshold, answers, decides if is_replaced else None)
+            if decision.passages is not None and threshold in keeps:
+                notes = notes_on_passages(row, decision.passages.chosen)
+            rows.append(replace(row, notes=notes))
     return rows
 
 
@@ -312,6 +337,7 @@ def confidence_rows(
             values = fit_confidence(name, chosen).of(checked) if answers.is_checked_apart else held_out
             low, high = bootstrap_interval(area_under_risk_coverage(values, checked.right, weights))
             areas = area_of(held_out, chosen), area_of(values, checked), low, high
+            gain = finite(normalized_abstention_auc(values, checked.right))
             decides = name == answers.confidence.name
-            rows.append(ConfidenceRow(measured.source.name, decision.model, name, where, *areas, decides))
+            rows.append(ConfidenceRow(measured.source.name, decision.model, name, where, *areas, gain, decides))
     return rows

@@ -5,17 +5,18 @@ Each section has its text for a terminal, its Markdown for `table.md`, and its t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raytriever.evaluation.costs import cost_report
 from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines, pairs_with
+from raytriever.evaluation.passages import KEPT_ABOUT, KEPT_TITLES, kept_cells, kept_points
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
 from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
 from raytriever.metrics.intervals import Proportion
 from raytriever.mining.analyser import analyser_line
-from raytriever.terminal import markdown_cell, one_line
+from raytriever.terminal import markdown_cell, one_line, text_table
 from raytriever.tracking.tracker import Point, points_now
 
 SHARE_TITLES = {
@@ -132,10 +133,7 @@ def _analysers(results: Results) -> list[str]:
 
 
 def _systems(results: Results) -> list[str]:
-    """Describe how each dense model reads texts. Models of different widths compare: each is searched on its own.
-
-    Stored forms are left out: their table has the widths.
-    """
+    """Describe how each dense model reads texts, but for stored forms: their table has the widths."""
     lines = []
     for name, system in results.systems.items() if len(results.systems) > 1 else ():
         if "width" in system and "dtype" not in system:
@@ -181,6 +179,7 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
         f"independent pairs. Calibration error: the share of relevant pairs by score on {on}, used as a probability, "
         "against the judged split; 0 is best, and an interval from 0 on says that they may be exactly right."
     )
+    about += KEPT_ABOUT if any(row.kept for row in rows) else ""
     return ReportSection(
         text="\n" + "\n".join(_paragraphs(rows, table)) + "".join(f"\n- {one_line(line)}\n" for line in notes),
         markdown=f"\nThresholds\n\n{thresholds_markdown(rows)}",
@@ -196,8 +195,10 @@ def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
     pairs = any(row.aim in PAIR_AIMS for row in rows)
     names = [name for name in SHARE_TITLES if pairs or not name.startswith("pair")]
     kinds = [kind for kind in KIND_TITLES if any(kind in row.unanswerable for row in rows)]
+    keeps = any(row.kept for row in rows)
     columns = ["data set", "model", "wanted", "confidence", "threshold", f"chosen on {_chosen_on(rows)}"]
     columns += [*(SHARE_TITLES[name] for name in names), *(KIND_TITLES[kind] for kind in kinds)]
+    columns += KEPT_TITLES if keeps else []
     cells: Rows = [
         [
             row.dataset,
@@ -206,8 +207,9 @@ def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
             row.confidence,
             Cell("out of reach") if row.threshold is None else Cell(f"{row.threshold:.6g}", row.threshold),
             _chosen(row),
-            *(share_cell(row.shares.get(name), "-" if row.threshold is None else "none") for name in names),
+            *(share_cell(row.shares.get(name), "none" if name in row.shares else "-") for name in names),
             *(share_cell(row.unanswerable.get(kind), "-") for kind in kinds),
+            *(kept_cells(row.kept) if keeps else ()),
             _error(row),
         ]
         for row in rows
@@ -278,14 +280,16 @@ def _confidences(rows: Sequence[ConfidenceRow]) -> ReportSection:
             row.confidence + (" (decides)" if row.decides else ""),
             Cell(f"{row.area_chosen:.4f}", row.area_chosen),
             Cell(f"{row.area:.4f} ({row.low:.4f} to {row.high:.4f})", row.area),
+            number_cell(row.nauc),
         ]
         for row in rows
     ]
     note = (
         "Area under the risk-coverage curve: the mean share of wrong answers among those shown, over all thresholds; "
-        "lower is better. Brackets contain 95 % intervals over resampled questions."
+        "lower is better. Brackets contain 95 % intervals over resampled questions. nAUC: the gain of leaving out "
+        "unsure questions, divided by that of an oracle; higher is better."
     )
-    columns = ["data set", "model", "confidence", f"AURC on {_chosen_on(rows)}", "AURC"]
+    columns = ["data set", "model", "confidence", f"AURC on {_chosen_on(rows)}", "AURC", "nAUC"]
     return _plain(ReportTable("Confidences", columns, cells, note))
 
 
@@ -321,18 +325,13 @@ def _forms(rows: Sequence[FormRow]) -> ReportSection:
 
 def _plain(table: ReportTable, note: str = "") -> ReportSection:
     """Return a section that is its table everywhere, with a note below it also where it is no page."""
-    text = f"\n{table.as_markdown()}{note}"
-    return ReportSection(text=text, markdown=f"\n{table.title}\n{text}", tables=[table])
+    cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
+    text = f"\n{text_table([table.columns, *cells], left=0)}\n{note}"
+    return ReportSection(text=text, markdown=f"\n{table.title}\n\n{table.as_markdown()}{note}", tables=[table])
 
 
 def _lines(lines: Sequence[str]) -> str:
     return "\n" + "\n".join(lines) + "\n" if lines else ""
-
-
-def training_notes(results: Results, names: Mapping[str, str]) -> str:
-    """Describe the effect of training, and what the metrics leave out, for below the table of a finished run."""
-    notes = [note for about in results.about.values() for note in notes_on(about)]
-    return "\n".join([*notes, *pair_lines(results.pairs, names), *_analysers(results)])
 
 
 _Values = dict[str, float | None]  # by the name in the tracker; a value that does not exist has no point
@@ -357,7 +356,7 @@ def points_of(results: Results) -> list[Point]:
         values |= _named(f"calibration/{row.model}/{row.dataset}/{aim}", _threshold(row))
     for area in results.confidences:
         name = f"confidence/{area.model}/{area.dataset}/{area.confidence}"
-        values |= _named(name, {"area": area.area, "low": area.low, "high": area.high})
+        values |= _named(name, {"area": area.area, "low": area.low, "high": area.high, "nauc": area.nauc})
     values |= {f"absent_relevant/{dataset}": float(about.absent_relevant) for dataset, about in results.about.items()}
     return points_now(values)  # of step 0, which MLflow draws as bars
 
@@ -381,6 +380,7 @@ def _threshold(row: ThresholdRow) -> _Values:
         shares["checked"] = row.checked
     for name, share in shares.items():
         values |= _share(name, share)
+    values |= kept_points(row.kept) if row.kept else {}
     return values | {
         "calibration_error": error.value,
         "calibration_error_low": error.low,

@@ -65,6 +65,10 @@ class System(Interface):
 class PreparedSystem(System, Interface):
     """System of which a search is timed."""
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that decides the scores but the documents: thresholds are of one system alone."""
+
     def prepare(self) -> None:
         """Do what the first search needs once, such as encoding or indexing the documents."""
 

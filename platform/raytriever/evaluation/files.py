@@ -1,4 +1,4 @@
-"""Files of an evaluation directory: TREC runs, MTEB results, results per query, pooled scores and tables.
+"""Files of an evaluation directory: TREC runs, results per query, pooled scores and tables.
 
 docs/reference/output-files.md lists them. `report` writes the figures and the page.
 """
@@ -20,21 +20,14 @@ from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError, disk_errors
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
-from raytriever.evaluation.protocol import AUC, Protocol
+from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.calibration import ScoredPools
-from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.arrays import read_arrays
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import write_atomically
 
 PER_QUERY, LATEX = "per_query", "table.tex"
-# Cutoffs and metrics of MTEB's results.
-CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
-FAMILIES = ("ndcg", "map", "recall", "precision", "mrr")
-MAIN = "ndcg_at_10"
-# Language of MTEB's tasks of BEIR, and the code of ISO 639-3 and ISO 15924 for an unknown language and script.
-ENGLISH, UNDETERMINED = "eng-Latn", "und-Zyyy"
 # Contents of `per_query/`: documents ranked, relevant documents, characters of a text.
 TOP, RELEVANT, CHARACTERS = 5, 3, 300
 _MOST_BYTES = 4 << 30  # a million queries of ten models
@@ -72,7 +65,7 @@ class QueryValues(TypedDict):
 
 @activity("writing the rankings")
 def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
-    """Write what was measured on one data set: TREC runs, pooled scores, results per query and as MTEB has them."""
+    """Write what was measured on one data set: TREC runs, pooled scores and results per query."""
     name = measured.source.name
     for model in measured.models:
         for part in measured.parts:
@@ -84,8 +77,6 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
     write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
-    for model, seconds in measured.seconds.items():
-        write_atomically(folder / "mteb" / model / f"{name}.json", mteb_content(measured, model, seconds))
 
 
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
@@ -110,29 +101,6 @@ def _run_pieces(evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> 
             for rank, (document, score) in enumerate(zip(found, scores, strict=True), start=1)
             if document >= 0
         )
-
-
-def mteb_content(measured: DatasetMeasurement, model: str, seconds: float) -> str:
-    """Return the text of `mteb/MODEL/DATASET.json`: a `TaskResult` of MTEB (Muennighoff et al., 2023).
-
-    It has every cutoff of MTEB that the ranking reaches. Unknown values are what the format allows: no version of MTEB,
-    a digest of the content as revision of the data set, and the undetermined language for a data set outside MTEB. The
-    list of languages is never empty: `TaskResult.get_score` of MTEB 2.26 averages over the languages of each entry, and
-    returns NaN for none. Of a divided data set the means over its parts are written.
-    """
-    rows = [_mteb_scores(part, model, measured.source.protocol) for part in measured.parts]
-    scores: dict[str, Any] = {name: round(float(np.mean([row[name] for row in rows])), 5) for name in rows[0]}
-    scores |= {"main_score": scores[MAIN], "hf_subset": "default"}
-    scores["languages"] = [ENGLISH if measured.source.task else UNDETERMINED]
-    content = {
-        "dataset_revision": measured.parts[0].dataset.digest[:40],
-        "task_name": measured.source.task or measured.source.name,
-        "mteb_version": None,
-        "scores": {measured.source.split: [scores]},
-        "evaluation_time": seconds,
-        "kg_co2_emissions": None,
-    }
-    return json.dumps(content, indent=2) + "\n"
 
 
 def per_query_content(measured: DatasetMeasurement) -> str:
@@ -213,13 +181,6 @@ def read_queries(folder: Path) -> dict[str, QueryValues]:
 
 def _column(name: str) -> str:
     return name if name.split() == [name] else quote(name, safe="")
-
-
-def _mteb_scores(part: PartMeasurement, model: str, protocol: Protocol) -> dict[str, float]:
-    relevance = part.judged.relevance
-    names = [f"{family}_at_{k}" for family in FAMILIES for k in CUTOFFS if k <= protocol.kept]
-    values = measure_ranking(part.evaluations[model].ranking, relevance, names, protocol.level)
-    return {name: mean(values[name], relevance, protocol.level) for name in names}
 
 
 def _relevant_documents(

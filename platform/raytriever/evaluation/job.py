@@ -19,7 +19,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.costs import cost_rows
-from raytriever.evaluation.datasets import EvaluationDataset, rename_duplicates, safe_name
+from raytriever.evaluation.datasets import EvaluationDataset, rename_duplicates
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, decide_dataset, threshold_rows
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.document import document, points_of
@@ -33,10 +33,10 @@ from raytriever.evaluation.measurements import (
     auc_rows,
 )
 from raytriever.evaluation.names import Bm25, encoders_of, nodes_of
-from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, select_judged_queries
+from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
 from raytriever.evaluation.ranking.lists import notes_of
-from raytriever.evaluation.ranking.opening import SystemOpener, key_of_system
+from raytriever.evaluation.ranking.opening import SystemOpener
 from raytriever.evaluation.request import (
     EvaluationJob,
     OpenPart,
@@ -50,6 +50,7 @@ from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBacken
 from raytriever.evaluation.tables import latex
 from raytriever.mining.analyser import Analysis
 from raytriever.models.precision import choose_precision, default_device
+from raytriever.prompts import SIDES
 from raytriever.store.commit import committed_directory, remove, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
@@ -80,7 +81,7 @@ def run_evaluation(
     request = as_read(job.content(precision))
     check_output(output, request, fresh)
     check_writable(output)
-    opened = _open(job, log)
+    opened = open_job(job, log)
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
     results = Results(
@@ -100,7 +101,7 @@ def run_evaluation(
                 decisions = []
                 if job.aims:
                     decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
-                    calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")
+                    calibrations += write_calibrations(folder, measured, decisions, job, log)
                 directory.add(measured, decisions)
                 results.costs += cost_rows(source.name, measured.parts, job.models)
                 if on_result is not None:
@@ -112,9 +113,9 @@ def run_evaluation(
             directory.finish()
             if report is not None:
                 report(folder)
+            if calibrations:  # before the commit, after which the evaluation counts as done
+                save_calibrations(calibrations, output, log)
         remove(store.folder)
-        if calibrations:
-            save_calibrations(calibrations, output, log)
         run.log(points_of(results))
         for child in sorted(output.iterdir()):
             run.log_file(child)
@@ -125,7 +126,7 @@ def run_evaluation(
 class EvaluationDirectory:
     """Directory of an evaluation that is being written: the one way in which measurements become results and files.
 
-    `evaluate`, the end of a training, the best trial of a sweep, an arm of a study and a task of MTEB write it.
+    `run_evaluation` and a task of MTEB write it.
 
     Args:
         results: gets the rows of each data set, and the tests of all at the end.
@@ -165,28 +166,12 @@ class EvaluationDirectory:
         self.results.write(self.folder)
 
 
-def write_evaluation(
-    folder: Path, dataset: RetrievalDataset, split: str, evaluations: Mapping[str, Evaluation], baseline: str
-) -> Results:
-    """Write the directory of an evaluation of systems that were measured one by one, BM25 among them.
+def open_job(job: EvaluationJob, log: Callable[[str], None]) -> list[tuple[EvaluationDataset, list[OpenPart]]]:
+    """Open and check all data sets, with the questions without an answer that are asked for.
 
-    Args:
-        evaluations: by the name of the system, with the default protocol.
-        baseline: the system that the marks compare with.
+    Raises:
+        DataError: a split is missing or broken; or thresholds cannot be chosen on one split and checked on the other.
     """
-    name, judged = safe_name(dataset.name), select_judged_queries(dataset, split, Protocol())
-    source = EvaluationDataset(name, {name: str(dataset.location)}, split)
-    analyses: dict[str, Any] = {name: Analysis.of(dataset.documents).content()}
-    measured = DatasetMeasurement(source, [PartMeasurement(name, dataset, judged, dict(evaluations))], analyses)
-    with committed_directory(folder, {"kind": "evaluation"}, replace=True) as target:
-        directory = EvaluationDirectory(target, Results(baselines=[baseline]))
-        directory.add(measured)
-        directory.finish()
-    return directory.results
-
-
-def _open(job: EvaluationJob, log: Callable[[str], None]) -> list[tuple[EvaluationDataset, list[OpenPart]]]:
-    """Open and check all data sets, with the questions without an answer that are asked for."""
     opened = [(source, open_parts(source, job.splits(source))) for source in job.datasets]
     for source, parts in opened:
         for part in parts if len(job.splits(source)) > 1 else ():
@@ -207,11 +192,8 @@ def _measure(
     backend: RetrievalBackend,
     store: MeasurementStore,
 ) -> PartMeasurement:
-    """Measure all models on a part of a data set, or read what an earlier command measured.
-
-    The time of each model is added to `measured.seconds`.
-    """
-    source, seconds = measured.source, measured.seconds
+    """Measure all models on a part of a data set, or read what an earlier command measured."""
+    source = measured.source
     chosen_on = opened.judged.get(job.calibration_split)
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
     opener = SystemOpener(
@@ -224,7 +206,6 @@ def _measure(
     )
     dense: dict[str, DenseSystem] = {}
     for model in job.models:
-        seconds.setdefault(model.name, 0.0)
         system: PreparedSystem
         if model.form is not None:
             system = FormSystem(dense[model.form.model], model.form)
@@ -234,11 +215,14 @@ def _measure(
                 dense[model.name] = system
         key = {
             "device": encoders.device_type,
-            "system": [encoders.systems[model.name], key_of_system(system, model.system)],
+            "system": [encoders.systems[model.name], system.digest],
+            # The name of a function says nothing of what it computes.
+            "encoders": [encoders[one].digest(one, side) for one in encoders_of(model.system) for side in SIDES],
             "dataset": [part.dataset.digest, part.dataset.location],
         }
         targets = [(source.split, source.protocol, part.evaluations)]
-        if job.aims and job.calibration_split != source.split:
+        is_calibrated = bool(job.aims) and model.name in (job.calibrated or [model.name])
+        if is_calibrated and job.calibration_split != source.split:
             targets.append((job.calibration_split, replace(source.protocol, metrics=(AUC,)), part.calibration))
         for split, protocol, evaluations in targets:
             whole_key = {**key, "split": split, "protocol": asdict(protocol)}
@@ -246,10 +230,10 @@ def _measure(
             if isinstance(system, FormSystem):
                 system.kept = protocol.kept_of(judged.relevance)
             measure = partial(_evaluate, system, part.dataset, split, protocol, judged)
-            evaluations[model.name], took = store.get(model.name, source.label(opened.name), split, whole_key, measure)
-            seconds[model.name] += took
-        if job.aims:
+            evaluations[model.name] = store.get(model.name, source.label(opened.name), split, whole_key, measure)
+        if is_calibrated:
             part.calibration.setdefault(model.name, part.evaluations[model.name])
+            measured.digests[model.name] = system.digest
     return part
 
 
@@ -265,13 +249,12 @@ def _evaluate(
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
     names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
-    for model, config in (
-        (one, config) for one in job.models if one.form is None for config in encoders_of(one.system)
-    ):
-        encoder = encoders[config]
-        encoder.prompts.check(each for parts in names.values() for part in parts for each in part)
+    for model in job.models:
+        if model.form is not None:
+            continue
         for name, parts in names.items():
-            prompts = dict.fromkeys(encoder.prompts_of(*part) for part in parts)
+            found = (encoders[config].prompts_of(*part) for config in encoders_of(model.system) for part in parts)
+            prompts = dict.fromkeys(found)
             if any(one.query_name or one.passage_name for one in prompts):
                 lines[name][model.name] = "; ".join(map(str, prompts))
     return lines

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,14 +79,14 @@ class DatasetMeasurement:
 
     Args:
         bm25, prompts: see `results.About`.
-        seconds: time of each model; `mteb/` is written for those that have one.
+        digests: `digest` of each system, if thresholds are chosen.
     """
 
     source: EvaluationDataset
     parts: list[PartMeasurement]
     bm25: Mapping[str, AnalysisAbout] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -176,22 +175,21 @@ class MeasurementStore:
 
     def get(
         self, model: str, dataset: str, split: str, key: Mapping[str, Any], measure: Callable[[], Evaluation]
-    ) -> tuple[Evaluation, float]:
-        """Return a stored measurement and its seconds, or make it and store it."""
+    ) -> Evaluation:
+        """Return a stored measurement, or make it and store it."""
         parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")
         if (stored := parts.read(name, _load)) is not None:
             self.log(f"{dataset}, {split}: {model} was measured before, see {self.folder / name}")
             return stored
-        began, evaluation = time.monotonic(), measure()
-        seconds = time.monotonic() - began
-        parts.write(name, lambda folder: _write(folder / ARRAYS, evaluation, seconds), {"kind": "measurement"})
-        return evaluation, seconds
+        evaluation = measure()
+        parts.write(name, lambda folder: _write(folder / ARRAYS, evaluation), {"kind": "measurement"})
+        return evaluation
 
 
-def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
+def _write(file: Path, evaluation: Evaluation) -> None:
     """Write an evaluation as arrays: `FIELD`, or `FIELD.NAME` for each entry of a field that is a dictionary."""
-    arrays: dict[str, Any] = {"seconds": seconds}
+    arrays: dict[str, Any] = {}
     for name, value in (vars(evaluation) | {"notes": np.array(evaluation.notes, dtype=str)}).items():
         arrays |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
     for name, ranked in list(arrays.items()):
@@ -200,11 +198,10 @@ def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
     np.savez(file, **arrays)
 
 
-def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
+def _load(folder: Path, meta: object) -> Evaluation:
     # The digest of the file was compared, so it is what `_write` wrote.
     with np.load(folder / ARRAYS, allow_pickle=False) as stored:
         arrays = dict(stored.items())
-    seconds = float(arrays.pop("seconds"))
     fields: dict[str, Any] = {"per_query": {}, "metrics": {}, "unanswered": {}}
     for key, value in arrays.items():
         name, _, entry = key.partition(".")
@@ -217,7 +214,7 @@ def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
             fields[name][entry] = float(value) if name == "metrics" else value
     fields |= {"search_seconds": float(fields["search_seconds"]), "notes": fields["notes"].tolist()}
     fields["unanswered"] = {kind: UnansweredRanking(**columns) for kind, columns in fields["unanswered"].items()}
-    return Evaluation(**fields), seconds
+    return Evaluation(**fields)
 
 
 def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:

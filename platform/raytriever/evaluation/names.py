@@ -1,7 +1,7 @@
 """Names of retrieval systems, and the tree of systems that a name means.
 
     bm25                       BM25
-    minilm                     an encoder: minilm, a directory, a run or a hub name
+    minilm                     an encoder: minilm, a directory, a run, a hub name or openai:NAME
     vectors:FOLDER             embeddings that another program made; see `encoding.vectors`
     run:FILE                   rankings that another program made, as a TREC run
     A+B                        reciprocal rank fusion of two or more of the above
@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from raytriever.endpoints.config import EncoderConfig
 from raytriever.errors import ConfigError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.paths import FOLDER, MODEL, RANKING, TEACHER, PathKind, expanded
@@ -37,7 +38,7 @@ class Bm25:
 
 
 @dataclass(frozen=True)
-class Vectors:
+class VectorFolder:
     """Embeddings in a folder, compared by `cosine` or `dot`; None for cosine if they have unit length."""
 
     folder: str
@@ -70,7 +71,7 @@ class Reranking:
 
 
 # The settings of an encoder are its leaf of the tree.
-SystemTree: TypeAlias = ModelConfig | Bm25 | Vectors | RunFile | Fusion | Reranking
+SystemTree: TypeAlias = ModelConfig | Bm25 | VectorFolder | RunFile | Fusion | Reranking
 
 
 def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
@@ -82,7 +83,7 @@ def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
     Raises:
         ConfigError: a part is missing, the fusion repeats a system, or a depth is 0.
     """
-    settings = settings or ModelConfig()
+    settings = settings or EncoderConfig()
     if _exists(word):
         return _parse_leaf(word, settings)
     first, mark, last = word.rpartition(">")
@@ -120,7 +121,7 @@ def system_text(tree: SystemTree, name_of: Callable[[str], str] = str) -> str:
             return name_of(tree.model)
         case Bm25():
             return BM25
-        case Vectors():
+        case VectorFolder():
             return VECTORS + name_of(tree.folder)
         case RunFile():
             return RUN + name_of(tree.file)
@@ -152,7 +153,7 @@ def describe_system(tree: SystemTree) -> Any:
     """Return all that decides a system's results but the content of its files, as JSON."""
     match tree:
         case ModelConfig():
-            return asdict(tree) | {"model": address_of(tree.model) or tree.model}
+            return tree.identity() | {"model": address_of(tree.model) or tree.model}
         case Bm25():
             return BM25
         case Fusion():
@@ -183,7 +184,7 @@ def has_weight(tree: SystemTree) -> bool:
 def check_questions(trees: Sequence[SystemTree], datasets: Sequence[str]) -> None:
     """Raise `ConfigError` if a system knows the queries of a file alone, and is to rank those of other data sets."""
     for node in (node for tree in trees for node in nodes_of(tree)):
-        if datasets and isinstance(node, Vectors | RunFile):
+        if datasets and isinstance(node, VectorFolder | RunFile):
             what = f"{system_text(node)} has no results for the questions of {datasets[0]}"
             raise ConfigError(what, setting("unanswerable"), "leave them out, or measure only removed answers")
 
@@ -215,7 +216,7 @@ class SystemPaths(PathKind):
             match node:
                 case ModelConfig():
                     MODEL.check(node.model, name, fetch)
-                case Vectors():
+                case VectorFolder():
                     FOLDER.check(node.folder, name, fetch)
                 case RunFile():
                     RANKING.check(node.file, name, fetch)
@@ -230,7 +231,7 @@ def _expand(tree: SystemTree) -> SystemTree:
     match tree:
         case ModelConfig():
             return replace(tree, model=MODEL(tree.model))
-        case Vectors():
+        case VectorFolder():
             return replace(tree, folder=FOLDER(tree.folder))
         case RunFile():
             return replace(tree, file=RANKING(tree.file))
@@ -252,7 +253,7 @@ def _parse_leaf(word: str, settings: ModelConfig) -> SystemTree:
             if word == prefix:
                 raise _refused(word, "names no path", f"write {prefix}PATH")
             path = word.removeprefix(prefix)
-            return Vectors(path, settings.similarity) if prefix == VECTORS else RunFile(path)
+            return VectorFolder(path, settings.similarity) if prefix == VECTORS else RunFile(path)
     return replace(settings, model=word)
 
 

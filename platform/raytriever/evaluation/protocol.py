@@ -21,6 +21,7 @@ from raytriever.errors import ConfigError, DataError, setting
 from raytriever.metrics.answering import CONFORMAL, AnswerAim
 from raytriever.metrics.calibration import PairAim
 from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.passages import KEPT, PassageAim
 from raytriever.metrics.ranking import DEFAULT_METRICS, Relevance, ranking_metric, title
 from raytriever.options import did_you_mean
 
@@ -251,27 +252,29 @@ CALIBRATE = setting("calibrate")
 ANSWER_AIMS: tuple[AnswerAim, ...] = get_args(AnswerAim)
 PAIR_AIMS: tuple[PairAim, ...] = get_args(PairAim)
 # Aim and wanted value; None for `f1`.
-WantedAim = tuple[AnswerAim | PairAim, float | None]
+WantedAim = tuple[AnswerAim | PairAim | PassageAim, float | None]
 
 
 def parse_aims(words: Sequence[str]) -> list[WantedAim]:
-    """Read aims such as `top-precision=0.9`, `answered=0.8`, `f1`, `wrong-answers=0.05` and `precision=0.9`."""
+    """Read aims such as `top-precision=0.9`, `f1`, `wrong-answers=0.05`, `kept=0.95` and `precision=0.9`."""
     aims: list[WantedAim] = []
     for word in words:
         name, _, number = word.strip().lower().replace("-", "_").partition("=")
-        aim = next((one for one in (*ANSWER_AIMS, *PAIR_AIMS) if one == name.strip()), None)
+        aim = next((one for one in (*ANSWER_AIMS, *PAIR_AIMS, KEPT) if one == name.strip()), None)
         try:
             wanted = float(number)
         except ValueError:
             wanted = float("nan")
         if aim is None or (number if aim == "f1" else not 0 < wanted <= 1):
             remedy = (
-                "write top-precision=0.9, wrong-answers=0.05, missed=0.1, answered=0.8, f1, precision=0.9 or "
-                "recall=0.8, above 0 and at most 1"
+                "write top-precision=0.9, wrong-answers=0.05, missed=0.1, answered=0.8, f1, kept=0.95, precision=0.9 "
+                "or recall=0.8, above 0 and at most 1"
             )
             raise ConfigError(f"{word!r} is no aim", CALIBRATE, remedy)
         if aim in CONFORMAL and wanted == 1:
             raise ConfigError(f"{word!r} allows everything", CALIBRATE, "give a share below 1")
+        if aim == KEPT and wanted == 1:
+            raise ConfigError(f"{word!r} cannot be promised", CALIBRATE, "give a share below 1")
         aims.append((aim, None if aim == "f1" else wanted))
     return aims
 

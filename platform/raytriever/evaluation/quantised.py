@@ -28,6 +28,7 @@ from raytriever.index.exact import top_k_of_blocks
 from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
 from raytriever.metrics.calibration import achieve_pairs, best_f1_threshold
 from raytriever.metrics.confidence import SCORE
+from raytriever.search.calibration import digest_of
 
 # Documents of the sample from which int8 takes its ranges, at equal distances in the corpus.
 SAMPLE, FEWEST = 10_000, 2
@@ -54,6 +55,11 @@ class FormSystem:
     dense: DenseSystem
     form: StoredForm
     kept: int = RUN_DEPTH
+
+    @property
+    def digest(self) -> str:
+        """See `evaluate.PreparedSystem.digest`."""
+        return digest_of(self.dense.digest, self.form.dtype, self.form.width, self.form.rescore_multiplier)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""

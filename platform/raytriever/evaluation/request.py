@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import (
     EvaluationDataset,
+    check_prompts,
     describe_datasets,
     distinct_names,
     find_beir,
@@ -49,7 +50,6 @@ from raytriever.evaluation.names import (
     system_text,
 )
 from raytriever.evaluation.protocol import (
-    ANSWER_AIMS,
     FOREIGN,
     PAIR_AIMS,
     JudgedQueries,
@@ -127,6 +127,7 @@ class EvaluationJob:
         baselines: names of the models that the others are compared with.
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
+        calibrated: names of the models for which thresholds are chosen; empty for all.
         confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
         removed: share of the questions that also take part without their answers.
         foreign: data sets whose questions this corpus does not answer.
@@ -139,6 +140,7 @@ class EvaluationJob:
     baselines: Sequence[str]
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
+    calibrated: Sequence[str] = ()
     confidence: str = ENTROPY
     removed: float = 0.0
     foreign: Sequence[str] = ()
@@ -166,6 +168,7 @@ class EvaluationJob:
             "baselines": list(self.baselines),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims or self.chooses_weights else None,
+            **({"calibrated": list(self.calibrated)} if self.calibrated else {}),
             "confidence": self.confidence if self.aims else None,
             **({"removed": self.removed} if self.removed else {}),
             **({"foreign": list(self.foreign)} if self.foreign else {}),
@@ -199,10 +202,7 @@ class OpenPart:
 
 
 def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
-    """Read the systems that a user named; see `evaluation.names`.
-
-    `settings` say how all encoders read texts; the rest follows from the files of each encoder.
-    """
+    """Read the systems that a user named; `settings` say how all encoders read texts. See `evaluation.names`."""
     return name_models([(label, parse_system(name, settings)) for label, name in map(split_label, words)])
 
 
@@ -214,13 +214,11 @@ def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[Evaluat
     short = dict(zip(paths, distinct_names(paths), strict=True))
     shorts = [safe_name(short_text(tree, short.__getitem__)) for _, tree in models]
     names = [label or name for label, name in zip(labels, shorts, strict=True)]
-    for row, name in enumerate(names):
-        for other in range(row):
-            if name == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
-                remedy = f"give one another name: OTHER={sources[row]}"
-                raise ConfigError(f"two models are called {name!r}", setting("model"), remedy)
-    names = unique_names(names)
-    return [EvaluatedModel(name, tree) for name, (_, tree) in zip(names, models, strict=True)]
+    for other, row in combinations(range(len(names)), 2):
+        if names[row] == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
+            remedy = f"give one another name: OTHER={sources[row]}"
+            raise ConfigError(f"two models are called {names[row]!r}", setting("model"), remedy)
+    return [EvaluatedModel(name, tree) for name, (_, tree) in zip(unique_names(names), models, strict=True)]
 
 
 def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
@@ -240,9 +238,8 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
                 form = StoredForm(model.name, dtype, width, multiplier)
                 all_models.append(EvaluatedModel(form.name, model.system, form))
     names = [model.name for model in all_models]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two models are called {name!r}", setting("model"), "give one another name: OTHER=MODEL")
+    if name := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two models are called {name!r}", setting("model"), "give one another name: OTHER=MODEL")
     return all_models
 
 
@@ -324,17 +321,20 @@ def build_evaluation_job(
         foreign=foreign,
         precision=precision,
     )
-    if not config.suite:
-        return job
-    root = Path(config.data_root) if config.data_root else None
-    suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
-    for line in missing:
-        report(f"MISSING: {line}")
-    if not suite:
-        where = setting("data_root", root) if root else setting("suite", "beir")
-        remedy = f"give {setting('data_root')}, the folder that holds the data sets"
-        raise DataError("no data set of the suite exists", where, remedy)
-    return replace(job, datasets=[*job.datasets, *suite], missing=missing)
+    if config.suite:
+        root = Path(config.data_root) if config.data_root else None
+        suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
+        for line in missing:
+            report(f"MISSING: {line}")
+        if not suite:
+            where = setting("data_root", root) if root else setting("suite", "beir")
+            remedy = f"give {setting('data_root')}, the folder that holds the data sets"
+            raise DataError("no data set of the suite exists", where, remedy)
+        job = replace(job, datasets=[*job.datasets, *suite], missing=missing)
+    for config in (config for model in models for config in encoders_of(model.system)):
+        if config.dataset_prompts:
+            check_prompts(config.dataset_prompts, job.datasets)
+    return job
 
 
 def add_foreign_questions(
@@ -391,7 +391,7 @@ def foreign_questions(
 
 def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset, job: EvaluationJob) -> None:
     """Raise `DataError` if a data set has too few questions for a threshold of answers, before a text is encoded."""
-    if not any(aim in ANSWER_AIMS for aim, _ in job.aims):
+    if all(aim in PAIR_AIMS for aim, _ in job.aims):
         return
     judged = [one for part in parts for one in part.judged.values()]
     try:

@@ -17,6 +17,7 @@ from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.calibration import PairAim
 from raytriever.metrics.intervals import Proportion
+from raytriever.metrics.passages import PassageAim, PassagesKept
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import write_atomically
 
@@ -150,8 +151,9 @@ class ThresholdRow:
         chosen: value of the aim where the threshold was chosen; if it is out of reach, the best there is.
         shares: on the checked queries. For an aim of answers `coverage` (shown an answer, of those with one),
             `top_precision` (relevant, of those shown) and `wrong` (not relevant, of all); for an aim of pairs
-            `pair_precision` and `pair_recall`. Empty if the aim is out of reach.
+            `pair_precision` and `pair_recall`. Empty for `kept`, and if the aim is out of reach.
         checked: the share that the aim wants.
+        kept: what a threshold of passages keeps; None for another aim, or if it is out of reach.
         unanswerable: queries without an answer that are shown one, by their kind.
         calibration_error: of scores as probabilities, between the splits; see `metrics.probability`.
         notes: sentences on missing or uncertain figures.
@@ -159,7 +161,7 @@ class ThresholdRow:
 
     dataset: str
     model: str
-    aim: AnswerAim | PairAim
+    aim: AnswerAim | PairAim | PassageAim
     wanted: float | None
     confidence: str
     chosen_on: str
@@ -169,15 +171,18 @@ class ThresholdRow:
     calibration_error: ErrorRow
     shares: dict[str, Proportion] = field(default_factory=dict)
     checked: Proportion | None = None
+    kept: PassagesKept | None = None
     unanswerable: dict[str, Proportion] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class ConfidenceRow:
-    """Area under the risk-coverage curve of one confidence; lower is better.
+    """Area under the risk-coverage curve of one confidence, lower is better, and its nAUC, higher is better.
 
     Args:
+        nauc: normalized abstention AUC of the shares of right best documents, on the checked queries; None if all are
+            right, or none.
         area_chosen: out of fold, on the queries where it was chosen.
         area: on the checked queries, with its 95 % interval `low` to `high`.
         decides: whether thresholds are values of this confidence.
@@ -191,6 +196,7 @@ class ConfidenceRow:
     area: float
     low: float
     high: float
+    nauc: float | None
     decides: bool
 
 

@@ -19,26 +19,29 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import Runner, embed_corpus
 from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.loading import open_encoder
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.names import Reranking, encoders_of, nodes_of, system_text
+from raytriever.evaluation.names import BM25, Reranking, encoders_of, nodes_of, system_text
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.index.exact import tie_order, top_k
 from raytriever.index.score import pair_scores
+from raytriever.mining.analyser import Analyser
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
+from raytriever.models.inference import TextEncoder
 from raytriever.models.resolution import resolve_model
-from raytriever.models.retriever import Retriever
 from raytriever.prompts import Prompts
+from raytriever.search.calibration import digest_of, encoder_digest
 from raytriever.search.exact import search_store
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
 KEPT_BYTES = 4 * 2**30
+
 
 # A store, queries, k and the order of ties -> scores and documents; see `search.exact.search_store`.
 StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, ndarray]]
@@ -70,7 +73,7 @@ class Encoders:
     ) -> None:
         self._precision, self._device, self._kept_bytes = precision, device, kept_bytes
         self.device_type = device.type
-        self._loaded: dict[str, Retriever] = {}  # the most recently used one is last
+        self._loaded: dict[str, TextEncoder] = {}  # the most recently used one is last
         self.systems: dict[str, dict[str, Any]] = {}
         self.cross_encoders: dict[str, CrossEncoder] = {}
         for model in models:
@@ -101,17 +104,13 @@ class Encoders:
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
 
-    def __getitem__(self, config: ModelConfig) -> Retriever:
+    def __getitem__(self, config: ModelConfig) -> TextEncoder:
         name = repr(config)
         retriever = self._loaded.pop(name, None)
         if retriever is None:
-            retriever = load_for_encoding(config, self._precision, self._device)
+            retriever = open_encoder(config, self._precision, self._device)
         self._loaded[name] = retriever
-        while (
-            len(self._loaded) > 1
-            and sum(tensor.nbytes for one in self._loaded.values() for tensor in (*one.parameters(), *one.buffers()))
-            > self._kept_bytes
-        ):
+        while len(self._loaded) > 1 and sum(one.nbytes for one in self._loaded.values()) > self._kept_bytes:
             del self._loaded[next(iter(self._loaded))]
         return retriever
 
@@ -125,7 +124,7 @@ class DenseSystem:
 
     dataset: RetrievalDataset
     config: ModelConfig
-    retriever: Retriever
+    retriever: TextEncoder
     backend: RetrievalBackend = RetrievalBackend()
     prompts: Prompts | None = None
 
@@ -157,6 +156,11 @@ class DenseSystem:
     def ties(self) -> Int64[ndarray, " documents"]:
         """Place of each document among equal scores."""
         return tie_order(self.dataset.documents.ids)
+
+    @property
+    def digest(self) -> str:
+        """See `evaluate.PreparedSystem.digest`."""
+        return encoder_digest(self.config, self.dataset.name, int8=self.retriever.is_int8, prompts=self.prompts)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""
@@ -225,6 +229,11 @@ class Bm25System:
     def prepare(self) -> None:
         """See `evaluate.PreparedSystem.prepare`."""
         _ = self.index
+
+    @property
+    def digest(self) -> str:
+        """See `evaluate.PreparedSystem.digest`."""
+        return digest_of(BM25, Analyser.of(self.dataset.documents).settings)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""

@@ -234,13 +234,6 @@ def significance_cell(p: float) -> Cell:
     return Cell(f"{'yes' if p < LEVEL else 'no'}, p {shown}", p)
 
 
-def metrics_table(rows: Mapping[str, Mapping[str, float | None]]) -> ReportTable:
-    """Return a table of the metrics of systems, with four decimals and without marks."""
-    metrics = list(dict.fromkeys(name for values in rows.values() for name in values))
-    cells: Rows = [[system, *(number_cell(values.get(name)) for name in metrics)] for system, values in rows.items()]
-    return ReportTable("", ["", *map(metric_title, metrics)], cells)
-
-
 class MetricTables:
     """Tables of the metrics of models.
 

@@ -11,27 +11,19 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from raytriever.config import difference, read_settings
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.losses.config import LossConfig
 from raytriever.paths import expanded
-from raytriever.reading.structured import conform, read_json, read_yaml
+from raytriever.reading.structured import conform, read_yaml
 from raytriever.store.commit import FORMAT, remove, write_atomically
 from raytriever.store.disk import check_writable, files_below
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
 LOSSES = "losses"  # folder of the files of the user's own losses
 _REMEDY = f"give another {setting('output')}, or {setting('fresh', True)} to replace the run"
-
-
-class RunMetrics(TypedDict):
-    """Content of `metrics.json`: metrics by system. The directory `evaluation/` has all results."""
-
-    bm25: dict[str, float]
-    before: dict[str, float]
-    after: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -87,14 +79,9 @@ class RunDirectory:
             (self.path / LOSSES).mkdir(exist_ok=True)
             write_atomically(self.path / LOSSES / name, text)
 
-    def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Write `metrics.json`, which marks the run as finished."""
-        write_atomically(self.path / METRICS, json.dumps({"format": FORMAT, **metrics}, indent=2) + "\n")
-
-    def metrics(self) -> RunMetrics:
-        """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is damaged or was changed."""
-        remedy = "remove it and give the same command again, which evaluates the model"
-        return read_json(self.path / METRICS, RunMetrics, remedy, format=FORMAT)
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """Write `metrics.json`, which marks the run as finished; `evaluation/` has the metrics on the test split."""
+        write_atomically(self.path / METRICS, json.dumps({"format": FORMAT, **facts}, indent=2) + "\n")
 
 
 def recorded_settings(path: Path) -> dict[str, Any]:

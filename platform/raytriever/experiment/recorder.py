@@ -22,7 +22,7 @@ from raytriever.cluster.events import (
     ValidationEvent,
 )
 from raytriever.cluster.gauges import RunGauges
-from raytriever.cluster.train.dev_sets import DEV
+from raytriever.cluster.train.validation import DEV
 from raytriever.progress import Progress
 from raytriever.store.lock import push_changes
 from raytriever.terminal import warn

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ from raytriever.experiment.training import (
     Log,
     NegativesCache,
     OpenTraining,
-    best_checkpoint,
     open_training,
     resolved_config,
+    training_facts,
 )
 from raytriever.losses.loss import check_widths
 from raytriever.losses.registry import build_loss
@@ -49,7 +49,6 @@ from raytriever.models.retriever import Retriever
 from raytriever.prompts import SIDES, Prompts, merge_prompts
 from raytriever.store.commit import MANIFEST, committed_directory
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
 from raytriever.training.guide import Guide
 
@@ -192,12 +191,9 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
         "run": choose_runner(config.training.workers[1]),
         "report": log,
     }
-    try:
+    with suppress(DataError):  # a data set with a test split alone can be measured
         return open_dataset(config.data.dataset, [config.data.test_split, config.data.dev_split], **options)
-    except DataError as error:  # a data set with a test split alone can be measured
-        dataset = open_dataset(config.data.dataset, [config.data.test_split], **options)
-        log(f"the trained model gets no calibration.json: {error}")
-        return dataset
+    return open_dataset(config.data.dataset, [config.data.test_split], **options)
 
 
 def folders_of(config: Config, path: Path) -> list[Path]:
@@ -260,7 +256,7 @@ def train_run(
 
 @contextmanager
 def _child(training: OpenTraining, folder: Path, parent: Spool, run_name: str, log: Log) -> Iterator[Spool]:
-    """Open the run directory and the tracked run of a stage; `metrics.json`, without an evaluation, is written last."""
+    """Open the run directory and the tracked run of a stage; `metrics.json` is written last."""
     run, dataset, config = RunDirectory.open(folder, {}, fresh=False), training.data.datasets[0], training.config
     run.begin(dump_config(config))
     tracker = parent.child(f"{folder.name} of {run_name}", folder)
@@ -273,8 +269,4 @@ def _child(training: OpenTraining, folder: Path, parent: Spool, run_name: str, l
         tracker.describe(resolved_config(config, training.description), record, tags)
         yield tracker
         tracker.log_file(folder / CONFIG)
-        # An earlier call that was killed at the end of training may have stored all or none of the steps.
-        steps = max((step for step, _ in read_curve(folder, "loss")), default=None)
-        dev_loss = min((loss for _, loss in read_curve(folder, "dev_loss")), default=None)
-        metrics = {"dataset": dataset.name, "split": config.data.dev_split, "steps": steps, "dev_loss": dev_loss}
-        run.finish({**metrics, **best_checkpoint(folder, config)})
+        run.finish(training_facts([folder], config))

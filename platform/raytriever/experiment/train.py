@@ -1,42 +1,39 @@
 """A whole training run, from checked settings to a finished run directory.
 
 1. Open and check the data sets and the model. A user error found here leaves no file behind.
-2. Evaluate BM25 and the untrained encoder, train, and evaluate the trained encoder, all on the test split of the run's
-   own data. The encoders are evaluated on a GPU if the cluster has one. There is no evaluation between the trainings of
-   a curriculum: it would cost as much as the last one, and a user might choose settings by it.
-3. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again.
+2. Train.
+3. Evaluate BM25, and the encoder before and after training, on the test split of the run's own data. There is no
+   evaluation between the trainings of a curriculum: it would cost as much as the last one, and a user might choose
+   settings by it.
+4. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from raytriever.cluster.evaluation import evaluate_model
+from raytriever.cluster.evaluation import evaluate_once
 from raytriever.cluster.session import check_cluster
-from raytriever.cluster.train.dev_sets import DEV
+from raytriever.cluster.train.validation import DEV
 from raytriever.config import Config, dump_config
-from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
-from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
-from raytriever.evaluation.decision import decide_questions, questions_of
+from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.document import points_of
-from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import PER_QUERY
-from raytriever.evaluation.job import write_evaluation
-from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
-from raytriever.evaluation.results import EVALUATION, RESULTS
-from raytriever.evaluation.systems import Bm25System
+from raytriever.evaluation.job import open_job
+from raytriever.evaluation.names import BM25, Bm25
+from raytriever.evaluation.protocol import AUC
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
+from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.experiment.directory import LOSSES, RunDirectory
 from raytriever.experiment.run import OpenRun, find_negatives, folders_of, open_run, train_run
-from raytriever.experiment.training import MODEL, NegativesCache, best_checkpoint
+from raytriever.experiment.training import MODEL, NegativesCache, training_facts
 from raytriever.losses.guide import MASKED
-from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.ranking import DEFAULT_METRICS
-from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import write_training_report
 from raytriever.search.calibration import FILE
@@ -53,14 +50,12 @@ class RunResult:
     """Result of a run.
 
     Args:
-        rows: metrics by system, with the names of `metrics.json`.
-        quarantined: a line on quarantined rows, if any.
+        results: those of `bm25`, `before` and `after` training.
         is_new: False if an earlier call had already finished the run.
     """
 
     path: Path
-    rows: dict[str, dict[str, float]]
-    quarantined: str | None
+    results: Results
     is_new: bool
 
 
@@ -73,44 +68,42 @@ def run_experiment(
 ) -> RunResult:
     """Train and evaluate; settings and directory have been checked, see `start_run`."""
     started, path = time.monotonic(), run.path
-    if run.state == "finished":
+    if results := finished_results(run):
         send_pending(path, trackers, log)
-        metrics = run.metrics()
-        return RunResult(path, {name: metrics[name] for name in ("bm25", "before", "after")}, None, is_new=False)
+        return RunResult(path, results, is_new=False)
     check_trackers(trackers)
     check_cluster()
     opened = open_run(config, log)
-    written = sum(file.stat().st_size for file in files_below(path)) if run.state == "interrupted" else 0
+    evaluation = closing_evaluation(opened, path / MODEL, log)
+    written = sum(file.stat().st_size for file in files_below(path)) if run.state != "new" else 0
     check_disk(path, bytes_of_run(config, opened.weights) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
     run.begin(dump_config(config), [training.loss for training in config.trainings])
-    dataset, split = opened.dataset, config.data.test_split
+    dataset = opened.dataset
     tracker = Spool.open(clients, path, run_name)
     with closing(tracker):
         quarantine = dataset.quarantine.write(path)
+        if quarantine.total:
+            log(str(quarantine))
         record = DatasetRecord(dataset.name, config.data.dataset, dataset.digest, dataset.counts())
         tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(path.resolve())}
         if commit := git_commit(Path(__file__).parent):
             tags["mlflow.source.git.commit"] = commit
         tracker.describe(opened.settings(), record, tags)
-
-        log("evaluating BM25")
-        for line in Analysis.of(dataset.documents).notes:
-            log(line)
-        cache = NegativesCache(log)
-        evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset, cache.index(dataset)))}
-        negatives = find_negatives(opened, path, cache)
-        del cache  # of a large corpus, the terms take much of the memory of this process
         log(f"{config.model.model}: {opened.encoder}")
-        log(f"evaluating {config.model.model} before training")
-        [evaluations["before"]] = evaluate_model(dataset, [split], config.model, config.training.precision)
-
+        negatives = find_negatives(opened, path, NegativesCache(log))
         log("training under Ray Train")
         train_run(opened, negatives, path, tracker, run_name, log)
-        evaluations["after"] = evaluate_trained(dataset, config, ModelConfig(model=str(path / MODEL)), log)
-        conclude(run, opened, folders_of(config, path), evaluations, tracker, started)
-    rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
-    return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)
+        results = conclude(run, config, evaluation, folders_of(config, path), tracker, log, started)
+    return RunResult(path, results, is_new=True)
+
+
+def finished_results(run: RunDirectory) -> Results | None:
+    """Return the results of a finished run; None if it is not finished, or its evaluation was removed."""
+    folder = run.path / EVALUATION
+    if run.state != "finished" or not (folder / RESULTS).is_file():
+        return None
+    return Results.read(folder, f"remove {folder} and give the same command again, which evaluates the model")
 
 
 def bytes_of_run(config: Config, weights: int) -> int:
@@ -126,74 +119,77 @@ def bytes_of_run(config: Config, weights: int) -> int:
     return total
 
 
-# The wanted value of a threshold is the user's, with `evaluate --calibrate`; the highest F1 needs none.
-AIMS: tuple[tuple[AnswerAim, float | None], ...] = (("f1", None),)
+def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None]) -> EvaluationJob:
+    """Return the evaluation at the end of a run: BM25, and the encoder before and after training, on the test split.
 
-
-def evaluate_trained(
-    dataset: RetrievalDataset, config: Config, trained: ModelConfig, log: Callable[[str], None]
-) -> Evaluation:
-    """Evaluate a trained model on the test split. Calibrate it on the dev split, and write `model/calibration.json`.
-
-    A run with too few queries, or with the same queries in both splits, gets no calibration, and a line says why.
+    The scores of the trained model are calibrated on the dev split. A run with too few queries, or with the same
+    queries in both splits, gets no calibration, and a line says why.
     """
-    log("evaluating the model after training")
-    dev, test = splits = config.data.dev_split, config.data.test_split
-    judged = []
+    config, dataset, data = opened.config, opened.dataset, opened.config.data
+    name, after = safe_name(dataset.name), ModelConfig(model=str(trained))
+    source = EvaluationDataset(
+        name,
+        {name: str(dataset.location)},
+        data.test_split,
+        bm25_language=data.bm25_language,
+        max_bad_rows=data.max_bad_rows,
+    )
+    job = EvaluationJob(
+        models=[EvaluatedModel(BM25, Bm25()), EvaluatedModel("before", config.model), EvaluatedModel("after", after)],
+        datasets=[source],
+        baselines=["before"],
+        # The wanted value of a threshold is the user's, with `evaluate --calibrate`; the highest F1 needs none.
+        aims=[("f1", None)],
+        calibration_split=data.dev_split,
+        calibrated=["after"],
+        precision=config.training.precision,
+    )
     try:
-        if dev in dataset.judgements:  # otherwise a line has said so when it was opened
-            check_apart(dataset, *splits)
-            judged = [select_judged_queries(dataset, split, Protocol()) for split in splits]
-            log(f"calibrating the scores on {dev}")
+        open_job(job, log)
     except DataError as error:
         log(f"the model gets no {FILE}: {error}")
-    precision = config.training.precision
-    evaluations = evaluate_model(dataset, splits if judged else [test], trained, precision)
-    if judged:
-        try:
-            choosing, checking = map(questions_of, judged, evaluations)
-            answers = decide_questions(dataset.name, choosing, checking, AIMS)
-            log(save_calibration(make_calibration(dataset, trained, splits, answers, int8=False), trained))
-        except DataError as error:
-            log(f"the model gets no {FILE}: {error}")
-    return evaluations[-1]
+        return replace(job, aims=())
+    return job
 
 
 def conclude(
     run: RunDirectory,
-    opened: OpenRun,
+    config: Config,
+    evaluation: EvaluationJob,
     folders: Sequence[Path],
-    evaluations: Mapping[str, Evaluation],
     tracker: Tracker,
+    log: Callable[[str], None],
     started: float,
-) -> None:
-    """Write and log the results of a run. `metrics.json` is written last, because it marks the run as finished.
+) -> Results:
+    """Evaluate a trained run, and write and log its results.
+
+    `metrics.json` is written last, because it marks the run as finished.
 
     Args:
         run: the run's directory, with `model/`.
+        evaluation: see `closing_evaluation`.
         folders: run directories of the trainings with their `steps.jsonl`, in order.
         started: `time.monotonic()` at the start of the command.
     """
-    config, dataset = opened.config, opened.dataset
-    results = write_evaluation(run.path / EVALUATION, dataset, config.data.test_split, evaluations, "before")
+    log(f"evaluating BM25, {config.model.model} and the trained model on the test split")
+    results = evaluate_once(evaluation, run.path / EVALUATION, log)
     write_training_report(
         run.path,
-        f"{config.model.model} trained with {config.losses} on {dataset.name}",
+        f"{config.model.model} trained with {config.losses} on {evaluation.datasets[0].name}",
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(config),
         masking_lines(folders),
     )
-    rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     seconds = Point("total_seconds", time.monotonic() - started, 0, time.time_ns() // 1_000_000)
     tracker.log([*points_of(results), seconds])
     own = [LOSSES] * (run.path / LOSSES).exists()
     evaluated = [f"{EVALUATION}/{name}" for name in (RESULTS, PER_QUERY)]
     for name in ("config.yaml", *own, "report.html", "figures", "model", *evaluated):
         tracker.log_file(run.path / name)
-    best = best_checkpoint(folders[-1], config.trainings[-1])
-    run.finish({"dataset": dataset.name, "split": config.data.test_split, **rows, **best})
+    run.finish(training_facts(folders, config.trainings[-1]))
+    return results
 
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from raytriever.cluster.ingest import choose_runner
-from raytriever.cluster.train.dev_sets import DevSet, open_dev_sets
+from raytriever.cluster.train.validation import DevSet, open_dev_sets
 from raytriever.cluster.train.worker import TrainingJob
 from raytriever.config import SECTIONS, Config, to_dict
 from raytriever.data.config import DataConfig
@@ -25,6 +25,7 @@ from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.spread import shared
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import flag_of
+from raytriever.mining.analyser import Analysis
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.description import Description, describe, prompt_table, used_settings
@@ -32,6 +33,7 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.resolution import read_files
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import PromptTable
+from raytriever.tracking.steps import end_to_end, read_curve
 from raytriever.training.config import DEV_LOSS, check_refresh
 from raytriever.training.training_data import TrainingData
 from raytriever.training.validation import FOLDER as EVALUATIONS
@@ -161,6 +163,8 @@ class NegativesCache:
         """Return the BM25 index of a data set's passages."""
         digest = dataset.documents.digest
         if digest not in self._indexes:
+            for line in Analysis.of(dataset.documents).notes:
+                self._log(line)
             self._indexes[digest] = Bm25Index.of(dataset.documents)
         return self._indexes[digest]
 
@@ -204,11 +208,19 @@ def lacking_negatives(dataset: RetrievalDataset, data: DataConfig, table: Negati
     return f"{line} and repeat theirs; {none:,} of these have none and get random passages"
 
 
-def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:
-    """Return the checkpoint that became `model/`, for `metrics.json`; empty if the dev loss decided."""
-    training = config.training
-    values = {record.step: record.value for record in read_records(folder / EVALUATIONS)}
-    summary = summarize(values, training.patience)
-    if training.best_metric == DEV_LOSS or not summary.best_step:
-        return {}
-    return {"best": {"metric": training.best_metric, "step": summary.best_step, "value": summary.best_value}}
+def training_facts(folders: Sequence[Path], last: Config) -> dict[str, Any]:
+    """Return what `metrics.json` says of a training: its steps, and the checkpoint that became `model/`.
+
+    Args:
+        folders: run directories of the trainings of a run, in order.
+        last: settings of the last one, which chose the checkpoint.
+    """
+    steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
+    metric, patience = last.training.best_metric, last.training.patience
+    if metric == DEV_LOSS:
+        curve = read_curve(folders[-1], DEV_LOSS)
+        step, value = min(curve, key=lambda point: point[1], default=(0, 0.0))
+    else:
+        summary = summarize({one.step: one.value for one in read_records(folders[-1] / EVALUATIONS)}, patience)
+        step, value = summary.best_step, summary.best_value
+    return {"steps": steps, "best": {"metric": metric, "step": step, "value": value} if step else None}

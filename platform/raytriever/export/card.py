@@ -1,7 +1,7 @@
 """Model card (Mitchell et al., 2019): description, training data, results and limits of a model.
 
-The card is a README with the metadata that the hub reads. Its facts come only from files: `config.yaml` and
-`metrics.json` of a run, and `results.json` of an evaluation. A figure that was not measured does not appear.
+The card is a README with the metadata that the hub reads. Its facts come only from files: `config.yaml` of a run, and
+`results.json` of its evaluation and of another. A figure that was not measured does not appear.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CardFacts:
     Args:
         licence: an SPDX identifier of the hub, or None.
         config: settings of the run that trained the model; empty if no run of raytriever did.
-        trained: `metrics.json` of that run; empty if there is none.
+        trained: results at the end of that run; empty if there are none.
         results: those of this model alone in an evaluation; may be empty.
         calibration: what the scores mean for one corpus; None if it is unknown.
         graphs: one line per exported format.
@@ -62,7 +62,7 @@ class CardFacts:
     width: int
     licence: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    trained: Mapping[str, Any] = field(default_factory=dict)
+    trained: Results = field(default_factory=Results)
     results: Results = field(default_factory=Results)
     calibration: Calibration | None = None
     graphs: Sequence[str] = ()
@@ -155,14 +155,14 @@ def _training(facts: CardFacts) -> list[str]:
 
 
 def _results(facts: CardFacts) -> list[str]:
-    parts = []
-    if facts.trained:
-        rows = {_TRAINED[name]: facts.trained[name] for name in _TRAINED if facts.trained.get(name)}
-        title = f"`{facts.trained['dataset']}`, split `{facts.trained['split']}`, measured at the end of training"
-        parts.append(f"## Results\n{title}:\n\n{_table(rows)}")
+    parts: list[str] = []
+    for name, one in facts.trained.about.items():
+        rows = {_TRAINED[model]: sets[name] for model, sets in facts.trained.models.items()}
+        head = "" if parts else "## Results\n"
+        parts.append(f"{head}`{name}`, split `{one.split}`, measured at the end of training:\n\n{_table(rows)}")
     models, about = facts.evaluated, facts.results.about
     if models:
-        head = "" if facts.trained else "## Results\n"
+        head = "" if parts else "## Results\n"
         splits = {one.split for one in about.values()}
         parts.append(
             f"{head}Measured after training,"
@@ -225,10 +225,8 @@ def _hub_results(facts: CardFacts) -> list[Any]:
     from huggingface_hub import EvalResult
 
     measured: dict[str, tuple[str, Mapping[str, float | None]]] = {}
-    if facts.trained.get("after"):
-        measured[facts.trained["dataset"]] = (facts.trained["split"], facts.trained["after"])
-    for name, row in facts.evaluated.items():
-        measured[name] = (facts.results.about[name].split, row)
+    for results, sets in (facts.trained, facts.trained.models.get("after", {})), (facts.results, facts.evaluated):
+        measured |= {name: (results.about[name].split, row) for name, row in sets.items()}
     return [
         EvalResult(
             task_type="information-retrieval",

@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch
 from raytriever.activity import activity
 from raytriever.errors import ModelError, StorageError, setting
 from raytriever.evaluation.calibration import FOLDER
-from raytriever.evaluation.results import Results
+from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.export.card import CardFacts, model_card
 from raytriever.export.config import ExportConfig
 from raytriever.export.graph import FILES, check_packages, open_graph, write_graph
@@ -34,10 +34,10 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.source import MINILM
 from raytriever.models.writer import write_model
 from raytriever.prompts import Side
-from raytriever.reading.structured import conform, read_json, read_yaml
+from raytriever.reading.structured import conform, read_yaml
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, encoder_digest, read_calibration
-from raytriever.store.commit import FORMAT, committed_directory, write_atomically
+from raytriever.store.commit import committed_directory, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.store.objects import copy_of
 
@@ -95,8 +95,9 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
                 report(f"{form}: writing the {side} tower")
                 parities.append(_write_and_compare(retriever, side, form, subfolder))
         if calibration is not None:
-            digest = encoder_digest(ModelConfig(model=str(folder)), calibration.dataset)
-            calibration = replace(calibration, model=digest)
+            is_int8 = calibration.digest == encoder_digest(config, calibration.dataset, int8=True)
+            digest = encoder_digest(ModelConfig(model=str(folder)), calibration.dataset, int8=is_int8)
+            calibration = replace(calibration, digest=digest)
             write_atomically(folder / CALIBRATION, calibration.to_json())
         facts = CardFacts(
             name=settings.push_to_hub.rsplit("/", 1)[-1] if settings.push_to_hub else _name(config, output),
@@ -127,7 +128,7 @@ def _current_calibration(
         calibration = read_calibration(file)
         if calibration is None:
             continue
-        if calibration.model == encoder_digest(config, calibration.dataset):
+        if calibration.digest in [encoder_digest(config, calibration.dataset, int8=int8) for int8 in (False, True)]:
             return calibration
         report(f"{file}: is of other weights, prompts or lengths than this model has, and is not exported")
     return None
@@ -152,14 +153,6 @@ class _Settings(TypedDict, total=False):
     data: dict[str, Any]
     model: _Model
     loss: dict[str, Any]
-
-
-class _Trained(TypedDict):
-    dataset: str
-    split: str
-    bm25: NotRequired[dict[str, float]]
-    before: NotRequired[dict[str, float]]
-    after: NotRequired[dict[str, float | None]]
 
 
 def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
@@ -205,13 +198,13 @@ def _name(config: ModelConfig, output: Path) -> str:
     return output.name if config.model == MINILM or Path(config.model).exists() else config.model.rsplit("/", 1)[-1]
 
 
-def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
+def _run_facts(model: str) -> dict[str, Any]:
     path = Path(model)
     for folder in (path, path.parent):
-        config, metrics = folder / "config.yaml", folder / "metrics.json"
-        if config.is_file() and metrics.is_file() and (folder / "model") in (path, path / "model"):
+        config, evaluation = folder / "config.yaml", folder / EVALUATION
+        if config.is_file() and (evaluation / RESULTS).is_file() and (folder / "model") in (path, path / "model"):
             settings = conform(read_yaml(config, _REMEDY), str(config), _Settings, _REMEDY)
-            return {"config": dict(settings), "trained": dict(read_json(metrics, _Trained, _REMEDY, format=FORMAT))}
+            return {"config": dict(settings), "trained": Results.read(evaluation, _REMEDY)}
     return {}
 
 

@@ -15,8 +15,8 @@ of the procedure: where no threshold keeps it, nothing is shown (or everything i
 
 The confidence of a question must not depend on the n questions, so its name is not chosen on them. The guarantee is
 exact for `score`. The temperature of `entropy` is a median over the n questions, which one more question hardly moves.
-`combined` is fitted to their right answers by cross-fitting, and has no guarantee. `benchmarks/conformal.py` simulates
-all three.
+`combined` is fitted to their right answers by cross-fitting, and has no guarantee. docs/explanation/intervals.md has
+simulations.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FEWEST_OF_COMBINED = 30
 # Questions that chose a threshold need an interval that holds at every threshold at once. In 95 % of samples of n
 # questions a share differs by at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), and by 0.98 / sqrt(n) at a given
 # one. So the interval is that of (0.98 / 1.36)² = 0.52 as many questions.
-_WORTH = 0.5
+WORTH = 0.5
 _CONFORMAL = "conformal threshold"
 
 
@@ -249,7 +249,7 @@ def decide(
         MetricInputError: both splits together have fewer than 20 questions (`combined`: 30), or no question has an
             answer.
     """
-    is_split = choosing is not checking and min(len(choosing), len(checking)) >= FEWEST_QUESTIONS
+    is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
     every = choosing if is_split or choosing is checking else choosing.joined(checking)
     if not is_split:
         check_enough(len(every), confidence)
@@ -260,9 +260,14 @@ def decide(
     for aim, wanted in aims:
         threshold, achieved = choose_answer_threshold(held_out, every.right, every.answerable, aim, wanted), None
         if threshold.reached:
-            achieved = achieve_answers(checked[1] >= threshold.score, checked[0], 1.0 if is_split else _WORTH)
+            achieved = achieve_answers(checked[1] >= threshold.score, checked[0], 1.0 if is_split else WORTH)
         thresholds.append((threshold, achieved))
     return AnswerDecision(fitted, thresholds, chosen, checked)
+
+
+def has_two_splits(choosing: int, checking: int) -> bool:
+    """Return whether one split chooses thresholds and the other checks them, for they have enough questions each."""
+    return min(choosing, checking) >= FEWEST_QUESTIONS
 
 
 def check_enough(questions: int, confidence: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 from scipy.special import ndtri, stdtrit
 
@@ -44,7 +44,9 @@ def wilson(successes: float, trials: float) -> tuple[float, float]:
 
 
 def wilson_by_query(
-    parts: Int64[ndarray, " queries"], wholes: Int64[ndarray, " queries"], worth: float = 1.0
+    parts: Int64[ndarray, " queries"] | Float64[ndarray, " queries"],
+    wholes: Int64[ndarray, " queries"] | Float64[ndarray, " queries"],
+    worth: float = 1.0,
 ) -> tuple[float, float]:
     """Compute a 95 % interval of `sum(parts) / sum(wholes)` if the cases of a query are alike; 0 and 1 without a case.
 

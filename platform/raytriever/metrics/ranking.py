@@ -358,13 +358,3 @@ def measure_ranking(
     metrics = {name: ranking_metric(name) for name in names}
     matches = relevance.find_ranks(ranking, level)
     return {name: metric.measure(matches, cutoff) for name, (metric, cutoff) in metrics.items()}
-
-
-def mean(values: PerQuery, relevance: Relevance, level: int = 1) -> float:
-    """Return the mean over the queries that have a relevant document; NaN if none has.
-
-    No ranking can improve the value of a query without one. trec_eval counts 0 for such a query if it has judgements.
-    Here every metric leaves it out, so all means of a table are over the same queries.
-    """
-    counted = np.bincount(relevance.queries[relevance.scores >= level], minlength=relevance.query_count) > 0
-    return float(values[counted].mean()) if counted.any() else float("nan")

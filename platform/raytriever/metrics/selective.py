@@ -47,6 +47,38 @@ def area_under_risk_coverage(
     return in_blocks(area, weights, len(scores))
 
 
+# Shares of the queries that an abstention curve leaves out: those of MTEB.
+_ABSTENTION = np.linspace(0, 1, 11)[:-1]
+
+
+def normalized_abstention_auc(confidence: Float[ndarray, " queries"], values: Float[ndarray, " queries"]) -> float:
+    """Compute nAUC: how much leaving out unsure queries gains (Gisserot-Boukhlef et al., 2024, arXiv:2402.12997).
+
+        nAUC = (A(confidence) - A(flat)) / (A(values) - A(flat))
+
+    A is the area under the mean of a metric over the queries that remain, as 0 to 90 % of the queries of the lowest
+    confidence are left out; flat is the mean of all. It is 1 for an oracle, 0 for a confidence without information,
+    and may be negative. NaN if all values are equal. Queries of equal confidence have their mean value, as in MTEB.
+
+    Args:
+        confidence: of each query; -inf is the lowest.
+        values: a metric of each query.
+    """
+    scores, values = checked_values(confidence, values)
+    if values.min() == values.max():
+        return float("nan")
+    flat = float(values.mean()) * (_ABSTENTION[-1] - _ABSTENTION[0])
+    own, oracle = (_abstention_area(order, values) for order in (scores, values))
+    return (own - flat) / (oracle - flat)
+
+
+def _abstention_area(scores: ndarray, values: ndarray) -> float:
+    _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ordered = np.repeat(np.bincount(group, values) / counts, counts)
+    left_out = [min(round(share * len(values)), len(values) - 1) for share in _ABSTENTION]
+    return float(np.trapezoid([ordered[first:].mean() for first in left_out], _ABSTENTION))
+
+
 def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float64[ndarray, "samples queries"]:
     """Draw queries with replacement, as many as there are, from each data set on its own.
 

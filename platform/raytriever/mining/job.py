@@ -20,7 +20,7 @@ from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import load_for_encoding, report_prompts
+from raytriever.encoding.loading import open_encoder, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, DataError, StorageError, setting
 from raytriever.mining.analyser import Analysis
@@ -93,7 +93,7 @@ def run_mining(
     check_disk(output, rows * ROW_BYTES, "the negatives")
     encoded = documents = None
     if mining.needs_embeddings:
-        retriever = load_for_encoding(model, chosen, device)
+        retriever = open_encoder(model, chosen, device)
         report_prompts(retriever, dataset.name, report)
         documents = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
         what = "queries" if documents else "queries and passages"

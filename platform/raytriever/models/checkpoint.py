@@ -1,28 +1,35 @@
 """The encoder of a checkpoint as a model directory; see `resolution`.
 
-`RUN/checkpoints/step-N` holds the trained weights, in slices, and `RUN/checkpoints/model.json` the settings of the
-model that the run trains. The model is put together as the run would write it to `RUN/model`."""
+`RUN/checkpoints/step-N` holds the trained weights, in slices: each worker writes a file with its ranges of the
+flattened tensors. `RUN/checkpoints/model.json` has the settings of the model that the run trains. The model is put
+together as the run would write it to `RUN/model`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.files import quiet_transformers
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.resolution import keep_model
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.slices import read_slices, whole_tensors
 from raytriever.models.source import CHECKPOINTS
 from raytriever.models.writer import write_model
 from raytriever.paths import expanded
-from raytriever.reading.structured import read_json
+from raytriever.reading.arrays import open_tensors
+from raytriever.reading.structured import parse_json, read_json
 from raytriever.store.commit import (
     MANIFEST,
     check_names,
@@ -35,6 +42,8 @@ from raytriever.store.remote import pull
 STATE, WEIGHTS = "state.json", "weights"
 _RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
 _REMEDY = "name a checkpoint in the directory of its run"
+CHECKPOINT = "the checkpoint"  # of an error in a state; its reader names the path
+OTHER_OUTPUT = f"give another {setting('output')}"
 
 
 @dataclass(frozen=True)
@@ -87,3 +96,74 @@ def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
     if missing:
         raise StorageError(f"lacks {sorted(missing)[0]}", str(checkpoint), _REMEDY)
     return retriever.eval()
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Range of values of a flattened tensor.
+
+    Args:
+        values: one-dimensional.
+        start: index of the first value in the flattened tensor.
+    """
+
+    name: str
+    values: Tensor
+    start: int
+    shape: tuple[int, ...]
+
+
+def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
+    """Yield all workers' slices, those of one name together, weights before moments, each read when it is asked for."""
+    for kind in kinds:
+        with ExitStack() as stack:
+            paths = sorted(path.glob(f"{kind}-*-of-*"))
+            files = [stack.enter_context(open_tensors(file, OTHER_OUTPUT)) for file in paths]
+            positions = [_slice_positions(tensors, file) for tensors, file in zip(files, paths, strict=True)]
+            names = [set(file.keys()) for file in files]
+            for name in sorted(set().union(*names)):
+                for file, position, own in zip(files, positions, names, strict=True):
+                    if name in own:
+                        values = file.get_tensor(name)
+                        start, shape = position.get(name, (0, tuple(values.shape)))
+                        yield Slice(name, values.flatten(), start, shape)
+
+
+def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order."""
+    for name, parts in groupby(slices, key=lambda one: one.name):
+        yield name, _whole(name, list(parts))
+
+
+def _whole(name: str, parts: list[Slice]) -> Tensor:
+    shape = parts[0].shape
+    # Checked before memory for the whole tensor is allocated: the shape comes from a file.
+    if not all(part.values.is_floating_point() for part in parts):
+        raise StorageError(f"{name} has values that are no floating-point numbers", CHECKPOINT, OTHER_OUTPUT)
+    if (values := sum(len(part.values) for part in parts)) != prod(shape):
+        raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, OTHER_OUTPUT)
+    whole = torch.empty(shape, dtype=parts[0].values.dtype)
+    reached = 0
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.shape != shape:
+            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", CHECKPOINT, OTHER_OUTPUT)
+        if part.start != reached:
+            break
+        reached += len(part.values)
+        whole.view(-1)[part.start : reached] = part.values
+    if reached != whole.numel():
+        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", CHECKPOINT, OTHER_OUTPUT)
+    return whole
+
+
+def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Return start and shape of the whole tensor, for each slice in a file that is no whole tensor."""
+    positions = {}
+    for name, text in (tensors.metadata() or {}).items():
+        fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)
+        if len(fields) != 2 or not isinstance(fields[0], int) or not isinstance(fields[1], list):
+            raise StorageError(
+                "is damaged or changed: a start and a shape are expected", f"{file}: {name}", OTHER_OUTPUT
+            )
+        positions[name] = fields[0], tuple(fields[1])
+    return positions

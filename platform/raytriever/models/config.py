@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from raytriever.errors import ConfigError, setting
 from raytriever.options import did_you_mean, option
@@ -125,6 +126,10 @@ class ModelConfig:
     activation_checkpointing: bool = option(
         False, "keep only the inputs of the blocks and recompute the rest in backward: less memory, more time"
     )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide an embedding, and those of training."""
+        return asdict(self)
 
 
 def check_prompt_names(config: ModelConfig) -> None:

@@ -23,7 +23,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
 from raytriever.models.pipeline.modules import MODULES, ModelFiles
 from raytriever.models.pipeline.transformer import Transformer
-from raytriever.models.source import ADAPTER, CHECKPOINTS, MINILM, check_revision, find_model
+from raytriever.models.source import ADAPTER, CHECKPOINTS, MINILM, check_revision, find_model, has_files
 from raytriever.paths import expanded
 from raytriever.reading.arrays import open_tensors
 from raytriever.store.cache import cache_folder, hold
@@ -66,7 +66,7 @@ def read_files(config: ModelConfig, weights: bool = True) -> ModelFiles:
 
 def commit_of(name: str, revision: str | None = None) -> str | None:
     """Return the current commit of a hub model's name and revision; None for a model on this machine."""
-    if name == MINILM or expanded(name).exists():
+    if name == MINILM or not has_files(name) or expanded(name).exists():
         return None
     path = resolve_model(name, revision, weights=False)
     # The cache of the hub has a folder for each commit.

@@ -25,6 +25,7 @@ from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, prompt_table
 from raytriever.models.encoder import Encoder, load_backbone
 from raytriever.models.files import check_tokens
+from raytriever.models.inference import BatchEncoder
 from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack, spans
 from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import Module
@@ -47,7 +48,7 @@ CPU_BUCKET_TOKENS = 4_096
 _INT8_MULTIPLE = 8  # tokens
 
 
-class Retriever(nn.Module):
+class Retriever(BatchEncoder):
     """Two towers (the same module if shared) with their tokenizer.
 
     Args:
@@ -82,7 +83,7 @@ class Retriever(nn.Module):
         In fp32 and on a CPU there is no kernel for packed texts: their attention is computed text by text.
         """
         self.packs = False
-        if next(self.parameters()).device.type != "cuda":
+        if self.device.type != "cuda":
             return
         # cuDNN's attention makes a plan for every new shape, and no two batches have one shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -176,9 +177,9 @@ class Retriever(nn.Module):
         length = self.description.query_length if side == "query" else self.description.passage_length
         return self.template.assemble(contents, length)
 
-    def token_ids(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
-        """Tokenise and truncate texts with their prompt of one side; no padding."""
-        return self.assemble(self.contents(texts, side), side)
+    def token_ids(self, texts: Sequence[str], side: Side, prompt: str | None = None) -> list[Int64[ndarray, " tokens"]]:
+        """Tokenise and truncate texts with their prompt, by default that of the side; no padding."""
+        return self.assemble(self.contents(texts, side, prompt), side)
 
     def padded_length(self, tokens: int) -> int:
         """Return the length to which a text of so many tokens is padded alone.
@@ -221,7 +222,7 @@ class Retriever(nn.Module):
             prompt: prompt in front of all contents, or of each; by default that of the side.
             tokens: largest number of tokens that are encoded at once, padding included; None for no limit.
         """
-        on_cpu = next(self.parameters()).device.type == "cpu"
+        on_cpu = self.device.type == "cpu"
         inputs, lengths = self.assemble(contents, side), self.prompt_lengths(prompt, side, len(contents))
         if self.packs:
             chunks = spans([len(ids) for ids in inputs], tokens)
@@ -269,7 +270,7 @@ class Retriever(nn.Module):
         """Return the number of tokens of a prompt with the special tokens, except one at the end."""
         if not prompt:
             return 0
-        (ids,) = self.assemble(self.contents([""], side, prompt), side)
+        (ids,) = self.token_ids([""], side, prompt)
         return len(ids) - (int(ids[-1]) in self.tokenizer.all_special_ids)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
-from raytriever.paths import expanded
+from raytriever.paths import FUNCTION, OPENAI, expanded
 from raytriever.store.commit import sha256_of
 
 MINILM = "minilm"
@@ -31,6 +31,8 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
     check_revision([name], revision)
     if name == MINILM:
         return embedded_minilm()
+    if not has_files(name):
+        raise ModelError("has no files here, which this command needs", name, "give a model directory or a hub name")
     path = expanded(name)
     if path.is_dir():
         return _checked_directory(path)
@@ -40,6 +42,11 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
     if name == "bm25":
         raise ModelError("is measured by `evaluate`, and is no encoder", name, "give an encoder")
     return _from_hub(name, revision, HUB_FILES if weights else [one for one in HUB_FILES if one != WEIGHTS])
+
+
+def has_files(name: str) -> bool:
+    """Return whether a model has files, and is neither an endpoint nor a function."""
+    return not name.startswith((OPENAI, FUNCTION))
 
 
 def check_revision(names: Sequence[str], revision: str | None) -> None:

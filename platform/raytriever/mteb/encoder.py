@@ -164,7 +164,6 @@ class MtebEncoder:
         return self.label or distinct_names([name])[0]
 
     def _revision(self) -> str:
-        from raytriever.encoding.corpus import weights_digest
         from raytriever.models.description import stored_description
         from raytriever.models.resolution import commit_of, read_files
 
@@ -172,7 +171,7 @@ class MtebEncoder:
         if commit is not None:
             return commit
         sides: tuple[Side, ...] = ("query", "passage")
-        weights = [weights_digest(self.config, self.retriever, side) for side in sides]
+        weights = [self.retriever.digest(self.config, side) for side in sides]
         # Without the settings of the user, which are `experiment_kwargs`.
         plain = ModelConfig(model=self.config.model)
         reading = stored_description(read_files(plain), plain)

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.evaluation.tables import MetricTables, printed
 from raytriever.models.precision import choose_precision, default_device
+from raytriever.models.retriever import Retriever
+from raytriever.models.source import has_files
 from raytriever.mteb.encoder import require_mteb
 from raytriever.mteb.search import MtebJob, TaskSearch
 from raytriever.options import nearest
@@ -56,9 +58,10 @@ def build_mteb_job(
     require_mteb(SUITE)
     for model in models:
         if model.config is None:
-            raise ConfigError(
-                f"{system_text(model.system)} is no encoder", setting("model"), f"leave it out with {SUITE}"
-            )
+            what = f"{system_text(model.system)} is no encoder"
+            raise ConfigError(what, setting("model"), f"leave it out with {SUITE}")
+        if not has_files(model.config.model):
+            raise ConfigError(f"{model.config.model} has no files, which MTEB describes", setting("model"))
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
         raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")
@@ -264,7 +267,7 @@ class _ModelRun:
         assert self.model.config is not None
         return TaskSearch(
             config=self.model.config,
-            retriever=self.encoders[self.model.config],
+            retriever=cast(Retriever, self.encoders[self.model.config]),  # `build_mteb_job` refuses others
             label=self.model.name,
             task=task,
             job=self.job,

@@ -22,7 +22,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store, plan_embeddings
 from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import load_for_encoding, report_prompts
+from raytriever.encoding.loading import open_encoder, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.build import build_index
@@ -33,8 +33,7 @@ from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import index_directory, read_index, read_meta
 from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.retriever import Retriever
+from raytriever.models.inference import TextEncoder
 from raytriever.search.calibration import current_calibration
 from raytriever.search.exact import PassageIndex, format_hits
 from raytriever.store.capacity import check_disk, check_memory
@@ -72,6 +71,7 @@ def run_index(
     seed: int = 0,
     split: str | None = None,
     embeddings: Path | None = None,
+    calibration: Path | None = None,
 ) -> IndexResult:
     """Build an index and commit it to `output`, or open the one that is there.
 
@@ -82,6 +82,7 @@ def run_index(
         precision: arithmetic of the encoder; None for the fastest on this hardware.
         split: split whose queries the caller will use, if any.
         embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
+        calibration: a file that the user names; see `current_calibration`.
 
     Raises:
         UserError: an error that the user can correct, such as another index at `output`; nothing is written.
@@ -93,14 +94,15 @@ def run_index(
     check_writable(output)
     existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, split)) if split]
-    device = default_device()
     dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
-    retriever = load_for_encoding(model, choose_precision(precision, device), device)
+    retriever = open_encoder(model, precision)
     report_prompts(retriever, dataset.name, report)
     store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
     meta = _meta(config, model, seed, dataset, retriever, store, training_split)
-    calibration = current_calibration(model, dataset.name, dataset.documents, report, int8=retriever.is_int8)
-    result = partial(IndexResult, dataset=dataset, retriever=retriever, calibration=calibration)
+    current = current_calibration(
+        model, dataset.name, dataset.documents, report, int8=retriever.is_int8, file=calibration
+    )
+    result = partial(IndexResult, dataset=dataset, retriever=retriever, calibration=current)
     if existing:
         _check_same(existing, meta, output)
         if existing["key"] == meta["key"]:
@@ -175,7 +177,7 @@ def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
     return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
 
 
-def _queries(retriever: Retriever, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries width"]:
+def _queries(retriever: TextEncoder, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries width"]:
     positions = dataset.positives(split).queries
     if not len(positions):
         raise ConfigError(f"{dataset.name} has no judged query", split, "name another split")
@@ -187,7 +189,7 @@ def _meta(
     model: ModelConfig,
     seed: int,
     dataset: RetrievalDataset,
-    retriever: Retriever,
+    retriever: TextEncoder,
     store: EmbeddingStore | None,
     training_split: str | None,
 ) -> dict[str, Any]:

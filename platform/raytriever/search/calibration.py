@@ -1,9 +1,10 @@
-"""`calibration.json` of a model directory: what a score means for one corpus.
+"""`calibration.json`: what a score of one system means for one corpus.
 
-It holds thresholds of confidence below which a query has no answer, and maps to the probability that a passage is
-relevant. It belongs to the weights, the settings, the corpus and the arithmetic (int8 or not) with which it was made.
-With others there is no probability, and no query is said to have an answer or none. A corpus of which a tenth of the
-passages at most were added or removed since is the same one; above it the decision stays, and is marked as stale.
+It holds thresholds of confidence below which a query has no answer, a threshold of the score of passages to keep, and
+maps to the probability that a passage is relevant. It belongs to a corpus, and to all that decides the scores: weights,
+settings and arithmetic (int8 or not). With others there is no probability, and no query is said to have an answer or
+none. A corpus of which a tenth of the passages at most were added or removed since is the same one; above it the
+decision stays, and is marked as stale.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,20 @@ from raytriever.errors import ConfigError, StorageError, flag_of, setting
 from raytriever.metrics.answering import AnswerAim, AnswersAchieved
 from raytriever.metrics.confidence import Confidence, RankedQuestions
 from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.passages import PassagesKept
 from raytriever.metrics.probability import CalibrationError, IsotonicMap, PlattMap
 from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.resolution import read_files, resolve_model
+from raytriever.models.source import has_files
+from raytriever.prompts import Prompts
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import files_below
 from raytriever.terminal import one_line
 
-FILE, FORMAT = "calibration.json", 4
+FILE, FORMAT = "calibration.json", 5
 AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
 _MOST_BYTES = 16 << 20  # two maps of the most knots
 # Share of added or removed passages up to which a calibration is current.
@@ -65,43 +69,59 @@ class AnswerThreshold(AnswersAchieved):
     score: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class PassageThreshold(PassagesKept):
+    """Lowest score of a passage to keep, and what it keeps of the questions on which it was checked.
+
+    Args:
+        wanted: share of the relevant passages of a later question that is kept, at least, in expectation.
+        depth: best passages of a question among which it is.
+    """
+
+    wanted: float
+    score: float
+    depth: int
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Content of `calibration.json`.
 
     Args:
         date: day on which it was made, in UTC.
+        system, digest: name of the system in the evaluation, and SHA-256 over all that decides its scores but the
+            passages; see `encoder_digest`.
         dataset, data: name and digest of the data set.
         corpus: digest of its passages.
         passages, sample: their number, and a sample of them, by which later changes are estimated; see `sample_of`.
-        model: digest of the weights and of the settings that decide embeddings; see `encoder_digest`.
         chosen_on, chosen_queries: split on which thresholds and maps were fitted, and its number of queries.
         checked_on, checked_queries: split on which the figures were measured, and its number of queries. With few
             queries it is the same as `chosen_on`, such as `dev and test`.
         confidence: what the thresholds are values of.
         thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
         first: map from the confidence of a query to the probability that its best passage is relevant.
+        kept: threshold of the passages to keep; None if there is none.
         later: map from the scores of the passages at ranks 2 to 10.
         first_error, later_error: calibration error of both maps on the checked split, with its 95 % interval.
-        int8: whether the texts were encoded in 8-bit integers.
     """
 
     format: int
     date: str
+    system: str
+    digest: str
     dataset: str
     data: str
     corpus: str
-    model: str
     chosen_on: str
     chosen_queries: int
     checked_on: str
     checked_queries: int
     thresholds: list[AnswerThreshold]
+    kept: PassageThreshold | None
     first: IsotonicMap | PlattMap
     later: IsotonicMap | PlattMap
     first_error: CalibrationError
     later_error: CalibrationError
-    int8: bool
     passages: int
     sample: list[int]
     confidence: Confidence
@@ -156,32 +176,70 @@ def read_calibration(file: Path) -> Calibration | None:
 
 
 def current_calibration(
-    config: ModelConfig, dataset: str, documents: Documents, report: Callable[[str], None], *, int8: bool
+    config: ModelConfig,
+    dataset: str,
+    documents: Documents,
+    report: Callable[[str], None],
+    *,
+    int8: bool,
+    file: Path | None = None,
 ) -> Calibration | None:
     """Return the calibration of a model for a corpus; None if there is none, or if it is damaged or stale.
 
-    `report` is called with a line if it is. `int8` is whether the texts are encoded in 8-bit integers.
+    Args:
+        report: called with a line if it is damaged or stale.
+        int8: whether the texts are encoded in 8-bit integers.
+        file: the file that the user names; by default that of the model's directory.
+
+    Raises:
+        UserError: the file that the user names is missing, damaged, or of another system or corpus.
     """
-    file = resolve_model(config.model, config.revision) / FILE
+    file_of_model = resolve_model(config.model, config.revision) / FILE if has_files(config.model) else None
+    if (used := file or file_of_model) is None:
+        return None
+    digest = partial(encoder_digest, config, dataset, int8=int8)
+    return calibration_in(used, digest, dataset, documents, report, is_named=file is not None)
+
+
+def calibration_in(
+    file: Path,
+    digest: Callable[[], str],
+    dataset: str,
+    documents: Documents,
+    report: Callable[[str], None],
+    *,
+    is_named: bool,
+) -> Calibration | None:
+    """Return the calibration of a file, if it is that of a system, by its digest, and of a corpus.
+
+    Raises:
+        UserError: the user names the file, and it is missing, damaged, or of another system or corpus. If `is_named` is
+            false, `report` is called with a line instead, and there is no calibration.
+    """
     try:
         calibration = read_calibration(file)
     except StorageError as error:
+        if is_named:
+            raise
         report(f"{error}. Until then hits have no probability")
         return None
     if calibration is None:
+        if is_named:
+            raise ConfigError("no such file", setting("calibration", file), f"{AGAIN}, which writes it")
         return None
-    if calibration.model != encoder_digest(config, dataset):
-        reason = "is of other weights, prompts or lengths than this model has"
+    made = f"{file}, made {calibration.date}"
+    if calibration.digest != digest():
+        name = one_line(calibration.system)
+        reason = f"is of another system, {name}, or of other weights, prompts, lengths or precision than this one has"
     elif calibration.corpus != documents.digest and (reason := _changed(calibration, dataset, documents)):
         if calibration.dataset == dataset and calibration.sample:
-            report(f"{file}, made {calibration.date}: {reason}; the decision to answer stays, but {AGAIN}")
+            report(f"{made}: {reason}; the decision to answer stays, but {AGAIN}")
             return replace(calibration, stale=reason)
-    elif calibration.int8 != int8:
-        reason = "is of scores in int8" if calibration.int8 else "is not of scores in int8"
     else:
         return calibration
-    made = f"made {calibration.date} for {one_line(calibration.dataset)}"
-    report(f"{file}, {made}: {reason}, so hits have no probability; {AGAIN}")
+    if is_named:
+        raise ConfigError(reason, setting("calibration", file), AGAIN)
+    report(f"{made} for {one_line(calibration.dataset)}: {reason}, so hits have no probability; {AGAIN}")
     return None
 
 
@@ -222,27 +280,41 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
     return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
 
 
-def encoder_digest(config: ModelConfig, dataset: str) -> str:
-    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set, by its name:
-    it may have prompts of its own."""
+def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False, prompts: Prompts | None = None) -> str:
+    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set.
+
+    An encoder without files is known by its settings alone.
+
+    Args:
+        int8: whether texts are encoded in 8-bit integers.
+        prompts: those of the data set; by default those of its name.
+    """
+    if not has_files(config.model):
+        return digest_of(config.identity(), dataset)
     model = read_files(config)
     directory, description = model.directory, describe(model, config)
-    prompts = prompt_table(description, config).of(dataset)
+    prompts = prompts or prompt_table(description, config).of(dataset)
     files = {}
     for path in files_below(directory):
         name = path.relative_to(directory).as_posix()
         if path.suffix in _MODEL_FILES and name not in (MANIFEST, FILE):
             state = path.stat()
             files[name] = content_digest(SourceFile(name, str(path.resolve()), state.st_size, state.st_mtime_ns))
-    decides = [files, description.flags(), prompts.query, prompts.passage]
+    return digest_of(files, description.flags(), prompts.query, prompts.passage, int8)
+
+
+def digest_of(*decides: Any) -> str:
+    """Return the SHA-256 over values of JSON that decide the scores of a system."""
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
 def _implausible(calibration: Calibration) -> str:
-    texts = (calibration.date, calibration.dataset, calibration.chosen_on, calibration.checked_on)
+    texts = (
+        calibration.date, calibration.system, calibration.dataset, calibration.chosen_on, calibration.checked_on
+    )  # fmt: skip
     if any(len(text) > _MOST_CHARACTERS for text in texts):
         return f"a name has more than {_MOST_CHARACTERS:,} characters"
-    if not all(_DIGEST.fullmatch(one) for one in (calibration.data, calibration.corpus, calibration.model)):
+    if not all(_DIGEST.fullmatch(one) for one in (calibration.data, calibration.corpus, calibration.digest)):
         return "a digest is no SHA-256"
     errors = calibration.first_error, calibration.later_error
     if not all(0 <= value <= 1 for error in errors for value in astuple(error)):
@@ -264,6 +336,9 @@ def _implausible(calibration: Calibration) -> str:
         for share in (*shares, *threshold.unanswerable.values()):
             if not (0 <= share.part <= share.whole and 0 <= share.low <= share.high <= 1):
                 return "a share or its interval is not between 0 and 1"
+    kept = calibration.kept
+    if kept and not (math.isfinite(kept.score) and 0 <= kept.low <= kept.share <= kept.high <= 1 and kept.depth > 0):
+        return "the threshold of passages has figures that no calibration has"
     return ""
 
 

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
@@ -19,15 +21,14 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus
 from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.loading import open_encoder
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, ModelError, flag_of, setting
 from raytriever.index.exact import Corpus, tie_order, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 from raytriever.metrics.confidence import SCORE
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.retriever import Retriever
+from raytriever.models.inference import TextEncoder
 from raytriever.search.calibration import Calibration, Decider, current_calibration
 from raytriever.terminal import one_line, warn
 
@@ -84,6 +85,7 @@ class Hits(list[Hit]):
         confidence_name: its name, such as `score` or `combined`.
         threshold: lowest confidence of an answer: that of the search, or else that of the model's `calibration.json`;
             None without both.
+        lowest_score: lowest score of a hit, by the threshold of the search; None without one.
         answerable: whether the confidence reaches the threshold; None without one.
         stale: why the threshold is doubtful: the passages have changed much since it was chosen. Empty if it is not.
 
@@ -99,12 +101,13 @@ class Hits(list[Hit]):
         *,
         best_score: float | None = None,
         threshold: float | None = None,
+        lowest_score: float | None = None,
         confidence: float | None = None,
         confidence_name: str = SCORE,
         stale: str = "",
     ) -> None:
         super().__init__(hits)
-        self.best_score, self.threshold = best_score, threshold
+        self.best_score, self.threshold, self.lowest_score = best_score, threshold, lowest_score
         self.confidence = best_score if confidence is None else confidence
         self.confidence_name, self.stale = confidence_name, stale
 
@@ -120,17 +123,26 @@ def hits_of(
     dataset: RetrievalDataset,
     scores: Float32[ndarray, "queries k"],
     ranking: Int64[ndarray, "queries k"],
-    threshold: float | None = None,
+    threshold: float | Literal["kept"] | None = None,
     calibration: Calibration | None = None,
     confidence: Float64[ndarray, " queries"] | None = None,
 ) -> list[Hits]:
     """Return the passages of rankings, best first; none below the threshold, and none for the padding -1.
 
     Args:
-        threshold: lowest score of a hit.
-        calibration: gives hits a probability, and decides without a `threshold` whether a query has an answer.
+        threshold: lowest score of a hit; `kept` is that of the passages to keep, by the calibration.
+        calibration: gives hits a probability, and decides without a score as `threshold` whether a query has an answer.
         confidence: of each query, by the calibration.
     """
+    lowest_score: float | None = None
+    if not isinstance(threshold, str):
+        lowest_score = threshold
+    else:
+        if calibration is None or calibration.kept is None:
+            what = "no calibration of this system and these passages has such a threshold"
+            remedy = f"run `raytriever evaluate {flag_of('calibrate')} kept=0.95 f1` first"
+            raise ConfigError(what, setting("threshold", threshold), remedy)
+        threshold, lowest_score = None, calibration.kept.score
     documents, is_hit = dataset.documents, ranking >= 0
     positions, numbers = np.unique(ranking[is_hit], return_inverse=True)
     ids, titles, texts = (texts_at(each, positions) for each in (documents.ids, documents.titles, documents.texts))
@@ -149,10 +161,11 @@ def hits_of(
             (
                 Hit(float(score), ids[at], titles[at], texts[at], probability)
                 for score, at, probability in zip(*row, strict=True)
-                if at >= 0 and (threshold is None or score >= threshold)
+                if at >= 0 and (lowest_score is None or score >= lowest_score)
             ),
             best_score=float(row[0][0]) if len(row[1]) and row[1][0] >= 0 else None,
             threshold=lowest,
+            lowest_score=lowest_score,
             confidence=value if len(row[1]) and row[1][0] >= 0 else None,
             **decided,
         )
@@ -163,8 +176,8 @@ def hits_of(
 def format_hits(hits: Hits) -> str:
     """Format the hits of a query as text: a line on the answer if there is a threshold, then each passage."""
     lines = []
-    if not hits and hits.threshold is not None:
-        return f"no answer: no passage scores {hits.threshold:g} or more"
+    if not hits and hits.lowest_score is not None:
+        return f"no answer: no passage scores {hits.lowest_score:g} or more"
     if hits.answerable is not None:
         name = "the best score" if hits.confidence_name == SCORE else f"the confidence ({hits.confidence_name})"
         found, is_at = ("answer", "reaches") if hits.answerable else ("no answer", "is below")
@@ -188,7 +201,7 @@ class PassageIndex(ABC):
     """
 
     dataset: RetrievalDataset
-    retriever: Retriever
+    retriever: TextEncoder
     calibration: Calibration | None = None
 
     @property
@@ -207,10 +220,11 @@ class PassageIndex(ABC):
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return scores and positions of the k best passages of each query that the index finds."""
 
-    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
+    def search(self, queries: Sequence[str], top: int, threshold: float | Literal["kept"] | None = None) -> list[Hits]:
         """Return for each query the `top` passages of the highest scores, best first, none below the threshold.
 
         Raises:
+            ConfigError: the threshold is `kept`, and the calibration has none.
             ModelError: the embedding of a query is not finite.
         """
         prompt = self.retriever.prompts_of(self.dataset.name).query
@@ -227,12 +241,19 @@ class ExactIndex(PassageIndex):
     embeddings: Float32[ndarray, "passages width"]
 
     @classmethod
-    def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
-        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`."""
+    def build(
+        cls, config: ModelConfig, retriever: TextEncoder, dataset: RetrievalDataset, calibration: Path | None = None
+    ) -> ExactIndex:
+        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`.
+
+        `calibration` is a file that the user names; see `current_calibration`.
+        """
         retriever.prompts.check([dataset.name])
+        current = current_calibration(
+            config, dataset.name, dataset.documents, warn, int8=retriever.is_int8, file=calibration
+        )
         passages = embed_corpus(config, retriever, dataset).array()
-        calibration = current_calibration(config, dataset.name, dataset.documents, warn, int8=retriever.is_int8)
-        return cls(dataset=dataset, retriever=retriever, embeddings=passages, calibration=calibration)
+        return cls(dataset=dataset, retriever=retriever, embeddings=passages, calibration=current)
 
     @cached_property
     def _corpus(self) -> Corpus:
@@ -251,11 +272,11 @@ def search_dataset(
     dataset_name: str,
     query: str,
     top: int,
-    threshold: float | None = None,
+    threshold: float | Literal["kept"] | None = None,
     precision: str | None = None,
+    calibration: Path | None = None,
 ) -> Hits:
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
-    device = default_device()
     dataset = open_dataset(dataset_name, [], run=in_processes)
-    retriever = load_for_encoding(config, choose_precision(precision, device), device)
-    return ExactIndex.build(config, retriever, dataset).search([query], top, threshold)[0]
+    retriever = open_encoder(config, precision)
+    return ExactIndex.build(config, retriever, dataset, calibration).search([query], top, threshold)[0]

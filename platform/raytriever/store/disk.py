@@ -72,7 +72,7 @@ def make_folder(folder: Path) -> list[Path]:
     deepest first. Below a folder that a group may write, the group may write them as well."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
     above = missing[-1].parent if missing else folder
-    if not above.is_dir():
+    if not (_exists(above) and above.is_dir()):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     folder.mkdir(parents=True, exist_ok=True)
     for one in reversed(missing):

@@ -203,7 +203,7 @@ class Changes:
 
 
 def _copy_in(file: Path, store: Any, key: str) -> None:
-    with file.open("rb") as source, store.open_output_stream(key) as target:
+    with file.open("rb") as source, store.open_output_stream(key, compression=None) as target:
         shutil.copyfileobj(source, target, 8 << 20)
 
 
@@ -232,7 +232,7 @@ def _download_if_changed(file: Path, size: int, modified: int) -> None:
 
     def download(store: Any, key: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with store.open_input_stream(key) as source, aside.open("wb") as target:
+        with store.open_input_stream(key, compression=None) as source, aside.open("wb") as target:
             shutil.copyfileobj(source, target, 8 << 20)
 
     try:

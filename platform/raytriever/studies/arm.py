@@ -13,38 +13,34 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from raytriever.cluster.session import run_with_gpu
+from raytriever.cluster.evaluation import evaluate_once
 from raytriever.config import Config, dump_config, override, to_dict
 from raytriever.errors import ConfigError, setting
-from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.names import BM25, parse_system
+from raytriever.evaluation.document import points_of
+from raytriever.evaluation.names import parse_system
 from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results, check_output
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.run import find_negatives, folders_of, open_run, train_run
 from raytriever.experiment.start import pin_sources
-from raytriever.experiment.training import NegativesCache, best_checkpoint
+from raytriever.experiment.training import NegativesCache, training_facts
 from raytriever.models.config import ModelConfig
 from raytriever.store.commit import remove
-from raytriever.studies.definition import AFTER, STEPS_TO_BEST, Arm, errors_within
+from raytriever.studies.definition import AFTER, Arm, errors_within
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.steps import end_to_end
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing, points_now
-from raytriever.training.config import DEV_LOSS
+from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
 
 # Folders: of all arms, of the seedless run of an untrained encoder, and of a trained encoder.
 ARMS, AS_IT_IS, MODEL = "arms", "as-it-is", "model"
 # Folders that are deleted when an arm is finished.
 TEMPORARY = ("checkpoints", "negatives")
 Log = Callable[[str], None]
-Metrics = Mapping[str, Mapping[str, float | None]]  # by data set and metric
 
 
 def arm_folder(output: Path, arm: Arm, seed: int | None) -> Path:
@@ -105,12 +101,11 @@ class ArmRunner:
         began, (run, curriculum) = time.monotonic(), open_arm(self._output, arm, seed)
         folder, name = run.path, run.path.relative_to(self._output / ARMS).as_posix()
         with errors_within(f"arm {name}"):
-            metrics, facts = self._train_and_measure(arm, curriculum, run, name)
-            title, first = next(iter(arm.datasets.items()))
-            after = {metric: value for metric, value in metrics[first.name].items() if value is not None}
-            run.finish({"dataset": next(iter(first.parts.values())), "split": first.split, AFTER: after, **facts})
-        seconds = time.monotonic() - began
-        figures = ", ".join(f"{metric} {value:.4f}" for metric, value in after.items())
+            results, facts = self._train_and_measure(arm, curriculum, run, name)
+            run.finish(facts)
+        seconds, (title, first) = time.monotonic() - began, next(iter(arm.datasets.items()))
+        metrics = results.models[AFTER][first.name].items()
+        figures = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics if value is not None)
         self._log(f"{name}: {title} {figures} in {seconds:.0f} s")
         for temporary in TEMPORARY:
             remove(folder / temporary)
@@ -118,7 +113,7 @@ class ArmRunner:
 
     def _train_and_measure(
         self, arm: Arm, curriculum: Config | None, run: RunDirectory, name: str
-    ) -> tuple[Metrics, dict[str, Any]]:
+    ) -> tuple[Results, dict[str, Any]]:
         if curriculum is None:
             run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
             tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
@@ -138,51 +133,29 @@ class ArmRunner:
                     tables = find_negatives(opened, run.path, self._negatives)
                 run_name, here = f"{name} of {self._run_name}", not self._gpus
                 train_run(opened, tables, run.path, tracker, run_name, lambda line: None, here, self._gpus)
-            facts = _training_facts(folders_of(curriculum, run.path), curriculum.trainings[-1])
+            facts = training_facts(folders_of(curriculum, run.path), curriculum.trainings[-1])
             return self._measure(arm, str(run.path / MODEL), run, tracker), facts
 
-    def _measure(self, arm: Arm, model: str, run: RunDirectory, tracker: Spool) -> Metrics:
+    def _measure(self, arm: Arm, model: str, run: RunDirectory, tracker: Spool) -> Results:
         precision = arm.curriculum.training.precision if arm.curriculum else None
-        call = partial(measure, arm, model, precision, run.path / EVALUATION)
-        metrics: Metrics = call() if model == BM25 else run_with_gpu(call, call, self._gpus)
-        values = {f"{name}/{metric}": value for name, own in metrics.items() for metric, value in own.items()}
-        tracker.log(points_now(values))
+        job = evaluation_of(arm, model, precision)
+        results = evaluate_once(job, run.path / EVALUATION, lambda line: None, self._gpus)
+        tracker.log(points_of(results))
         tracker.log_file(run.path / CONFIG)
-        return metrics
+        return results
 
 
-def measure(arm: Arm, model: str, precision: str | None, output: Path) -> Metrics:
-    """Return the metrics of an arm on its data sets; the results of an earlier call are used again.
+def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
+    """Return the evaluation of an arm on its data sets.
 
     Args:
         model: directory of the model, name of an untrained encoder, or `bm25`.
         precision: precision of encoding; None for the fastest on the device.
-        output: directory of the evaluation.
     """
-    if (output / RESULTS).is_file():
-        return Results.read(output).models[AFTER]
-    job = evaluation_of(arm, model, precision)
-    return run_evaluation(job, output, fresh=True, tracker=Tracker, log=lambda line: None).models[AFTER]
-
-
-def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
-    """Return the evaluation of an arm on its data sets; see `measure`."""
     queries, passages = arm.lengths or (None, None)
     config = ModelConfig(model=model, query_length=queries, passage_length=passages)
     models, datasets = [EvaluatedModel(AFTER, parse_system(model, config))], list(arm.datasets.values())
     return EvaluationJob(models=models, datasets=datasets, baselines=[AFTER], precision=precision)
-
-
-def _training_facts(folders: list[Path], last: Config) -> dict[str, Any]:
-    steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
-    best: int | None = None
-    if last.training.best_metric == DEV_LOSS:
-        losses = end_to_end(folders, DEV_LOSS)
-        best = min(losses, key=lambda point: point[1])[0] if losses else None
-    elif choice := best_checkpoint(folders[-1], last):
-        best = int(choice["best"]["step"])
-    seconds = sum(value for _, value in end_to_end(folders, "step_seconds"))
-    return {"steps": steps, STEPS_TO_BEST: best, "step_seconds": round(seconds, 3)}
 
 
 def _tags(run: RunDirectory) -> dict[str, str]:

@@ -33,10 +33,13 @@ RESULTS, TABLE, PAGE, FIGURES = "results.json", "table.md", "study.md", "figures
 FORMAT = 1
 
 
+class _Best(TypedDict):
+    step: int
+
+
 class _TrainingFacts(TypedDict):
     steps: NotRequired[int]
-    steps_to_best: NotRequired[int | None]
-    step_seconds: NotRequired[float]
+    best: NotRequired[_Best | None]
 
 
 def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
@@ -50,7 +53,7 @@ def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
     for arm in study.arms:
         for seed in seeds_of(arm, seeds):
             folder = arm_folder(output, arm, seed)
-            steps = _read_facts(folder).get(STEPS_TO_BEST) if study.steps_to_best else None
+            steps = _read_facts(folder)[STEPS_TO_BEST] if study.steps_to_best else None
             for dataset, metrics in read_arm(arm, folder, seed).items():
                 if steps is not None:
                     metrics = replace(metrics, metrics={**metrics.metrics, STEPS_TO_BEST: float(steps)})
@@ -158,17 +161,19 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
     for arm in study.arms:
         if arm.curriculum is not None:
             for seed in seeds_of(arm, seeds):
-                metrics = _read_facts(arm_folder(output, arm, seed))
-                facts = {name: metrics.get(name) for name in ("steps", STEPS_TO_BEST, "step_seconds")}
+                facts = _read_facts(arm_folder(output, arm, seed))
+                facts["step_seconds"] = round(sum(one for _, one in _curve_of(output, arm, seed, "step_seconds")), 3)
                 if arm.curriculum.refresh.refresh_every:
                     facts["tables"] = _curve_of(output, arm, seed, "refresh_staleness_steps")
                 trainings.append({"arm": arm.name, "seed": seed, **facts})
     return trainings
 
 
-def _read_facts(folder: Path) -> Mapping[str, Any]:
+def _read_facts(folder: Path) -> dict[str, Any]:
     file, remedy = folder / METRICS, f"remove {folder}; the arm is trained and measured again"
-    return read_json(file, _TrainingFacts, remedy, needed=True)
+    facts = read_json(file, _TrainingFacts, remedy, needed=True)
+    best = facts.get("best")
+    return {"steps": facts.get("steps"), STEPS_TO_BEST: best["step"] if best else None}
 
 
 def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:

@@ -21,8 +21,7 @@ from torch import nn
 from raytriever.errors import StorageError
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.checkpoint import STATE, WEIGHTS
-from raytriever.models.slices import CHECKPOINT, OTHER_OUTPUT, Slice, read_slices, whole_tensors
+from raytriever.models.checkpoint import CHECKPOINT, OTHER_OUTPUT, STATE, WEIGHTS, Slice, read_slices, whole_tensors
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import read_manifest, remove
 from raytriever.store.objects import address_of

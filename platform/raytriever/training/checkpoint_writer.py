@@ -32,7 +32,7 @@ from torch import Tensor
 
 from raytriever.errors import StorageError, disk_errors
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.slices import Slice
+from raytriever.models.checkpoint import Slice
 from raytriever.store.commit import FileEntry, committed_directory, push_part, take_part
 from raytriever.store.objects import address_of
 from raytriever.training.background import all_rows, all_texts

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from raytriever.data.combine import starts_of
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.corpus import weights_digest
-from raytriever.encoding.encode import TOKEN_BUDGET, encode_contents
+from raytriever.encoding.encode import encode_contents
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import SideTexts
 from raytriever.errors import ModelError, flag_of, setting
 from raytriever.losses.guide import MASKED, MOST_MASKED
 from raytriever.models.config import ModelConfig
+from raytriever.models.inference import TOKEN_BUDGET
 from raytriever.models.packing import Buckets, TokenBatch
 from raytriever.models.retriever import Retriever
 from raytriever.options import did_you_mean
@@ -67,7 +67,7 @@ class Guide:
     def digest(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of weights, tokenizer and all that decides how texts are read."""
         config = ModelConfig(model=self.name)
-        weights = [weights_digest(config, self.retriever, side) for side in SIDES]
+        weights = [self.retriever.digest(config, side) for side in SIDES]
         decides = json.dumps([weights, asdict(self.retriever.description)], sort_keys=True, default=str)
         return hashlib.sha256(decides.encode()).hexdigest()[:16]
 

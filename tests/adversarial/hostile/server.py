@@ -8,20 +8,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import multiprocessing.util
 import os
 import pkgutil
 import resource
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from typing import Any
 
 NOBODY = 65534
 # What a command started must have ended so soon after it. A server of processes first imports what it was asked for,
-# which takes long where all cores are busy.
-AFTER_SECONDS = 20.0
+# which takes long where all cores are busy. Ray's agents that were starting when their raylet ended took 61 s.
+AFTER_SECONDS = 90.0
 HEAVY = (
     "multiprocessing.forkserver",
     "torch",
@@ -139,6 +141,9 @@ def _command(request: dict[str, Any]) -> None:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:
         traceback.print_exc()
+    # As Python ends: first its threads, which may hold semaphores of a pool, then the semaphores.
+    threading._shutdown()  # type: ignore[attr-defined]
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -9,10 +9,10 @@ from typing import Any
 
 from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, split_evenly
 from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import Spending
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig
+from raytriever.annotation.config import AnnotationConfig, LlmConfig
 from raytriever.annotation.prompts import load_prompts
 from raytriever.annotation.service import Service
+from raytriever.endpoints.budget import Spending
 
 WOOD = AnnotationQuery("what is timber", [5, 3, 8, 9], ["timber burns", "iron", "timber is a long word", "steel"])
 NOTHING = AnnotationQuery("what is timber", [1, 2], ["iron", "steel"])
@@ -21,7 +21,7 @@ NOTHING = AnnotationQuery("what is timber", [1, 2], ["iron", "steel"])
 def run(
     endpoint: str, folder: Path, questions: list[AnnotationQuery], config: AnnotationConfig | None = None
 ) -> tuple[dict[int, Annotation], Annotator]:
-    service = ServiceConfig(endpoint=endpoint, llm="judge", in_flight=4)
+    service = LlmConfig(base_url=endpoint, llm="judge", in_flight=4)
     config = config or AnnotationConfig()
     log = AnswerLog(folder)
     annotations: dict[int, Annotation] = {}
@@ -87,7 +87,7 @@ def test_another_prompt_model_or_setting_is_another_request(tmp_path: Path) -> N
             job="job",
             log=log,
             service=None,
-            spending=Spending(ServiceConfig()),
+            spending=Spending(LlmConfig()),
         )
         return annotator.key([*messages, {"role": "user", "content": content}], {})
 

@@ -37,13 +37,12 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
     ("flags", "line"),
     [
         ("", "missing: --output; see `raytriever annotate --help`"),
-        ("--output o", "endpoint: is missing; give the address of an OpenAI-compatible service"),
-        ("--output o --endpoint localhost:8000", "endpoint: is not a valid address; give one such as http://"),
-        ("--output o --endpoint ftp://host/v1", "endpoint: is not a valid address; "),
-        ("--output o --endpoint http://host:99999/v1", "endpoint: is not a valid address; "),
-        ("--output o --endpoint http://me:pw@host/v1", "endpoint http://***@host/v1: there is a password in its "),
-        ("--output o --endpoint http://host/v1?x=1", "endpoint: contains more than host and path; store a key in "),
-        ("--output o --endpoint http://host/v1", "llm: is missing; give the name of the model at the service"),
+        ("--output o --base-url localhost:8000", "base_url: is not a valid address; give one such as http://"),
+        ("--output o --base-url ftp://host/v1", "base_url: is not a valid address; "),
+        ("--output o --base-url http://host:99999/v1", "base_url: is not a valid address; "),
+        ("--output o --base-url http://me:pw@host/v1", "base_url http://***@host/v1: there is a password in its "),
+        ("--output o --base-url http://host/v1?x=1", "base_url: contains more than host and path; store a key in "),
+        ("--output o --base-url http://host/v1", "llm: is missing; give the name of the model at the service"),
         (
             "{} --key-variable sk-proj-123",
             "key_variable: is not the name of an environment variable; give the name, never",
@@ -52,7 +51,7 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
             "{} --key-variable gsk_12345abc",
             "key_variable: names an environment variable that is not set; export it, or name another",
         ),
-        ("{} --budget 5", "budget: needs the prices of tokens; give price_in and price_out, or budget_tok"),
+        ("{} --budget 5", "budget: needs the prices of tokens; give price_in, or budget_tokens"),
         ("{} --candidates ,", "candidates: is empty; give bm25, dense or the path of a run"),
         ("{} --candidates bm25,bm25", "candidates: contains 'bm25' twice; give each source once"),
         ("{} --split ../x", "--split: '../x' is not a valid name of a split; use letters, digits, '_' and '-'"),
@@ -60,7 +59,7 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
     ],
 )
 def test_settings(error_line: Callable[..., str], flags: str, line: str) -> None:
-    result = error_line(*flags.replace("{}", "--output o --endpoint http://127.0.0.1:9/v1 --llm judge").split())
+    result = error_line(*flags.replace("{}", "--output o --base-url http://127.0.0.1:9/v1 --llm judge").split())
     assert result.startswith(line)
     assert "sk-proj-123" not in result
     assert "gsk_12345abc" not in result
@@ -68,12 +67,12 @@ def test_settings(error_line: Callable[..., str], flags: str, line: str) -> None
 
 def test_a_key_that_cannot_be_sent(error_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret\nX-More: 1")
-    line = error_line("--output", "o", "--endpoint", "http://127.0.0.1:9/v1", "--llm", "judge")
+    line = error_line("--output", "o", "--base-url", "http://127.0.0.1:9/v1", "--llm", "judge")
     assert line == "key_variable: names a variable with a character that is invalid in a key; set it to the key alone"
 
 
 def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
-    words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset"]
+    words = ["--output", "o", "--base-url", serve().endpoint, "--llm", "judge", "--dataset"]
     assert "no data set" in error_line(*words, "nowhere") or "no such" in error_line(*words, "nowhere")
     line = error_line(*words, topics, "--split", "trian", "--max-queries", "4", "--candidates", "none.trec")
     assert line.startswith("candidates none.trec: no such file; ")
@@ -95,7 +94,7 @@ def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics:
 def test_no_query_to_annotate(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
     lines = (topics / "queries.jsonl").read_text().splitlines(keepends=True)
     (topics / "queries.jsonl").write_text("".join(lines[:32]))
-    words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics]
+    words = ["--output", "o", "--base-url", serve().endpoint, "--llm", "judge", "--dataset", topics]
     line = error_line(*words, "--split", "trian")
     assert line == (
         "topics: has no split 'trian' and no query without judgements; choose one of its splits: dev, test, train"
@@ -105,12 +104,12 @@ def test_no_query_to_annotate(error_line: Callable[..., str], serve: Callable[..
 def test_no_passage_is_found(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
     rows = [json.dumps({"_id": f"q{i}", "text": "zzzz"}) + "\n" for i in range(40)]
     (topics / "queries.jsonl").write_text("".join(rows))
-    words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics]
+    words = ["--output", "o", "--base-url", serve().endpoint, "--llm", "judge", "--dataset", topics]
     assert error_line(*words).startswith("topics: has no candidate passage for any of 24 queries; ")
 
 
 def test_paths_in_use(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
-    words = ["--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics, "--output"]
+    words = ["--base-url", serve().endpoint, "--llm", "judge", "--dataset", topics, "--output"]
     (work / "there").mkdir()
     assert error_line(*words, "there") == "there: exists already; give another output, or remove it"
     log = AnswerLog(work / "answers")
@@ -127,15 +126,15 @@ def test_permanent_failure_stops_the_job_and_keeps_paid_answers(
 ) -> None:
     words = ["--llm", "judge", "--dataset", str(topics), "--output", "o", "--retries", "1", "--longest-wait", "0.01"]
     broken = serve(error=0.3, seed=3)
-    assert run("annotate", [*words, "--endpoint", broken.endpoint]) == 2
+    assert run("annotate", [*words, "--base-url", broken.endpoint]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].endswith(
-        "gives no answer: status 500; check endpoint and the service, then run the same command again"
+        "gives no answer: status 500; check base_url and the service, then run the same command again"
     )
     assert " queries are annotated. Their answers are kept in " in lines[-2]
     assert not Path("o").exists()
     whole = serve()
-    assert run("annotate", [*words, "--endpoint", whole.endpoint]) == 0
+    assert run("annotate", [*words, "--base-url", whole.endpoint]) == 0
     paid = broken.events("answered") + whole.events("answered")
     assert max(paid.values()) == 1
     assert paid.total() == 72
@@ -145,6 +144,6 @@ def test_no_query_has_a_positive(
     error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path
 ) -> None:
     (topics / "run.trec").write_text("".join(f"q{i} Q0 d{(i + 1) % 40}-1 1 1.0 x\n" for i in range(24)))
-    words = ["--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics, "--output", "o"]
+    words = ["--base-url", serve().endpoint, "--llm", "judge", "--dataset", topics, "--output", "o"]
     line = error_line(*words, "--candidates", topics / "run.trec", lines_expected=6)
     assert line.startswith("topics: the model found no positive for any query; ")

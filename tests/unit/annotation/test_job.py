@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 def words(topics: Path, endpoint: str, *more: str) -> list[str]:
     """A command line; a dozen questions at once, and no long waits."""
-    flags = ["--dataset", str(topics), "--endpoint", endpoint, "--llm", "judge", "--output", "out", "--in-flight", "8"]
+    flags = ["--dataset", str(topics), "--base-url", endpoint, "--llm", "judge", "--output", "out", "--in-flight", "8"]
     return [*flags, "--longest-wait", "0.05", *more]
 
 

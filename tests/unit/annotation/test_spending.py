@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, TokenEstimator
-from raytriever.annotation.config import ServiceConfig
+from raytriever.annotation.config import LlmConfig
+from raytriever.endpoints.budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
 
-def run(config: ServiceConfig, requests: int, earlier: TokenCounts | None = None) -> tuple[Spending, int, list[float]]:
+def run(config: LlmConfig, requests: int, earlier: TokenCounts | None = None) -> tuple[Spending, int, list[float]]:
     """Requests of 100 tokens read that may write 100 and write 10, eight at once; how many were paid, and the cost."""
     spending = Spending(config, earlier or TokenCounts())
     spending.estimator.record(400, 100)
@@ -35,14 +35,14 @@ def run(config: ServiceConfig, requests: int, earlier: TokenCounts | None = None
 
 
 def test_a_budget_of_tokens() -> None:
-    spending, paid, _ = run(ServiceConfig(budget_tokens=1000), 50)
+    spending, paid, _ = run(LlmConfig(budget_tokens=1000), 50)
     # A request costs 110 and must fit with 200: after eight 880 are spent, and no ninth is sent.
     assert paid == 8
     assert spending.spent == TokenCounts(800, 80)
 
 
 def test_a_budget_of_money_counts_what_earlier_runs_paid() -> None:
-    config = ServiceConfig(budget=1e-3, price_in=1.0, price_out=4.0)
+    config = LlmConfig(budget=1e-3, price_in=1.0, price_out=4.0)
     spending, paid, costs = run(config, 50)
     assert paid == 4  # 140 each, 500 set aside: 560 are spent, a fifth might make 1,060
     assert max(costs) <= 1e-3
@@ -52,7 +52,7 @@ def test_a_budget_of_money_counts_what_earlier_runs_paid() -> None:
 
 
 def test_without_a_budget_all_are_paid() -> None:
-    assert run(ServiceConfig(), 50)[1] == 50
+    assert run(LlmConfig(), 50)[1] == 50
 
 
 def test_tokens_are_guessed_until_they_are_counted() -> None:

@@ -73,7 +73,7 @@ def calibrated(
         lines = [f"q{i}\td{i}\t1\n" for i in members]
         (letters / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     model = Path(shutil.copytree(tiny_encoder, folder / "tuned"))
-    aims = ["answered=0.5", "top-precision=0.999", "f1"]
+    aims = ["answered=0.5", "top-precision=0.999", "f1", "kept=0.9"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYTRIEVER_CACHE", str(api_cache))
         results = evaluate(["bm25", model], [letters], aims, folder / "results")
@@ -90,8 +90,16 @@ def texts_of(letters: Path) -> list[str]:
 def test_an_evaluation_writes_what_it_measured(calibrated: Calibrated) -> None:
     made, rows = calibrated.calibration, calibrated.results.thresholds
     assert read_calibration(calibrated.output / "calibration" / "tuned" / "letters.json") == made
-    assert not (calibrated.output / "calibration" / "bm25" / "letters.json").exists()
+    # A system without a directory of its own has one too, and its own digest.
+    of_bm25 = read_calibration(calibrated.output / "calibration" / "bm25" / "letters.json")
+    assert of_bm25 is not None
+    assert (made.system, of_bm25.system, of_bm25.digest != made.digest) == ("tuned", "bm25", True)
     own = {row.aim: row for row in rows if row.model == "tuned"}
+    kept = own.pop("kept")
+    assert made.kept is not None
+    assert kept.kept is not None
+    assert (made.kept.score, made.kept.share, made.kept.depth) == (kept.threshold, kept.kept.share, 100)
+    assert (kept.kept.questions, kept.shares, kept.confidence) == (60, {}, "score")
     assert [one.aim for one in made.thresholds] == [aim for aim, row in own.items() if row.threshold is not None]
     first, row = made.thresholds[0], own["answered"]
     assert (first.score, first.answered.whole) == (row.threshold, 60)
@@ -119,6 +127,32 @@ def test_search_says_how_probable_a_hit_is_and_which_query_has_no_answer(
     index_words = ["--dataset", letters, "--model", model, "--index", "flat", "--output", "index"]
     assert run("index", [*index_words, "--query", texts[worst]]) == 0
     assert "\nno answer: the best score " in capsys.readouterr().out
+
+
+def test_the_passages_to_keep_are_found_and_a_file_of_another_system_is_refused(
+    calibrated: Calibrated, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters, model, texts = str(calibrated.letters), str(calibrated.model), texts_of(calibrated.letters)[40:100]
+    kept = calibrated.calibration.kept
+    assert kept is not None
+    hits = rt.build_index(rt.load_model(model, precision="fp32"), letters).search(texts, top_k=100, threshold="kept")
+    assert all(hit.score >= kept.score for one in hits for hit in one)
+    # Each of these queries has one relevant passage, d40 to d99.
+    found = [f"d{at}" in {hit.document_id for hit in one} for at, one in enumerate(hits, 40)]
+    assert np.mean(found) == pytest.approx(1 - np.floor(0.1 * 61 - 1) / 60, abs=1 / 60)
+    with pytest.raises(ConfigError, match="unknown threshold 'keep'; give a score, or 'kept'"):
+        rt.build_index(model, letters).search(texts[:1], threshold="keep")  # type: ignore[arg-type]
+    # A model without a calibration of its own, as the published one: the file that the evaluation wrote.
+    file = calibrated.output / "calibration" / "tuned" / "letters.json"
+    words = [texts[0], "--dataset", letters, "--model", str(tiny_encoder), "--calibration"]
+    assert run("search", [*words, str(file), "--threshold", "kept"]) == 0
+    assert " the threshold " in capsys.readouterr().out
+    assert run("search", [*words, str(file.parent.parent / "bm25" / "letters.json")]) == 2
+    assert "letters.json: is of another system, bm25, or of other weights, prompts" in capsys.readouterr().err
+    assert run("search", [*words, "none.json"]) == 2
+    assert "error: calibration none.json: no such file; run `raytriever evaluate" in capsys.readouterr().err
+    assert run("search", [*words[:-1], "--threshold", "kept"]) == 2
+    assert "error: threshold kept: no calibration of this system" in capsys.readouterr().err
 
 
 def test_an_export_keeps_the_calibration_only_of_the_same_model(
@@ -154,7 +188,8 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     letters = Path(shutil.copytree(calibrated.letters, "letters"))
     [hits] = rt.build_index(rt.load_model(str(model), query_prompt="q: "), str(letters)).search(["what is abc"])
     assert (hits.answerable, hits[0].probability) == (None, None)
-    assert "is of other weights, prompts or lengths than this model has, so hits have no" in capsys.readouterr().err
+    other = "is of another system, tuned, or of other weights, prompts, lengths or precision than this one has, so hits"
+    assert other in capsys.readouterr().err
     # A few passages more are the same corpus; with more than a tenth the decision stays, and is marked.
     for count, stale in ((10, False), (40, True)):
         with (letters / "corpus.jsonl").open("a") as stream:
@@ -176,7 +211,7 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     assert f"{made}: is of another corpus than others, so hits have no" in capsys.readouterr().err
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
-    assert "calibration.json: has no number of its format; this version reads format 4" in capsys.readouterr().err
+    assert "calibration.json: has no number of its format; this version reads format 5" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -189,11 +224,11 @@ def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
         return rt.build_index(rt.load_model(str(model), precision=precision), letters).search(["what is abc"])[0]
 
     assert (search("int8").answerable, search("int8")[0].probability) == (None, None)
-    assert "for letters: is not of scores in int8, so hits have no probability" in capsys.readouterr().err
+    assert "for letters: is of another system, tuned, or of other" in capsys.readouterr().err
     evaluate([model], [letters], ["f1"], Path("results"), precision="int8")
     assert search("int8")[0].probability is not None
     assert search("bf16").answerable is None
-    assert "for letters: is of scores in int8, so hits have no probability" in capsys.readouterr().err
+    assert "for letters: is of another system, tuned, or of other" in capsys.readouterr().err
 
 
 def test_few_queries_choose_and_are_counted_and_too_few_are_refused(

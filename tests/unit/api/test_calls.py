@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from datasets import Dataset as HubTable
+from processes import run_python
 
 import raytriever as rt
 from raytriever.api.models import precision_of
@@ -193,11 +192,8 @@ print("ended")
 
 
 def test_a_program_keeps_its_own_handlers_of_signals(tmp_path: Path) -> None:
-    environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED], env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout.split()) == (0, ["mine", "ended"]), done.stderr
+    done = run_python("-c", SIGNALLED, variables={"RAYTRIEVER_CACHE": str(tmp_path)})
+    assert done.stdout.split() == ["mine", "ended"]
 
 
 def test_a_run_in_fp32_encodes_in_fp32_and_bf16_is_said(

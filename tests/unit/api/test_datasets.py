@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
+from processes import run_python
 
 import raytriever as rt
 from raytriever.data.prepare.open import open_all_splits
@@ -235,10 +234,7 @@ def test_a_script_without_a_guard_prepares_data_once(workplace: Path, tiny_datas
     # Its processes must not run the script again.
     script = workplace / "script.py"
     script.write_text(f"import raytriever as rt\nprint(rt.load_dataset({str(tiny_dataset)!r}))\n")
-    environment = os.environ | {"RAYTRIEVER_CACHE": str(workplace / "cache")}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True, env=environment
-    )
+    done = run_python(script, variables={"RAYTRIEVER_CACHE": str(workplace / "cache")}, timeout=120)
     assert done.stdout == "Dataset('letters': 160 documents, 160 queries, splits dev, test, train)\n"
 
 

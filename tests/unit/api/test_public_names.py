@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 
 import raytriever as rt
 
@@ -91,7 +91,7 @@ def test_import_is_light() -> None:
     )
     seconds = []
     for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        done = run_python("-c", program)
         taken, *heavy = done.stdout.split()
         assert not heavy
         seconds.append(float(taken))
@@ -103,7 +103,7 @@ def test_errors_and_settings_need_nothing_heavy() -> None:
         "import sys, raytriever as rt\nrt.UserError, rt.Dataset, rt.Model, rt.Run, rt.Index, rt.train\n"
         f"print(*(name for name in {HEAVY} if name in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_python("-c", program)
     assert done.stdout.split() == []
 
 

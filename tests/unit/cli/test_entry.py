@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from processes import run_python
 
 from raytriever import __version__
 from raytriever.cli import use
@@ -72,7 +72,7 @@ for stage in {[*COMMANDS, ""]}:
         assert not ended.code
     print(stage, *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_python("-c", program)
     assert done.stderr.split() == list(COMMANDS)
     assert done.stdout.count("usage: ") == 1 + len(COMMANDS)
     assert "did you mean" not in done.stdout
@@ -85,7 +85,7 @@ import sys
 from raytriever.cli.main import run
 print(run("train", ["--recipe", "pydocs", "--output", sys.argv[1]]), {{*{HEAVY}}} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = run_python("-c", program, tmp_path)
     assert done.stdout == "2 set()\n"
     assert done.stderr == f"error: output {tmp_path}: is not empty and holds no run; give another directory\n"
 
@@ -95,8 +95,7 @@ def test_a_command_ends_without_collecting_what_it_imported() -> None:
         "import atexit, gc, sys\natexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
         "from raytriever.cli.main import run\nsys.exit(run('search', ['x', '--top', '0']))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "True\n")
+    assert run_python("-c", program, code=2).stdout == "True\n"
 
 
 def test_a_very_long_error_is_cut_in_its_middle(

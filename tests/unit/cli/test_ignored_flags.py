@@ -28,7 +28,7 @@ CASES = [
     ("evaluate --datasets HERE --calibration-split dev", "calibration_split: has no effect without calibrate"),
     ("evaluate --datasets HERE --data-root HERE", "data_root: has no effect without suite"),
     ("score --output o --model HERE --negatives HERE --depth 100", "depth: has no effect without run"),
-    ("annotate --output o --llm x --endpoint http://localhost --model minilm", "model: has no effect with candida"),
+    ("annotate --output o --llm x --base-url http://localhost --model minilm", "model: has no effect with candida"),
 ]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.encoding import shards
 from raytriever.index.approximate.store import read_meta
+from raytriever.models.retriever import Retriever
 
 
 def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritten(
@@ -50,13 +50,14 @@ def test_an_existing_index_is_opened_from_its_own_files_and_built_again_for_othe
     assert run("index", search) == 0
     built = capsys.readouterr().out
     encoded: list[int] = []
-    real = shards.start_encoding
+    real = Retriever.start
 
-    def counted(retriever: Any, inputs: Any, *more: Any, **named: Any) -> Any:
-        encoded.append(len(inputs))
-        return real(retriever, inputs, *more, **named)
+    def counted(retriever: Any, inputs: Any, rows: Any, side: str, **named: Any) -> Any:
+        if side == "passage":
+            encoded.append(len(inputs))
+        return real(retriever, inputs, rows, side, **named)
 
-    monkeypatch.setattr(shards, "start_encoding", counted)
+    monkeypatch.setattr(Retriever, "start", counted)
     shutil.rmtree(Path(os.environ["RAYTRIEVER_CACHE"]) / "embeddings")  # as `cache prune` does
     assert run("index", search) == 0
     opened = capsys.readouterr().out

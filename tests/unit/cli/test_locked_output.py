@@ -24,7 +24,7 @@ STAGES = {
     "index": [],
     "export": [],
     "study study.yaml": [],
-    "annotate": ["--endpoint", "http://localhost:1/v1", "--llm", "judge"],
+    "annotate": ["--base-url", "http://localhost:1/v1", "--llm", "judge"],
 }
 
 
@@ -59,7 +59,7 @@ def test_fresh_removes_nothing_of_a_run_that_another_command_writes(
 
 
 def test_the_answers_of_annotate_have_their_own_lock(held: Path, error_line: Callable[..., str], letters: Path) -> None:
-    words = ["--dataset", letters, "--endpoint", "http://localhost:1/v1", "--llm", "judge"]
+    words = ["--dataset", letters, "--base-url", "http://localhost:1/v1", "--llm", "judge"]
     line = error_line("annotate", *words, "--output", "other", "--answers", held)
     assert line.startswith("mine: in use by ")
     assert line.endswith("; wait for it with wait=True, or give another folder with answers")

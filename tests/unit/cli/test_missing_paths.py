@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import run_python
 
 from raytriever.cli.commands import COMMANDS
 from raytriever.config import Config, dump_config
@@ -54,12 +54,14 @@ for stage, words in json.loads(sys.argv[1]):
 """
 
 
-def test_a_missing_path_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    program = _PROGRAM.replace("HEAVY", repr(HEAVY))
+def _run(cases: list[tuple[str, list[str]]], folder: Path) -> list[Any]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-c", program, json.dumps(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    done = run_python("-c", _PROGRAM.replace("HEAVY", repr(HEAVY)), json.dumps(cases), cwd=folder, env=environment)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_missing_path_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    lines = _run(CASES, tmp_path)
     assert len(lines) == len(CASES)
     for (stage, words), (code, expected, heavy) in zip(CASES, lines, strict=True):
         assert code == 2, (stage, words, expected)
@@ -73,9 +75,7 @@ def test_other_settings_of_a_run_are_refused_before_anything_heavy_is_imported(t
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(dump_config(Config()))
     words = ["--dataset", str(tmp_path), "--output", str(tmp_path / "run"), "--learning-rate", "1e-3"]
-    command = [sys.executable, "-c", _PROGRAM.replace("HEAVY", repr(HEAVY)), json.dumps([("train", words)])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    code, expected, heavy = json.loads(done.stdout)
+    [(code, expected, heavy)] = _run([("train", words)], tmp_path)
     assert (code, heavy) == (2, [])
     assert "holds a run with other settings (data.dataset is " in expected
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tiny_models import write_cross_encoder
 
 from raytriever.cli.main import run
 from raytriever.data.config import DataConfig
@@ -26,16 +27,7 @@ from raytriever.models.cross_encoder import CrossEncoder
 
 @pytest.fixture(scope="module")
 def teacher(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    folder = tmp_path_factory.mktemp("teacher") / "cross"
-    shutil.copytree(tiny_encoder, folder)
-    torch.manual_seed(1)
-    config = BertConfig.from_pretrained(tiny_encoder, num_labels=1)
-    model = BertForSequenceClassification(config)
-    torch.nn.init.normal_(model.classifier.weight, std=300)
-    model.save_pretrained(folder)
-    return folder
+    return write_cross_encoder(tiny_encoder, tmp_path_factory.mktemp("teacher") / "cross", spread=300)
 
 
 @pytest.fixture

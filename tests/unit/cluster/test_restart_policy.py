@@ -30,15 +30,14 @@ def test_a_step_that_always_fails_ends_the_run() -> None:
     assert restarts.reason == "at 7"
 
 
-def test_repeated_steps_are_no_progress() -> None:
-    restarts = RestartPolicy(idle=2)
-    assert starts(restarts, 50)
-    assert [starts(restarts, step) for step in (40, 50, 45, 60)] == [True, True, True, False]
-
-
-def test_progress_resets_the_count_of_failures() -> None:
-    restarts = RestartPolicy(idle=1)
-    assert [starts(restarts, step) for step in (1, 1, 2, 2, 3, 3, 3, 3)] == [True] * 7 + [False]
+@pytest.mark.parametrize(
+    ("idle", "steps", "started"),
+    [(2, (50, 40, 50, 45, 60), [True] * 4 + [False]), (1, (1, 1, 2, 2, 3, 3, 3, 3), [True] * 7 + [False])],
+    ids=["repeated steps are no progress", "progress resets the count"],
+)
+def test_failures_count_until_there_is_progress(idle: int, steps: tuple[int, ...], started: list[bool]) -> None:
+    restarts = RestartPolicy(idle=idle)
+    assert [starts(restarts, step) for step in steps] == started
 
 
 def test_a_resize_is_no_failure() -> None:

@@ -11,8 +11,7 @@ import pytest
 import torch
 from saved_checkpoint import save_checkpoint
 
-from raytriever.cluster.train.dev_sets import DevSet, digest_of, open_dev_sets
-from raytriever.cluster.train.validation import Validations
+from raytriever.cluster.train.validation import DevSet, Validations, digest_of, open_dev_sets
 from raytriever.config import Config, check_config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset

@@ -1,8 +1,7 @@
-"""A node of another raytriever, or of another Python: one line that names the host."""
+"""A node of another raytriever, or of another Python: one line that names the host. Undocumented Ray is there."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray._private.utils
+from processes import run_python
 from ray import cloudpickle
 
 from raytriever import __version__
@@ -55,8 +55,7 @@ def test_the_version_of_a_node_without_this_module_is_read(tmp_path: Path) -> No
     (tmp_path / "raytriever" / "__init__.py").write_text('__version__ = "9.9"\n')
     (tmp_path / "reader").write_bytes(cloudpickle.dumps(_version_reader()))
     code = "import pickle; print(pickle.load(open('reader', 'rb'))())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "9.9\n"
+    assert run_python("-c", code, cwd=tmp_path).stdout == "9.9\n"
 
 
 def test_another_python_than_that_of_the_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +74,16 @@ def test_another_python_than_that_of_the_cluster_is_one_line(monkeypatch: pytest
         f"RAY_ADDRESS=10.0.0.1:6379: the cluster has Ray 2.60.0 and Python 3.9.1, and host h2 has Ray {version} and "
         f"Python {python}; install the same versions on every host"
     )
+
+
+def test_private_modules_are_imported_when_a_function_is_called() -> None:
+    program = "import sys, raytriever.cluster.ray_private; print([name for name in sys.modules if name == 'ray'])"
+    assert run_python("-c", program).stdout == "[]\n"
+
+
+def test_the_private_names_exist_in_the_installed_ray() -> None:
+    from ray._private import auto_init_hook, services, state
+
+    assert callable(services.canonicalize_bootstrap_address)
+    assert callable(state.state.get_max_resources_from_cluster_config)
+    assert isinstance(auto_init_hook.enable_auto_connect, bool)

@@ -226,9 +226,8 @@ def test_an_entry_of_the_cache_without_its_manifest_is_made_again(
 
 
 def test_a_comparison_is_remembered_without_a_wait_for_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     with committed_directory(tmp_path / "data") as aside:
         (aside / "values").write_bytes(b"right")
     (tmp_path / "cache" / "digests").mkdir(parents=True)  # folders that are made are synced, once

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -95,8 +96,9 @@ def test_a_wrong_path_says_what_would_be_right(tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def filled(objects: dict[str, bytes]) -> None:
-    objects.update(BUCKET)
+def filled(put: Callable[[str, bytes], None]) -> None:
+    for name, content in BUCKET.items():
+        put(name, content)
 
 
 def read(source: Source, size: int, splits: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
@@ -241,14 +243,15 @@ def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def uri(
-    small: Path, words: Tokenisation, objects: dict[str, bytes], bucket: str, tmp_path: Path, monkeypatch: object
+    small: Path, words: Tokenisation, put: Callable, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """A prepared data set in an object store, and a node that has nothing."""
     own = prepare(Request(str(small), words), output=tmp_path / "own")
     for file in own.rglob("*"):
         if file.is_file():
-            objects[f"sets/own/{file.relative_to(own).as_posix()}"] = file.read_bytes()
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "node"))  # type: ignore[attr-defined]
+            put(f"sets/own/{file.relative_to(own).as_posix()}", file.read_bytes())
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "node"))
+    monkeypatch.setattr("raytriever.store.objects.newest", lambda: time.time_ns() + 10**10)  # the objects are old
     return "s3://bucket/sets/own" + bucket
 
 
@@ -265,23 +268,22 @@ def test_a_prepared_data_set_is_copied_once(uri: str, small: Path, words: Tokeni
     assert open_dataset(uri, ["train"]).digest == dataset.digest
 
 
-def test_a_manifest_that_leads_elsewhere_is_refused(uri: str, objects: dict, tmp_path: Path) -> None:
-    manifest = json.loads(objects["sets/own/manifest.json"])
+def test_a_manifest_that_leads_elsewhere_is_refused(uri: str, put: Callable, tmp_path: Path) -> None:
+    manifest = json.loads((tmp_path / "own" / "manifest.json").read_text())
     files = manifest["files"]
     before = {file for file in tmp_path.rglob("*") if "node" not in file.parts}
     for name in ("../../own.sh", "/etc/own", "documents/../../x"):
-        objects["sets/own/manifest.json"] = json.dumps(
-            {**manifest, "files": {**files, name: files["documents.forms.npy"]}}
-        ).encode()
+        changed = {**manifest, "files": {**files, name: files["documents.forms.npy"]}}
+        put("sets/own/manifest.json", json.dumps(changed).encode())
         with pytest.raises(StorageError, match="outside of it"):
             open_dataset(uri, ["train"])
     assert {file for file in tmp_path.rglob("*") if "node" not in file.parts} == before
 
 
-def test_a_file_that_is_not_the_manifests_is_refused(uri: str, objects: dict) -> None:
-    name = next(name for name in objects if name.endswith(".arrow"))
-    whole = objects[name]
+def test_a_file_that_is_not_the_manifests_is_refused(uri: str, put: Callable, tmp_path: Path) -> None:
+    file = next((tmp_path / "own" / "documents").rglob("*.arrow"))
+    whole = file.read_bytes()
     for content in (whole + b"more", whole[:-1], whole[:-1] + b"!"):
-        objects[name] = content
+        put(f"sets/own/{file.relative_to(tmp_path / 'own').as_posix()}", content)
         with pytest.raises(StorageError, match=r"s3://bucket.*/sets/own/documents/.*: (incomplete|changed): "):
             open_dataset(uri, ["train"])

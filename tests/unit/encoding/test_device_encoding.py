@@ -19,6 +19,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, with_shard_rows_of
 from raytriever.errors import ModelError
+from raytriever.models import inference
 from raytriever.models.config import ModelConfig
 
 CPU = torch.device("cpu")
@@ -28,8 +29,8 @@ CPU = torch.device("cpu")
 def small_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "WINDOW", 64)
-    monkeypatch.setitem(module.TOKEN_BUDGET, "cuda", 300)
-    monkeypatch.setattr(module, "_GPU_STATES", 0)
+    monkeypatch.setitem(inference.TOKEN_BUDGET, "cuda", 300)
+    monkeypatch.setattr(inference, "_GPU_STATES", 0)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from raytriever.encoding import encode as module
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import PackedLinear, load_for_encoding, speed_up
+from raytriever.models import inference
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import TokenBatch
 from raytriever.models.retriever import Retriever, load_retriever
@@ -25,8 +25,8 @@ def test_order_and_values_do_not_depend_on_batches(tiny_encoder: Path, monkeypat
     rng = np.random.default_rng(1)
     texts = ["a" * int(n) for n in rng.integers(0, 80, 150)]
     one_by_one = np.concatenate([encode_texts(retriever, [text], "passage") for text in texts])
-    monkeypatch.setattr(module, "WINDOW", 40)
-    monkeypatch.setitem(module.TOKEN_BUDGET, "cpu", 200)
+    monkeypatch.setattr("raytriever.encoding.encode.WINDOW", 40)
+    monkeypatch.setitem(inference.TOKEN_BUDGET, "cpu", 200)
     np.testing.assert_allclose(encode_texts(retriever, texts, "passage"), one_by_one, atol=1e-5)
 
 
@@ -48,7 +48,7 @@ def test_batches_in_threads_give_the_same_bytes(
     rng = np.random.default_rng(1)
     texts = ["a" * int(n) for n in rng.integers(1, 80, 300)]
     inputs = retriever.assemble(retriever.contents(texts, "passage"), "passage")
-    rows = module.batches(retriever, inputs, 400)
+    rows = retriever.batches(inputs, 400)
     rows[5] = []
     done, threads = [], set()
     encode = retriever.encode
@@ -58,13 +58,13 @@ def test_batches_in_threads_give_the_same_bytes(
         return encode(tokens, side)
 
     retriever.encode = noted  # type: ignore[method-assign]
-    together = module.start_encoding(retriever, inputs, rows, "passage", done.append).result()
+    together = retriever.start(inputs, rows, "passage", done.append).result()
     assert {cores for _, cores in threads} == {1}
     assert torch.get_num_threads() == 2
     assert sum(done) == sum(map(len, rows))
     threads.clear()
-    monkeypatch.setattr(module, "MOST_THREADS", 1)
-    alone = module.start_encoding(retriever, inputs, rows, "passage").result()
+    monkeypatch.setattr(inference, "MOST_THREADS", 1)
+    alone = retriever.start(inputs, rows, "passage").result()
     assert threads == {("MainThread", 2)}
     assert together.tobytes() == alone.tobytes()
 
@@ -80,14 +80,14 @@ def test_an_error_in_a_thread_ends_all(tiny_encoder: Path) -> None:
 
     retriever.encode = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no memory"):
-        module.start_encoding(retriever, [np.array([1, 2])] * 60, [[row] for row in range(60)], "passage")
+        retriever.start([np.array([1, 2])] * 60, [[row] for row in range(60)], "passage")
     assert len(calls) <= 4
     assert torch.get_num_threads() == 2
 
 
 def test_a_budget_smaller_than_one_text_still_encodes_it(tiny_encoder: Path) -> None:
     inputs = [np.zeros(length, np.int64) for length in (5, 9, 2)]
-    assert module.batches(load_retriever(ModelConfig(str(tiny_encoder))), inputs, budget=4) == [[1], [0], [2]]
+    assert load_retriever(ModelConfig(str(tiny_encoder))).batches(inputs, budget=4) == [[1], [0], [2]]
 
 
 def test_in_int8_an_embedding_does_not_depend_on_the_other_texts() -> None:

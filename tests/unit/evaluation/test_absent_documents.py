@@ -122,10 +122,8 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
     assert (about["absent_relevant"], about["relevant"], about["unanswerable_queries"]) == (3, 34, 1)
     for model in ("bm25", "tiny"):
         theirs = by_trec_eval(folder, output / "runs" / model / "letters.trec")
-        [mteb] = json.loads((output / "mteb" / model / "letters.json").read_bytes())["scores"]["test"]
         for name in ("ndcg_at_10", "recall_at_100", "map_at_100"):
             assert content["models"][model]["letters"][name] == pytest.approx(theirs[name], abs=1e-6)
-            assert mteb[name] == pytest.approx(theirs[name], abs=1e-5)
     queries = json.loads((output / "per_query" / "letters.json").read_bytes())
     assert queries["relevant"][queries["queries"].index("q129")] == []
 

@@ -196,7 +196,7 @@ def test_confidences_are_compared_where_they_are_chosen_and_checked() -> None:
     assert score.area_chosen == pytest.approx(sum((k - 40) / k for k in [60] * 20) / 60)
     assert score.low <= score.area <= score.high
     shown = format_results(Results(confidences=[replace(row, decides=row.confidence == "entropy") for row in rows]))
-    assert [line.split(" | ")[2] for line in shown.splitlines() if line.startswith("| d ")] == [
+    assert [re.split("  +", line)[2] for line in shown.splitlines() if line.startswith("d ")] == [
         "score",
         "entropy (decides)",
     ]

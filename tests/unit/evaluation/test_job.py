@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -119,25 +118,11 @@ def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
             mean = np.mean([values[trec] for values in theirs.values()])
             assert getattr(results, where)[model][name][ours] == pytest.approx(mean, abs=1e-6)
     assert results.parts["tiny"]["forums/two"]["ndcg_at_10"] < 0.95
-    # By query, and by MTEB's names and rounding.
+    # By query.
     content = json.loads((done.output / "per_query" / "letters.json").read_bytes())
     theirs = by_trec_eval(done, model, "letters")
     for query, value in zip(content["queries"], content["models"][model]["metrics"]["map_at_100"], strict=True):
         assert value == pytest.approx(theirs[query]["map"], abs=1e-6)
-    mteb = json.loads((done.output / "mteb" / model / "letters.json").read_bytes())
-    [scores] = mteb["scores"]["test"]
-    assert mteb["task_name"] == "letters"
-    assert scores["main_score"] == scores["ndcg_at_10"] == round(results.models[model]["letters"]["ndcg_at_10"], 5)
-    assert scores["recall_at_5"] == round(results.models[model]["letters"]["recall_at_5"], 5)
-    assert scores["map_at_100"] == round(results.models[model]["letters"]["map_at_100"], 5)
-    assert score_of_mteb(mteb) == scores["main_score"]
-
-
-def score_of_mteb(content: dict[str, Any]) -> float:
-    """`TaskResult.get_score()` of MTEB 2.26.24: the mean over the entries that have a language."""
-    entries = [entry for some in content["scores"].values() for entry in some]
-    assert all(re.fullmatch("[a-z]{3}-[A-Z][a-z]{3}", name) for entry in entries for name in entry["languages"])
-    return float(np.mean([entry["main_score"] for entry in entries if entry["languages"]]))
 
 
 def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: Done) -> None:
@@ -182,7 +167,7 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     # `compare` reads names of three parts as MODEL/DATASET/METRIC.
     models = {name.split("/")[0] for name in done.tracker.points if name.count("/") == 2}
     assert models == {"bm25", "tiny"}
-    assert {"results.json", "table.md", "table.tex", "runs", "mteb", "per_query"} <= set(done.tracker.files)
+    assert {"results.json", "table.md", "table.tex", "runs", "per_query"} <= set(done.tracker.files)
     assert done.tracker.tags == {"raytriever.stage": "evaluate"}
     used = done.tracker.settings["models"]["tiny"]
     assert (used["pooling"], used["passage_length"], used["precision"]) == ("mean", 64, "fp32")

@@ -18,6 +18,7 @@ import torch
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.vectors import PASSAGES, QUERIES, open_vectors
+from raytriever.endpoints.config import EncoderConfig
 from raytriever.errors import ConfigError, DataError, UserError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.document import format_results
@@ -30,7 +31,7 @@ from raytriever.evaluation.names import (
     Fusion,
     Reranking,
     RunFile,
-    Vectors,
+    VectorFolder,
     parse_system,
     split_label,
     system_text,
@@ -326,11 +327,11 @@ def test_a_name_is_a_tree_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     wanted = {
         "bm25": Bm25(),
         "minilm": encoder,
-        "vectors:a/b": Vectors("a/b", "dot"),
+        "vectors:a/b": VectorFolder("a/b", "dot"),
         "run:a.trec": RunFile("a.trec"),
         "bm25+minilm": Fusion((Bm25(), encoder)),
         "bm25+minilm+run:x": Fusion((Bm25(), encoder, RunFile("x"))),
-        "vectors:a+run:x:weighted": Fusion((Vectors("a", "dot"), RunFile("x")), True),
+        "vectors:a+run:x:weighted": Fusion((VectorFolder("a", "dot"), RunFile("x")), True),
         "minilm>org/judge": Reranking(encoder, "org/judge", 100),
         "bm25+minilm>org/judge@20>other": Reranking(
             Reranking(Fusion((Bm25(), encoder)), "org/judge", 20), "other", 100
@@ -341,7 +342,7 @@ def test_a_name_is_a_tree_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert system_text(tree) == name
     assert split_label("mine=bm25+minilm") == ("mine", "bm25+minilm")
     (tmp_path / "a+b>c").mkdir()
-    assert parse_system("a+b>c") == ModelConfig("a+b>c")
+    assert parse_system("a+b>c") == EncoderConfig(model="a+b>c")
     assert SYSTEM("mine=~/a+run:~/b") == f"mine={Path('~/a').expanduser()}+run:{Path('~/b').expanduser()}"
     names = ["bm25+runs/a/model:weighted", "bm25+runs/b/model:weighted", "minilm>org/judge@9", "run:x/a.trec", "y=bm25"]
     assert [model.name for model in read_models(names, ModelConfig())] == [

@@ -16,9 +16,9 @@ from raytriever.evaluation.differences.significance import (
     pair_rows,
     pairs_with,
 )
-from raytriever.evaluation.document import points_of, training_notes
+from raytriever.evaluation.document import format_results, points_of
 from raytriever.evaluation.results import About, AnalysisAbout, Results
-from raytriever.evaluation.tables import metrics_table
+from raytriever.evaluation.tables import ReportTable
 from raytriever.metrics.significance import holm, paired_t_test
 from raytriever.mining.analyser import analyser_line
 
@@ -121,24 +121,26 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     }
     pairs = pair_rows(values)
     rows = pairs_with(pairs, "before")
-    names = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
     analysis = AnalysisAbout(language="en", warning="BM25 finds 2.0 tokens per document.")
     about = About(50, 90, "test", absent_relevant=2, relevant=60, unanswerable_queries=0, bm25={"set": analysis})
     results = Results(pairs=pairs, about={"set": about}, baselines=["before"], models=figures(values))
-    notes = training_notes(results, names).splitlines()
-    first, warning, head, best, *lines = notes
+    _, title, *shown = format_results(results).splitlines()
+    *_, first, warning, analyser, legend = shown[:8]
+    assert title == "test split of set"
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
+    assert legend.startswith("+ and -: significantly above and below before; paired t-test")
+    head, best, *lines = shown[8:]
     assert head == "All pairs: paired t-test; p after Holm's correction over the pairs, intervals without it"
-    assert best == "  nDCG@10: encoder after is the best, significantly above every other"
+    assert best == "  nDCG@10: after is the best, significantly above every other"
     one = next(row for row in rows if (row.model, row.metric) == ("after", "ndcg_at_10"))
-    assert f"    encoder after - encoder before  {one.difference:+.4f}  95 % {one.low:+.4f}" in lines[0] + lines[1]
+    assert f"    after - before  {one.difference:+.4f}  95 % {one.low:+.4f}" in lines[0] + lines[1]
     assert lines[0].endswith("p < 0.0001  significant")
     assert lines[3].startswith("  AUC: ")
     assert " has the highest mean, not significantly above " in lines[3]
     assert {row.metric for row in pairs} == {"ndcg_at_10", "auc"}
     assert [row.queries for row in pairs] == [50] * 6
     assert all(row.difference >= 0 and row.p_holm >= row.p for row in pairs)
-    assert (warning, notes[-1]) == (analysis["warning"], analyser_line(analysis))
+    assert (warning, analyser) == (analysis["warning"], analyser_line(analysis))
     points = {point.name: point.value for point in points_of(results)}
     assert points["significance/after-before/set/ndcg_at_10_p"] == one.p_holm
     assert points["significance/after-before/set/ndcg_at_10_low"] == one.low
@@ -151,9 +153,9 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
 
 
 def test_titles_of_a_printed_table_never_touch() -> None:
-    names = ["recall_at_1000000", "query_auc", "AUC per query"]
-    rows = {"one": dict.fromkeys(names, 0.5), "o\x07ne": dict.fromkeys(names, 0.25)}
-    head, first, second = metrics_table(rows).as_text().splitlines()
+    columns = ["", "Recall@1000000", "AUC per query", "AUC per query"]
+    rows = [["one", *3 * ["0.5000"]], ["o\x07ne", *3 * ["0.2500"]]]
+    head, first, second = ReportTable("", columns, rows).as_text().splitlines()
     assert re.split(" {2,}", head.strip()) == ["Recall@1000000", "AUC per query", "AUC per query-2"]
     assert first.split()[1:] == ["0.5000"] * 3
     assert second.split()[1:] == ["0.2500"] * 3

@@ -10,14 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raytriever.cluster.evaluation import evaluate_once
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
-from raytriever.experiment.train import end_to_end, evaluate_trained, masking_lines
-from raytriever.experiment.training import lacking_negatives
+from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.run import OpenRun
+from raytriever.experiment.train import closing_evaluation, finished_results, masking_lines
+from raytriever.experiment.training import lacking_negatives, training_facts
 from raytriever.models.config import ModelConfig
 from raytriever.search.calibration import FILE, current_calibration, read_calibration
-from raytriever.tracking.steps import STEPS, read_curve
+from raytriever.tracking.steps import STEPS, end_to_end, read_curve
+from raytriever.training.validation import Record, write_record
 
 
 def stage(folder: Path, losses: dict[int, float], looks: dict[int, float]) -> Path:
@@ -52,25 +56,70 @@ def test_the_report_says_how_many_negatives_a_guide_masked(tmp_path: Path) -> No
 QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}
 
 
-@pytest.mark.slow
-def test_a_trained_model_is_calibrated(tiny_dataset: Path, tiny_encoder: Path, tmp_path: Path, own_cache: Path) -> None:
-    trained = ModelConfig(model=str(shutil.copytree(tiny_encoder, tmp_path / "run" / "model")))
+@pytest.fixture
+def opened(tiny_dataset: Path, tiny_encoder: Path, tmp_path: Path, own_cache: Path) -> OpenRun:
+    """A run of a copy of the tiny encoder, on 60 dev and 60 test queries."""
     letters = Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
     for split, members in QRELS.items():
         lines = [f"q{i}\td{i}\t1\n" for i in members]
         (letters / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-    config = replace(Config(), training=replace(Config().training, precision="fp32"))
-    dataset, lines, stale = open_dataset(str(letters), list(QRELS)), list[str](), list[str]()
-    assert evaluate_trained(dataset, config, trained, lines.append).metrics["ndcg_at_10"] > 0
-    current_calibration(trained, dataset.name, dataset.documents, stale.append, int8=False)
-    file = tmp_path / "run" / "model" / FILE
-    assert lines[:2] == ["evaluating the model after training", "calibrating the scores on dev"]
-    assert lines[2].startswith(f"{file}: threshold ")
-    assert stale == []
-    made = read_calibration(file)
+    prompts = {"trained-query": "of the data set that is trained on: "}
+    encoder = ModelConfig(str(shutil.copytree(tiny_encoder, tmp_path / "encoder")), dataset_prompts=prompts)
+    training = replace(Config().training, precision="fp32")
+    config = Config(data=replace(Config().data, dataset=str(letters)), model=encoder, training=training)
+    return OpenRun(config, open_dataset(str(letters), list(QRELS)), (), "", 0)
+
+
+def test_a_run_ends_in_an_evaluation_and_calibrates_its_own_model_alone(opened: OpenRun, tmp_path: Path) -> None:
+    before, lines, stale = tmp_path / "encoder", list[str](), list[str]()
+    model = Path(shutil.copytree(before, tmp_path / "run" / "model"))
+    untouched = sorted(file.name for file in before.iterdir())
+    job, folder = closing_evaluation(opened, model, lines.append), tmp_path / "run" / "evaluation"
+    results = evaluate_once(job, folder, lines.append)
+    assert list(results.models) == ["bm25", "before", "after"]
+    assert results.models["after"] == results.models["before"]
+    assert {(row.model, row.aim, row.wanted) for row in results.thresholds} == {("after", "f1", None)}
+    assert sorted(file.name for file in before.iterdir()) == untouched
+    assert lines[-1].startswith(f"{model / FILE}: threshold ")
+    made, trained = read_calibration(model / FILE), ModelConfig(str(model))
     assert made is not None
-    assert [(one.aim, one.wanted) for one in made.thresholds] == [("f1", None)]
     assert (made.chosen_queries, made.checked_queries, made.dataset) == (60, 60, "letters")
+    current_calibration(trained, "letters", opened.dataset.documents, stale.append, int8=False)
+    assert stale == []
+    # A second call reads what the first one wrote, and a run whose evaluation was removed measures again.
+    shutil.rmtree(model)
+    assert evaluate_once(job, folder, lines.append) == results
+    run = RunDirectory(tmp_path / "run", "finished")
+    assert finished_results(run) == results
+    shutil.rmtree(folder)
+    assert finished_results(run) is None
+
+
+def test_a_run_with_few_queries_or_equal_splits_gets_no_calibration(opened: OpenRun, tmp_path: Path) -> None:
+    qrels, lines = tmp_path / "letters" / "qrels", list[str]()
+    for test, reason in (
+        (QRELS["dev"], "60 of 60 queries of split 'test' are queries of 'dev' too"),
+        (range(100, 101), "3 questions are too few"),
+    ):
+        for split, members in ("dev", QRELS["dev"] if len(test) > 1 else range(40, 42)), ("test", test):
+            text = "".join(f"q{i}\td{i}\t1\n" for i in members)
+            (qrels / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{text}")
+        run = replace(opened, dataset=open_dataset(str(tmp_path / "letters"), list(QRELS)))
+        job = closing_evaluation(run, tmp_path / "model", lines.append)
+        assert (job.aims, len(job.models)) == ((), 3)
+        assert f"the model gets no {FILE}: " in lines[-1]
+        assert reason in lines[-1]
+
+
+def test_the_facts_of_a_training_name_the_checkpoint_that_became_the_model(tmp_path: Path) -> None:
+    folders = [stage(tmp_path / "1", {1: 0.5, 2: 0.25}, {2: 0.1}), stage(tmp_path / "2", {1: 1, 4: 1}, {2: 5, 4: 6})]
+    facts = training_facts(folders, Config())
+    assert facts == {"steps": 6, "best": {"metric": "dev_loss", "step": 2, "value": 5.0}}
+    by_metric = replace(Config(), training=replace(Config().training, best_metric="ndcg_at_10"))
+    assert training_facts(folders, by_metric)["best"] is None
+    for step, value in (2, 0.5), (4, 0.75):
+        write_record(folders[-1] / "evaluations", Record(step, value, {"dev/ndcg_at_10": value}))
+    assert training_facts(folders, by_metric)["best"] == {"metric": "ndcg_at_10", "step": 4, "value": 0.75}
 
 
 def test_queries_with_fewer_hard_negatives_are_counted(tiny_dataset: Path, tmp_path: Path) -> None:

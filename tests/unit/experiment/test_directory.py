@@ -12,7 +12,7 @@ import yaml
 
 from raytriever.config import Config, dump_config, to_dict
 from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError
 from raytriever.experiment.directory import RunDirectory, newer_datasets
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
@@ -20,7 +20,7 @@ from raytriever.training.config import MAY_CHANGE, TrainingConfig, ValidationCon
 
 CONFIG = to_dict(Config())
 TEXT = dump_config(Config())
-METRICS = {"format": 1, **{name: {"auc": 0.75} for name in ("bm25", "before", "after")}}
+FACTS = {"steps": 4, "best": None}
 
 
 def opened(path: Path, fresh: bool = False) -> RunDirectory:
@@ -38,9 +38,8 @@ def test_a_run_is_new_then_interrupted_then_finished(tmp_path: Path) -> None:
     (path / "checkpoints").mkdir()
     run.begin(TEXT)
     assert (path / "checkpoints").is_dir()
-    run.finish(METRICS)
-    run = opened(path)
-    assert (run.state, run.metrics()) == ("finished", METRICS)
+    run.finish(FACTS)
+    assert opened(path).state == "finished"
 
 
 def test_more_steps_of_a_finished_run_are_refused_with_the_way_to_train_its_model_further(tmp_path: Path) -> None:
@@ -49,7 +48,7 @@ def test_more_steps_of_a_finished_run_are_refused_with_the_way_to_train_its_mode
     longer = to_dict(Config(training=TrainingConfig(max_steps=12)))
     with pytest.raises(ConfigError, match=r"give another output, or fresh=True"):
         RunDirectory.open(path, longer, False)  # it is not finished, and has no model yet
-    opened(path).finish(METRICS)
+    opened(path).finish(FACTS)
     with pytest.raises(ConfigError) as caught:
         RunDirectory.open(path, longer, False)
     assert str(caught.value) == (
@@ -64,7 +63,7 @@ def test_data_that_has_changed_since_a_run_finished_is_named(tmp_path: Path) -> 
     (data / "qrels" / "train.tsv").write_text("")
     (data / "corpus.jsonl").write_text("")
     opened(path).begin(TEXT)
-    opened(path).finish(METRICS)
+    opened(path).finish(FACTS)
     names = ["pydocs", "s3://bucket/data", str(tmp_path / "moved"), str(data), str(data)]
     finished = (path / "metrics.json").stat().st_mtime
     for file in (data / "corpus.jsonl", data / "qrels" / "train.tsv"):
@@ -94,7 +93,7 @@ def test_fresh_removes_the_old_run_when_the_new_one_starts(tmp_path: Path, finis
     run.begin(dump_config(Config(training=TrainingConfig(seed=5))))
     (path / "checkpoints").mkdir()
     if finished:
-        run.finish(METRICS)
+        run.finish(FACTS)
     run = opened(path, fresh=True)
     assert run.state == "new"
     assert (path / "checkpoints").is_dir()
@@ -115,7 +114,7 @@ def test_the_error_names_the_setting_that_differs(tmp_path: Path, finished: bool
     run = opened(tmp_path / "run")
     run.begin(dump_config(Config(training=TrainingConfig(learning_rate=1e-3))))
     if finished:
-        run.finish(METRICS)
+        run.finish(FACTS)
     with pytest.raises(ConfigError, match=r"training\.learning_rate is 0\.001 there and 5e-05 here\); give another"):
         opened(tmp_path / "run")
 
@@ -171,14 +170,6 @@ def test_an_invalid_configuration_is_a_user_error(tmp_path: Path, content: str |
     (tmp_path / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=r"is not YAML|is damaged or changed|holds a run with other settings"):
         opened(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 2}'])
-def test_an_error_names_the_damaged_metrics_file(tmp_path: Path, content: str) -> None:
-    opened(tmp_path).begin(TEXT)
-    (tmp_path / "metrics.json").write_text(content)
-    with pytest.raises(StorageError, match=r"metrics\.json: .*; remove it and give the same command"):
-        opened(tmp_path).metrics()
 
 
 def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.errors import DataError, ModelError
 from raytriever.experiment.run import open_run
+from raytriever.experiment.train import closing_evaluation
 from raytriever.experiment.training import OpenTraining, resolved_config
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
@@ -171,7 +172,8 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     data = replace(base.data, dataset=str(measured), allow_split_overlap=True)
     whole = open_run(replace(base, data=data, stages=(replace(base, name="one"),)), lines.append)
     assert set(whole.dataset.judgements) == {"test"}
-    [line] = [line for line in lines if line.startswith("the trained model gets no calibration.json: ")]
+    assert closing_evaluation(whole, tmp_path / "model", lines.append).aims == ()
+    [line] = [line for line in lines if line.startswith("the model gets no calibration.json: ")]
     assert "'dev'" in line
 
     # A stage that trains on the dev queries of the measured data says so.

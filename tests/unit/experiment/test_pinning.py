@@ -10,6 +10,7 @@ import pytest
 
 from raytriever.config import Config, dump_config
 from raytriever.errors import ConfigError, ModelError
+from raytriever.evaluation.results import EVALUATION, Results
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.start import pin_sources, start_run
 from raytriever.models.config import ModelConfig
@@ -71,9 +72,9 @@ def test_the_same_command_continues_a_run_of_a_tag(hub: Path, tmp_path: Path) ->
     run, tagged = tmp_path / "run", curriculum("v1")
     directory = RunDirectory.open(run, {}, fresh=False)
     directory.begin(dump_config(pin_sources(tagged, run, fresh=False)))
-    notes = {"judged": {"absent_relevant": 0, "relevant": 9, "unanswerable_queries": 0}}
-    analyser = {"language": "en", "warning": ""}
-    directory.finish({"bm25": {}, "before": {}, "after": {}, "pairs": [], "bm25_analyser": analyser, **notes})
+    (run / EVALUATION).mkdir()
+    Results().write(run / EVALUATION)
+    directory.finish({})
     finished = start_run(tagged, Config(), run, None, False, print, ())
     assert (finished.path, finished.is_new) == (run, False)
     point(hub, NEW)

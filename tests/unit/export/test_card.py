@@ -16,13 +16,14 @@ from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 
 CONFIG = {"model": {"model": "minilm"}, "data": {"dataset": "company/docs"}, "loss": {"loss": "infonce"}}
-TRAINED = {
-    "dataset": "docs",
-    "split": "test",
-    "bm25": {"ndcg_at_10": 0.5, "auc": 0.8},
-    "before": {"ndcg_at_10": 0.55, "auc": 0.85},
-    "after": {"ndcg_at_10": 0.66123456, "auc": 0.9},
-}
+TRAINED = Results(
+    models={
+        "bm25": {"docs": {"ndcg_at_10": 0.5, "auc": 0.8}},
+        "before": {"docs": {"ndcg_at_10": 0.55, "auc": 0.85}},
+        "after": {"docs": {"ndcg_at_10": 0.66123456, "auc": 0.9}},
+    },
+    about={"docs": about_of(9)},
+)
 ROW = threshold_row(
     dataset="other set",
     model="mine",
@@ -69,9 +70,7 @@ def test_the_card_shows_data_prefixes_results_and_thresholds() -> None:
     assert "queries begin with `query: `" in text
     assert "| this model | 0.6612 | 0.9000 |" in text
     row = "| other set | mine | precision 0.9 | score | 0.625 | 0.900 | 1 of 30 = 0.033 (0.006 to 0.167) | 1 of 1 = "
-    row += (
-        "1.000 (0.207 to 1.000) | none | 8 of 10 = 0.800 (0.490 to 0.943) | 8 of 90 = 0.089 (0.046 to 0.166) | 0.100 |"
-    )
+    row += "1.000 (0.207 to 1.000) | - | 8 of 10 = 0.800 (0.490 to 0.943) | 8 of 90 = 0.089 (0.046 to 0.166) | 0.100 |"
     assert row in text
     assert "- other set, mine, precision 0.9: Few answers: 1 of 30 queries" in text
 

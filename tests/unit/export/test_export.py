@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluations import about_of
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -132,9 +133,8 @@ def test_the_card_of_a_run_has_its_data_loss_and_metrics(tiny_encoder: Path, tmp
     export(ModelConfig(str(tiny_encoder)), ExportConfig(), run / "model", ignore)
     loss = LossConfig("own/loss.py:hinge")
     (run / "config.yaml").write_text(dump_config(Config(data=DataConfig(dataset="letters"), loss=loss)))
-    (run / "metrics.json").write_text(
-        json.dumps({"format": 1, "dataset": "letters", "split": "test", "after": {"auc": 0.75}})
-    )
+    (run / "evaluation").mkdir()
+    Results(models={"after": {"letters": {"auc": 0.75}}}, about={"letters": about_of(9)}).write(run / "evaluation")
     for number, model in enumerate((run, run / "model")):
         export(ModelConfig(str(model)), ExportConfig(), tmp_path / f"out{number}", ignore)
         card = (tmp_path / f"out{number}" / "README.md").read_text()

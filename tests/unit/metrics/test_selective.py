@@ -12,6 +12,7 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.selective import (
     area_under_risk_coverage,
     bootstrap_interval,
+    normalized_abstention_auc,
     resampling_weights,
 )
 from selection import answer_f1, pseudo_values, risk_coverage
@@ -101,3 +102,28 @@ def test_wrong_input_is_refused_in_one_line(call: Callable[[ndarray], object], m
     with pytest.raises(MetricInputError, match=message) as error:
         call(np.ones(1, bool))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nauc_equals_that_of_mteb(seed: int) -> None:
+    from mteb._evaluators.retrieval_metrics import evaluate_abstention
+
+    rng = np.random.default_rng(seed)
+    count = (1, 7, 53)[seed]
+    scores = np.round(rng.normal(size=(count, 20)), 1)
+    values = np.round(rng.random(count), 1)
+    results = {f"q{row}": dict(zip(map(str, range(20)), scores[row].tolist(), strict=True)) for row in range(count)}
+    theirs = evaluate_abstention(results, {"NDCG@10": values.tolist()})
+    ranked = -np.sort(-scores, axis=1)
+    confidence = {"max": ranked[:, 0], "std": scores.std(axis=1), "diff1": ranked[:, 0] - ranked[:, 1]}
+    for name, ours in confidence.items():
+        expected = theirs[f"nAUC_NDCG@10_{name}"]
+        assert normalized_abstention_auc(ours, values) == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+def test_nauc_of_an_oracle_of_chance_and_of_equal_values() -> None:
+    values = np.arange(50) / 50
+    assert normalized_abstention_auc(values, values) == pytest.approx(1)
+    assert normalized_abstention_auc(np.zeros(50), values) == pytest.approx(0)
+    assert normalized_abstention_auc(np.where(values < 0.1, -np.inf, values), values) == pytest.approx(1, abs=0.01)
+    assert np.isnan(normalized_abstention_auc(values, np.full(50, 0.3)))

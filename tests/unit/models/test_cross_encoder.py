@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_models import write_cross_encoder
 
 from raytriever.errors import ModelError
 from raytriever.models.cross_encoder import CrossEncoder
@@ -20,22 +20,7 @@ PAIRS = (["what is ab", "cd", "a b c d e"], ["ab is ba", "a long passage " * 40,
 @pytest.fixture(scope="module")
 def judge(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-encoder of one score with random weights."""
-    return write_judge(tiny_encoder, tmp_path_factory.mktemp("judge") / "one", num_labels=1)
-
-
-def write_judge(tokenizer: Path, folder: Path, **settings: Any) -> Path:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    shutil.copytree(tokenizer, folder)
-    (folder / "model.safetensors").unlink()
-    torch.manual_seed(1)
-    config = BertConfig.from_pretrained(tokenizer)
-    for name, value in settings.items():
-        setattr(config, name, value)
-    model = BertForSequenceClassification(config)
-    torch.nn.init.normal_(model.classifier.weight, std=2)
-    model.save_pretrained(folder)
-    return folder
+    return write_cross_encoder(tiny_encoder, tmp_path_factory.mktemp("judge") / "one")
 
 
 def literal(folder: Path) -> np.ndarray:
@@ -61,7 +46,7 @@ def test_scores_are_those_of_transformers_after_a_sigmoid(judge: Path) -> None:
 
 def test_an_identity_in_the_configuration_is_used(tiny_encoder: Path, tmp_path: Path) -> None:
     content = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    folder = write_judge(tiny_encoder, tmp_path / "identity", num_labels=1, sentence_transformers=content)
+    folder = write_cross_encoder(tiny_encoder, tmp_path / "identity", sentence_transformers=content)
     np.testing.assert_allclose(CrossEncoder(folder, torch.device("cpu"), "fp32")(*PAIRS), literal(folder), atol=1e-4)
 
 
@@ -113,7 +98,7 @@ def test_unusable_directories_are_refused(tiny_encoder: Path, judge: Path, tmp_p
         return str(error.value)
 
     assert "has no config.json" in refused(tmp_path / "none")
-    assert "has 3 labels" in refused(write_judge(tiny_encoder, tmp_path / "three", num_labels=3))
+    assert "has 3 labels" in refused(write_cross_encoder(tiny_encoder, tmp_path / "three", num_labels=3))
     # An encoder without a head: transformers alone would give it a random one.
     headless = Path(shutil.copytree(tiny_encoder, tmp_path / "headless"))
     config = (headless / "config.json").read_text().replace("{", '{"num_labels": 1,', 1)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from changes import Change, only_pickle, put, settings, tensors, without
+from safetensors.torch import load_file
+from tiny_models import write_cross_encoder
 
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
@@ -24,26 +25,8 @@ from raytriever.models.pipeline.modules import ModelFiles
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 
-Change = Callable[[Path], object]
 LAST = "encoder.layer.1.output.dense.weight"
 ST = "sentence_transformers.models."
-
-
-def put(name: str, content: str | bytes) -> Change:
-    def change(folder: Path) -> None:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    return change
-
-
-def settings(name: str, **values: Any) -> Change:
-    def change(folder: Path) -> None:
-        file = folder / name
-        held = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps({**held, **values}))
-
-    return change
 
 
 def modules(*entries: Any, **files: Any) -> Change:
@@ -58,18 +41,6 @@ def modules(*entries: Any, **files: Any) -> Change:
             put(file or "sentence_bert_config.json", json.dumps(content))(folder)
 
     return change
-
-
-def tensors(edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Change:
-    def change(folder: Path) -> None:
-        file = folder / "model.safetensors"
-        save_file(edit(load_file(file)), file, {"format": "pt"})
-
-    return change
-
-
-def without(*parts: str) -> Change:
-    return tensors(lambda held: {name: one for name, one in held.items() if not any(p in name for p in parts)})
 
 
 def index(content: Any) -> Change:
@@ -95,10 +66,6 @@ def header(length: int) -> Change:
         file.write_bytes(struct.pack("<Q", length) + file.read_bytes()[8:])
 
     return change
-
-
-def only_pickle(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
 def remove(name: str) -> Change:
@@ -315,10 +282,7 @@ def test_a_transformer_may_be_in_a_folder_of_its_own(tiny_encoder: Path, tmp_pat
     ],
 )
 def test_a_broken_cross_encoder_ends_in_one_line(tiny_encoder: Path, tmp_path: Path, change: Change, line: str) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    folder = Path(shutil.copytree(tiny_encoder, tmp_path / "judge"))
-    BertForSequenceClassification(BertConfig.from_pretrained(tiny_encoder, num_labels=1)).save_pretrained(folder)
+    folder = write_cross_encoder(tiny_encoder, tmp_path / "judge")
     change(folder)
     with pytest.raises(ModelError, match=line):
         CrossEncoder(folder, torch.device("cpu"), "fp32")

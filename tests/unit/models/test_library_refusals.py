@@ -4,57 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
-from tiny_models import write_transformer
+from changes import Change, only_pickle, settings, tensors, without
+from directories import written
+from sentence_transformers.base.modules import Dense
 
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 
-Change = Callable[[Path], object]
 SBERT, LIBRARY, DENSE = "sentence_bert_config.json", "config_sentence_transformers.json", "2_Dense/config.json"
+HEAD = "2_Dense/model.safetensors"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a Dense module, written by the library."""
-    folder = tmp_path_factory.mktemp("library")
-    modules = [Transformer(str(write_transformer(folder / "bert", "bert"))), Pooling(32, "mean"), Dense(32, 12)]
-    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder / "model"))
-    return folder / "model"
-
-
-def settings(file: str, **values: Any) -> Change:
-    def change(folder: Path) -> None:
-        content = json.loads((folder / file).read_text())
-        (folder / file).write_text(json.dumps({**content, **values}))
-
-    return change
-
-
-def without_tensor(folder: Path) -> None:
-    file = folder / "2_Dense" / "model.safetensors"
-    save_file({name: value for name, value in load_file(file).items() if "bias" not in name}, file)
-
-
-def other_tensor(folder: Path) -> None:
-    save_file(
-        {"linear.weight": torch.zeros(3, 3), "linear.bias": torch.zeros(12)}, folder / "2_Dense/model.safetensors"
-    )
-
-
-def only_pickle(folder: Path) -> None:
-    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+    folder = tmp_path_factory.mktemp("library") / "model"
+    written("bert", "mean", lambda: Dense(32, 12))(folder)
+    return folder
 
 
 def module(**values: str) -> Change:
@@ -74,9 +47,18 @@ CASES: dict[str, tuple[Change, str]] = {
     ),
     "sparse": (settings(LIBRARY, model_type="SparseEncoder"), "is a SparseEncoder"),
     "a width that does not fit": (settings(DENSE, in_features=20), "has the shape .*asks for"),
-    "no tensor": (without_tensor, "has no tensor linear.bias; save the model again with sentence-transformers"),
-    "another shape": (other_tensor, r"linear.weight has the shape \[3, 3\], but config.json asks for \[12, 32\]"),
-    "a pickle": (only_pickle, "only pytorch_model.bin, a pickle.*; save the model again with sentence-transformers"),
+    "no tensor": (
+        without("bias", name=HEAD),
+        "has no tensor linear.bias; save the model again with sentence-transformers",
+    ),
+    "another shape": (
+        tensors(lambda held: {**held, "linear.weight": torch.zeros(3, 3)}, HEAD),
+        r"linear.weight has the shape \[3, 3\], but config.json asks for \[12, 32\]",
+    ),
+    "a pickle": (
+        partial(only_pickle, name=HEAD),
+        "only pytorch_model.bin, a pickle.*; save the model again with sentence-transformers",
+    ),
     "a custom activation": (settings(DENSE, activation_function="my.Tanh"), "activation function 'my.Tanh' is not"),
     "an activation with arguments": (
         settings(DENSE, activation_function="torch.nn.modules.activation.Threshold"),
@@ -103,6 +85,10 @@ CASES: dict[str, tuple[Change, str]] = {
     "arguments of a tokenizer": (settings(SBERT, tokenizer_args={"foo": 1}), "tokenizer_args 'foo' is not supported"),
     "arguments of a configuration": (settings(SBERT, config_args={"foo": 1}), "config_args 'foo' is not supported"),
     "quantised": (settings("config.json", quantization_config={"quant_method": "gptq"}), r"is quantised \(gptq\)"),
+    "a pooling that is wider": (
+        settings("1_Pooling/config.json", pooling_mode=["mean", "cls"]),
+        "expects vectors of 32 components, but the modules before it return 64",
+    ),
 }
 
 
@@ -114,13 +100,6 @@ def test_what_is_not_read_is_refused_in_one_line(name: str, model: Path, tmp_pat
     with pytest.raises(ModelError, match=line) as error:
         load_retriever(ModelConfig(str(folder)))
     assert "\n" not in str(error.value)
-
-
-def test_a_dense_module_of_another_width_is_refused(model: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(model, tmp_path / "model"))
-    settings("1_Pooling/config.json", pooling_mode=["mean", "cls"])(folder)
-    with pytest.raises(ModelError, match="expects vectors of 32 components, but the modules before it return 64"):
-        load_retriever(ModelConfig(str(folder)))
 
 
 def test_the_flag_wins_over_an_unsupported_similarity(model: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 from tiny_models import text_of
 
-from raytriever.encoding.encode import batches, encode_texts
+from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
@@ -119,4 +119,4 @@ def test_batches_of_long_texts_are_smaller_than_their_tokens(tiny_encoder: Path)
     retriever = load_retriever(ModelConfig(str(tiny_encoder)))
     for length, texts, budget, expected in ((512, 16, 4_096, [8, 8]), (4_096, 6, 65_536, [5, 1])):
         inputs = [np.zeros(length, np.int64)] * texts
-        assert [len(batch) for batch in batches(retriever, inputs, budget)] == expected
+        assert [len(batch) for batch in retriever.batches(inputs, budget)] == expected

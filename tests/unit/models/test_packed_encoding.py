@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradients import distance
 from numpy import ndarray
 from simulated_gpu import CUDA, simulated_gpu
 from tiny_models import draw_weights, write_transformer
@@ -103,13 +104,6 @@ def encode(encoder: Encoder, tokens: TokenBatch, precision: str = "fp32") -> tup
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad((embeddings * weights).sum(), trained, allow_unused=True)
     return embeddings.detach().cpu(), [one.cpu() for one in gradients if one is not None]
-
-
-def distance(ours: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Return the norm of the difference over the norm of the others."""
-    pairs = [tuple(each.detach().cpu().double() for each in pair) for pair in zip(ours, others, strict=True)]
-    squares = sum(float((own - other).square().sum()) for own, other in pairs)
-    return float((squares / sum(float(other.square().sum()) for _, other in pairs)) ** 0.5)
 
 
 def test_every_architecture_that_can_be_packed_is_tested() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from transformers import AutoModel, AutoModelForTextEncoding
 
 from raytriever.encoding.encode import encode_texts
 from raytriever.errors import ModelError
+from raytriever.models import files
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 
 sys.path += [str(Path(__file__).parents[3] / folder) for folder in ("benchmarks", "tests/support")]
 from cases import CASES, TEXTS, Case
+from directories import routed
 
 import zoo
 
@@ -63,6 +66,21 @@ def test_a_directory_is_read_and_written_as_the_library_does_or_refused(case: Ca
     SentenceTransformer(str(written), device="cpu").save_pretrained(str(again), create_model_card=False)
     assert not (again / "raytriever.json").exists()
     assert_equal(zoo.by_raytriever(load_retriever(ModelConfig(str(again))), SOME), own)
+
+
+def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    routed(same_transformer=False, same_head=True)(tmp_path / "model")
+    read: list[str] = []
+    read_json = files.read_json
+
+    def recorded(file: Path, *arguments: Any, **others: Any) -> Any:
+        read.append(file.relative_to(tmp_path / "model").as_posix())
+        return read_json(file, *arguments, **others)
+
+    monkeypatch.setattr(files, "read_json", recorded)
+    load_retriever(ModelConfig(str(tmp_path / "model")))
+    assert {"modules.json", "router_config.json", "config_sentence_transformers.json"} <= set(read)
+    assert len(read) == len(set(read))
 
 
 @pytest.mark.parametrize("name", ["bert-cls", "t5-sentence", "llama-bidirectional"])

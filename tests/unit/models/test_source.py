@@ -37,10 +37,7 @@ def test_a_run_directory_resolves_to_its_model(tiny_encoder: Path, tmp_path: Pat
     assert resolve_model(str(tmp_path / "run")) == tmp_path / "run" / "model"
 
 
-def test_a_checkpoint_resolves_to_its_model(
-    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+def test_a_checkpoint_resolves_to_its_model(tiny_encoder: Path, tmp_path: Path, own_cache: Path) -> None:
     model = ModelConfig(str(tiny_encoder), query_length=9)
     trained = move_weights(load_retriever(model))
     checkpoint = str(save_checkpoint(trained, model, tmp_path / "run" / "checkpoints", 4))

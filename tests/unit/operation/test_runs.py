@@ -35,8 +35,7 @@ def make_run(folder: Path, finished: bool, steps: int = 8, of: int = 10) -> Path
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
     if finished:
-        figures = {"bm25": {"ndcg_at_10": 0.4}, "after": {"auc": 0.8, "ndcg_at_10": 0.5}}
-        (folder / "metrics.json").write_text(json.dumps({"dataset": "x", "split": "test", **figures}))
+        (folder / "metrics.json").write_text(json.dumps({"steps": steps, "best": None}))
     return folder
 
 
@@ -49,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_run(runs / "finished", finished=True, steps=10)
     make_run(runs / "interrupted", finished=False)
     make_run(runs / "damaged", finished=True)
-    (runs / "damaged" / "metrics.json").write_text('{"after": ')
+    (runs / "damaged" / "metrics.json").write_text('{"steps": ')
     with committed_directory(runs / "index", {"kind": "index"}) as aside:
         (aside / "x").write_bytes(b"x")
     (runs / "photos").mkdir()
@@ -126,7 +125,7 @@ def make_sweep(folder: Path, statuses: list[str], planned: int, measured: bool, 
     write_trials(folder, trials, "ndcg_at_10", planned)
     if measured:
         (folder / "best").mkdir()
-        (folder / "best" / "metrics.json").write_text(json.dumps({"after": {"ndcg_at_10": 0.25}}))
+        (folder / "best" / "metrics.json").write_text(json.dumps({"steps": 4, "best": None}))
     if ended:
         (folder / "table.md").write_text("| trial |\n")
     return folder

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from evaluations import about_of, write_evaluation
+from evaluations import about_of, write_evaluation, write_measured
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import UserError
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.job import write_evaluation as write_evaluation_of
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
 from raytriever.report import comparison
@@ -139,7 +138,7 @@ def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: 
         per_query = {"ndcg_at_10": np.linspace(0, 1, len(found.queries)) ** (1 + number)}
         metrics = {"ndcg_at_10": float(per_query["ndcg_at_10"].mean())}
         systems = {one: replace(found, per_query=per_query, metrics=metrics) for one in ("before", "after")}
-        written = write_evaluation_of(run / "evaluation", dataset, "test", systems, "before")
+        written = write_measured(run / "evaluation", dataset, systems, "before")
         assert Results.read(run / "evaluation") == written
         runs.append(read_directory(run, name))
     names, (labels, _) = row_names(runs), dataset_labels(runs)
@@ -151,7 +150,6 @@ def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: 
 
 def test_an_arm_of_a_study_has_the_queries_of_its_evaluations(tmp_path: Path) -> None:
     arm = training_run(tmp_path / "seed-0", "mw", 0.5)
-    (arm / "metrics.json").write_text(json.dumps({"format": FORMAT, "dataset": "path/letters", "after": {}}))
     write_evaluation(arm / "evaluation", ["after"], ["letters", "numbers"])
     run = read_directory(arm, "seed-0")
     assert run.splits == {"letters": "test", "numbers": "test"}

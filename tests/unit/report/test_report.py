@@ -13,14 +13,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from evaluations import ENDS, HOSTILE, write_evaluation
+from evaluations import ENDS, HOSTILE, write_evaluation, write_measured
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import StorageError
 from raytriever.evaluation.document import document
 from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.files import read_queries
-from raytriever.evaluation.job import write_evaluation as write_evaluation_of
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
 from raytriever.evaluation.tables import Cell, ReportTable
@@ -189,7 +188,7 @@ def test_a_damaged_file_or_one_of_another_format_gives_one_line(
 def test_a_training_is_reported_from_its_evaluation_directory(tiny_dataset: Path, tmp_path: Path) -> None:
     dataset = open_dataset(tiny_dataset, ["test"])
     systems = dict.fromkeys(("bm25", "before", "after"), evaluate(dataset, "test", Bm25System(dataset)))
-    results = write_evaluation_of(tmp_path / "evaluation", dataset, "test", systems, "before")
+    results = write_measured(tmp_path / "evaluation", dataset, systems, "before")
     assert Results.read(tmp_path / "evaluation") == results
     curve = [(1, 0.5), (2, 0.25)]
     write_training_report(tmp_path, "A training", curve, curve[:1], {"auc": curve}, "seed: 0", ["A note"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
-from raytriever.errors import StorageError
+from raytriever.errors import ConfigError, StorageError
 from raytriever.evaluation.calibration import describe_calibration, save_calibration
 from raytriever.metrics.answering import AnswersAchieved
 from raytriever.metrics.confidence import COMBINED, FEATURES, Confidence, RankedQuestions
@@ -26,6 +25,7 @@ from raytriever.search.calibration import (
     FORMAT,
     AnswerThreshold,
     Calibration,
+    PassageThreshold,
     changed_share,
     read_calibration,
     sample_of,
@@ -46,10 +46,11 @@ def achieved(top_precision: Proportion) -> dict[str, Any]:
 CALIBRATION = Calibration(
     format=FORMAT,
     date="2026-11-23",
+    system="mine",
+    digest="2" * 64,
     dataset="towns",
     data="0" * 64,
     corpus="1" * 64,
-    model="2" * 64,
     chosen_on="dev",
     chosen_queries=80,
     checked_on="test",
@@ -58,11 +59,13 @@ CALIBRATION = Calibration(
         AnswerThreshold(**achieved(Proportion(38, 40, 0.83, 0.99)), aim="top_precision", wanted=0.9, score=0.5),
         AnswerThreshold(**achieved(Proportion(0, 0, 0.0, 1.0)), aim="f1", wanted=None, score=0.3),
     ],
+    kept=PassageThreshold(
+        questions=60, share=0.96, low=0.9, high=0.98, passages=7.2, wanted=0.95, score=0.35, depth=100
+    ),
     first=IsotonicMap([0.2, 0.6], [0.1, 0.9]),
     later=PlattMap(2.0, -3.0),
     first_error=CalibrationError(0.02, 0.0, 0.1),
     later_error=CalibrationError(0.01, 0.0, 0.1),
-    int8=False,
     passages=3,
     sample=[],
     confidence=Confidence("score", 20, 1.0),
@@ -103,16 +106,23 @@ def test_the_aim_that_decides_is_named_and_whether_it_is_missed() -> None:
     assert "; on the same questions of dev and test 40 of 60 queries" in line
     line = describe_calibration(replace(CALIBRATION, thresholds=CALIBRATION.thresholds[1:]))
     assert line.startswith("threshold 0.3000 of score, chosen for f1; on test")
+    keeps = (
+        "keep passages of score 0.3500 or more (kept 0.95): 7.2 for each question, with 0.960 of the relevant ones "
+        "(95 %: 0.900 to 0.980)"
+    )
+    assert line.endswith(f"are relevant; {keeps}")
+    assert describe_calibration(replace(CALIBRATION, thresholds=[])) == keeps
 
 
 def test_an_aim_out_of_reach_takes_no_threshold_from_a_model(tiny_encoder: Path, tmp_path: Path) -> None:
     model = ModelConfig(model=str(shutil.copytree(tiny_encoder, tmp_path / "model")))
     file, without = tmp_path / "model" / FILE, replace(CALIBRATION, thresholds=[])
     save_calibration(CALIBRATION, model)
+    without = replace(without, kept=None)
     stays = f"{file}: no aim was reached; the earlier threshold 0.5000, chosen for top-precision 0.9, stays"
     assert save_calibration(without, model) == stays
     assert read_calibration(file) == CALIBRATION
-    other = replace(without, model="3" * 64)
+    other = replace(without, digest="3" * 64)
     assert save_calibration(other, model) == f"{file}: probabilities, but no threshold, because no aim was reached"
     assert read_calibration(file) == other
     file.write_text("{")
@@ -127,6 +137,19 @@ def test_the_threshold_of_the_search_counts_before_that_of_the_model() -> None:
     [none] = hits_of(DATASET, scores, ranking, 0.7, CALIBRATION, np.array([0.9]))
     assert (none.answerable, none.best_score, list(none)) == (False, pytest.approx(0.4), [])
     assert format_hits(none) == "no answer: no passage scores 0.7 or more"
+
+
+def test_the_passages_to_keep_are_those_of_the_calibration_and_the_confidence_still_decides() -> None:
+    scores, ranking = np.array([[0.4, 0.35, 0.2]], np.float32), np.array([[2, 0, 1]])
+    made = replace(CALIBRATION, kept=replace(CALIBRATION.kept, score=float(np.float32(0.35))))
+    [hits] = hits_of(DATASET, scores, ranking, "kept", made, np.array([0.6]))
+    assert (len(hits), hits.answerable, hits.threshold, hits.lowest_score) == (2, True, 0.5, pytest.approx(0.35))
+    [none] = hits_of(DATASET, scores - 0.3, ranking, "kept", made, np.array([0.1]))
+    assert (len(none), none.answerable) == (0, False)
+    assert format_hits(none) == "no answer: no passage scores 0.35 or more"
+    for lacking in (None, replace(CALIBRATION, kept=None)):
+        with pytest.raises(ConfigError, match="has such a threshold; run `raytriever evaluate --calibrate kept"):
+            hits_of(DATASET, scores, ranking, "kept", lacking, np.array([0.6]))
 
 
 def test_without_a_calibration_or_a_threshold_nothing_is_said_of_an_answer() -> None:
@@ -205,7 +228,9 @@ CHANGES: list[dict[str, Any]] = [
     {"passages": -1},
     {"stale": "no"},
     {"format": None},
-    {"model": "abc"},
+    {"digest": "abc"},
+    {"kept": {**vars(CALIBRATION.kept or 0), "share": 1.5}},
+    {"kept": {**vars(CALIBRATION.kept or 0), "score": float("inf")}},
     {"corpus": "1" * 63 + "\n"},
     {"date": "x" * 2_000},
     {"first_error": {"value": float("nan"), "low": 0.0, "high": 0.1}},
@@ -253,11 +278,10 @@ def test_a_threshold_of_other_values_is_refused(tmp_path: Path, change: dict[str
 ENTROPY, LEAST = Confidence("entropy", 20, 0.05), -2.5
 
 
-def code_of(language: str) -> str:
-    """Return the code on the page that decides in a language."""
+def code_of_page() -> str:
+    """Return the code on the page that decides."""
     page = (Path(__file__).parents[3] / "docs/how-to/choose-a-threshold.md").read_text()
-    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-    [code] = [block for block in blocks if re.search("is_?answered", block, re.IGNORECASE)]
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "is_answered" in block]
     return str(code)
 
 
@@ -279,20 +303,5 @@ def rankings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list
 def test_the_page_decides_as_the_search_does(rankings: tuple[list[list[float]], list[bool]]) -> None:
     scores, answered = rankings
     names: dict[str, Any] = {}
-    exec(code_of("python"), names)
+    exec(code_of_page(), names)
     assert [names["is_answered"](row) for row in scores] == answered
-
-
-@pytest.mark.languages
-@pytest.mark.slow
-def test_other_languages_decide_so_too(rankings: tuple[list[list[float]], list[bool]]) -> None:
-    scores, answered = rankings
-    script = f"{code_of('javascript')}\nconsole.log(JSON.stringify({json.dumps(scores)}.map(isAnswered)))"
-    Path("decide.js").write_text(script)
-    assert json.loads(subprocess.run(["node", "decide.js"], check=True, capture_output=True).stdout) == answered
-    rows = ", ".join(f"vec!{row}" for row in scores)
-    answers = f"vec![{rows}].iter().map(|row| is_answered(row, {ENTROPY.temperature}, {LEAST:f}))"
-    main = f'println!("{{:?}}", {answers}.collect::<Vec<bool>>());'
-    Path("decide.rs").write_text(f"{code_of('rust')}\nfn main() {{ {main} }}")
-    subprocess.run(["rustc", "decide.rs"], check=True, capture_output=True)
-    assert json.loads(subprocess.run(["./decide"], check=True, capture_output=True).stdout) == answered

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from library_losses import (
     own_training,
     write_model,
 )
+from processes import run_python
 from sentence_transformers import SentenceTransformer, util
 from sentence_transformers.sentence_transformer.losses import (
     DistillKLDivLoss,
@@ -395,7 +394,7 @@ print({"torch", "sentence_transformers"} & set(sys.modules))
 
 
 def test_without_the_library_one_line_names_the_remedy_and_an_import_loads_nothing_heavy() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_LIBRARY], capture_output=True, text=True, check=True)
+    done = run_python("-c", WITHOUT_THE_LIBRARY)
     remedy = "pip install 'raytriever[sentence-transformers]'"
     lines = [f"sentence-transformers {text}; {remedy}" for text in ("is not installed", "5.1.0 is too old")]
     assert done.stdout.splitlines() == [*(f"raytriever.sentence_transformers: {line}" for line in lines), "set()"]

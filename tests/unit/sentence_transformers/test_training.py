@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from library_losses import equal, write_model
+from processes import run_python
 from sentence_transformers import SentenceTransformer
 
 SUPPORT = Path(__file__).parents[2] / "support"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-with-sentence-transformers.md"
 
 
@@ -33,15 +32,7 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
         "\nimport json\nlogs = [each['eval_dev_auc'] for each in trainer.state.log_history if 'eval_dev_auc' in each]"
         "\nprint(json.dumps([before, *logs]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", program, cwd=tmp_path, variables=OFFLINE)
     before, *logs = json.loads(done.stdout.splitlines()[-1])
     assert len(logs) >= 2
     assert logs[-1] > before  # two trainings differ in their last bits, and so does the order of the epochs
@@ -62,10 +53,8 @@ def test_two_processes_of_torchrun_step_as_one(kind: str, tmp_path: Path) -> Non
     steps = []
     for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
         output = tmp_path / f"step-{len(steps)}.pt"
-        command = [sys.executable, *launcher, str(SUPPORT / "trainer_step.py"), str(tmp_path / "tiny"), str(output)]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*command, kind], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        words = [*launcher, SUPPORT / "trainer_step.py", tmp_path / "tiny", output, kind]
+        run_python(*words, variables=OFFLINE | {"OMP_NUM_THREADS": "1"})
         after = torch.load(output, weights_only=True)
         steps.append([after[name] - value.detach() for name, value in before.items() if "pooler" not in name])
     assert equal(steps[1], steps[0], 3e-6)

@@ -28,9 +28,7 @@ def test_credentials_that_may_not_write_are_found_first(
     monkeypatch: pytest.MonkeyPatch,
     credentials: tuple[str, str],
 ) -> None:
-    for name, value in server.environment(credentials).items():
-        monkeypatch.setenv(name, value)
-    objects._store.cache_clear()
+    server.use(monkeypatch, credentials)
     with pytest.raises(StorageError, match=rf"^{uri}: the store refuses \(.*; check the name of the bucket"):
         check_writable(path_of(uri))
     with pytest.raises(StorageError, match=rf"^{uri}: the store refuses"), one_writer(path_of(uri)):
@@ -54,9 +52,7 @@ def test_a_full_store_is_one_that_answers(
     monkeypatch.setattr(objects, "_report", report)
     (tmp_path / "store").mkdir()
     with object_store(tmp_path / "store", "-volume.max=1", "-master.volumeSizeLimitMB=1") as full:
-        for name, value in full.environment().items():
-            monkeypatch.setenv(name, value)
-        objects._store.cache_clear()
+        full.use(monkeypatch)
         with pytest.raises(
             _ReportedError, match=r"^s3://bucket: the store answers with an error, as a full one does \("
         ):

@@ -17,7 +17,7 @@ from torch import nn
 from raytriever.api.models import path_of
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.slices import Slice
+from raytriever.models.checkpoint import Slice
 from raytriever.operation.cache import size_of
 from raytriever.store.commit import committed_directory, complete, push_part, take_part
 from raytriever.store.remote import SMALL_BYTES, pull

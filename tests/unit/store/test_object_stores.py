@@ -34,7 +34,7 @@ from raytriever.store.commit import (
 )
 from raytriever.store.disk import check_writable
 from raytriever.store.lock import InUseError, acquire, check_owner
-from raytriever.store.objects import address_of, copy_of
+from raytriever.store.objects import address_of, ask, copy_of
 
 
 def write(path: Path, content: str = "content", name: str = "data.txt") -> None:
@@ -80,6 +80,15 @@ def test_another_machine_reads_what_was_committed(
     assert not (path_of(uri) / "data.txt").exists()  # a large file waits until somebody reads it
     read_manifest(path_of(uri))
     assert (path_of(uri) / "data.txt").read_text() == "more than ten bytes"
+
+
+def test_a_packed_file_is_not_packed_again(machine: Callable[[str], None], uri: str) -> None:
+    write(path_of(uri), "packed", "data.jsonl.gz")
+    file = path_of(uri) / "data.jsonl.gz"
+    assert ask(file, lambda store, key: store.get_file_info(key).size) == len("packed")
+    machine("two")
+    read_manifest(path_of(uri))
+    assert file.read_text() == "packed"
 
 
 @pytest.mark.parametrize("largest", [1 << 20, 1])

@@ -12,10 +12,14 @@ from raytriever.cli.main import run
 from raytriever.config import dump_config
 from raytriever.errors import UserError
 from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
-from raytriever.studies.arm import measure, open_arm
+from raytriever.evaluation.job import run_evaluation
+from raytriever.evaluation.results import Results
+from raytriever.studies.arm import evaluation_of, open_arm
 from raytriever.studies.claims import HELD
+from raytriever.studies.definition import Arm
 from raytriever.studies.file import load_study
 from raytriever.studies.run import SETTINGS, settings_of
+from raytriever.tracking.tracker import Tracker
 
 FILE = """
 seeds: 2
@@ -76,15 +80,19 @@ def test_one_length_serves_untrained_encoders_too(
     assert load_study(file).arms[0].lengths is None
 
 
+def measured(arm: Arm, output: Path) -> Results:
+    return run_evaluation(evaluation_of(arm, "bm25", None), output, fresh=True, tracker=Tracker, log=lambda line: None)
+
+
 def test_bm25_is_measured_in_the_language_of_the_settings(file: Path) -> None:
     plain = load_study(file).arms[1]
     trained, _ = open_arm(Path("out"), plain, 0)
     trained.begin("model: {model: bm25}")
-    measure(plain, "bm25", None, trained.path / "evaluation")
+    measured(plain, trained.path / "evaluation")
     file.write_text(FILE.replace("settings:", "settings:\n  data: {bm25_language: it}"))
     study = load_study(file)
     [arm] = [arm for arm in study.arms if arm.model == "bm25"]
-    measure(arm, "bm25", None, Path("italian"))
+    measured(arm, Path("italian"))
     assert "Snowball, Italian" in (Path("italian") / "results.json").read_text()
     with pytest.raises(UserError, match=r"arm BM25/as-it-is: holds another evaluation \(data sets: "):
         open_arm(Path("out"), arm, 0)
@@ -94,7 +102,7 @@ def test_one_split_is_measured_by_two_rules(file: Path) -> None:
     sets = "measured: {a b: letters, a_b: {dataset: letters, drop_own: false}}"
     file.write_text(f"metrics: auc\n{sets}\nsettings: {{data: {{dataset: letters}}}}\narms: {{BM25: bm25}}\n")
     [arm] = load_study(file).arms
-    assert list(measure(arm, "bm25", None, Path("out"))) == ["a_b", "a_b-2"]
+    assert list(measured(arm, Path("out")).models["after"]) == ["a_b", "a_b-2"]
 
 
 def test_claims_are_judged(file: Path) -> None:

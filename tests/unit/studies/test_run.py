@@ -121,8 +121,8 @@ class ArmFolders:
         models = {"after": {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "auc": auc, "top": [[]] * 20}}
         values = {"dataset": "letters", "queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
         (path / "per_query" / "letters.json").write_text(json.dumps(values))
-        facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
-        (folder / "metrics.json").write_text(json.dumps(facts))
+        (folder / "metrics.json").write_text(json.dumps({"steps": 4, "best": None} if arm.curriculum else {}))
+        (folder / "steps.jsonl").write_text('{"step": 1, "milliseconds": 0, "measured": {"step_seconds": 1.5}}\n')
 
 
 def finish_study(output: Path) -> Study:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points, wait_for
+from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points
+from processes import wait_for
 
 from raytriever.errors import StorageError
 from raytriever.tracking import outbox as outbox_module

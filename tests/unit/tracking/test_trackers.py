@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import DATA, points, wait_for
+from faulty_server import DATA, points
+from processes import wait_for
 from wandb_file import read_records
 
 from raytriever.errors import ConfigError, UserError

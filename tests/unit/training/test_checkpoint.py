@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from raytriever.errors import StorageError
-from raytriever.models.slices import Slice
+from raytriever.models.checkpoint import Slice
 from raytriever.store.commit import committed_directory
 from raytriever.training.checkpoint import (
     MOMENTS,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from runs import train_until
 
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
@@ -82,10 +82,6 @@ def test_bf16_is_close_to_fp32(make_assignment, chunk: str, cuda: torch.device, 
     assert losses["bf16"] != losses["fp32"]
 
 
-class Killed(BaseException):
-    """As sudden as a signal."""
-
-
 @pytest.mark.slow
 def test_a_run_resumes_on_a_device(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
     """Fused AdamW counts its steps on the device, also after a checkpoint was read."""
@@ -93,13 +89,7 @@ def test_a_run_resumes_on_a_device(make_assignment, cuda: torch.device, tmp_path
     whole, expected = make_assignment(folder=tmp_path / "whole", **settings)
     train(whole)
     first, _ = make_assignment(folder=tmp_path / "parts", **settings)
-
-    def die(step: int, metrics: Mapping[str, float]) -> None:
-        if step == 3:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(dataclasses.replace(first, on_metrics=die))
+    train_until(first, lambda step, metrics: step == 3)
     again, recorder = make_assignment(folder=tmp_path / "parts", **settings)
     train(again)
     assert recorder.notices

@@ -36,8 +36,7 @@ HERE = "model tiny 1, length 8, device cpu"
 
 
 @pytest.fixture
-def line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[nn.Linear, list[int]]:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+def line(own_cache: Path) -> tuple[nn.Linear, list[int]]:
     return nn.Linear(1000, 1), []
 
 
@@ -51,10 +50,11 @@ def search(line: tuple[nn.Linear, list[int]], texts: int) -> int | None:
     return find_chunk(encode, list(layer.parameters()), texts, CPU, HERE)
 
 
-def test_no_search_tries_more_than_a_chunk_that_was_halved(line: tuple[nn.Linear, list[int]], tmp_path: Path) -> None:
+def test_no_search_tries_more_than_a_chunk_that_was_halved(line: tuple[nn.Linear, list[int]], own_cache: Path) -> None:
     assert search(line, 40) is None
     assert line[1] == [2, 4, 40]
-    (tmp_path / FILE).write_text(json.dumps({HERE: 9, "another model": 1}))
+    own_cache.mkdir()
+    (own_cache / FILE).write_text(json.dumps({HERE: 9, "another model": 1}))
     assert search(line, 40) == 9
     assert search(line, 8) is None
 
@@ -67,8 +67,9 @@ def test_starts_from_the_memory_that_is_free(
     assert line[1] == [2, 4, 70]
 
 
-def test_a_damaged_memory_remembers_nothing(line: tuple[nn.Linear, list[int]], tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"model tiny')
+def test_a_damaged_memory_remembers_nothing(line: tuple[nn.Linear, list[int]], own_cache: Path) -> None:
+    own_cache.mkdir()
+    (own_cache / FILE).write_text('{"model tiny')
     assert search(line, 10) is None
 
 
@@ -107,9 +108,8 @@ def test_nothing_fits_is_an_error_of_the_user(
 
 
 def test_a_real_encoder_is_tried_without_a_trace(
-    tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tiny_encoder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
     retriever = load_retriever(ModelConfig(str(tiny_encoder)))
     set_dropout(retriever, 0.1)
     retriever.train()
@@ -146,9 +146,8 @@ def test_a_chunk_larger_than_the_share_is_refused_before_anything_is_done(make_a
 @pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("free", "cached"), [(10**9, False), (3 * 10**6, True)])
 def test_what_is_searched_for_fits_into_what_is_free(
-    make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, cached: bool
+    make_assignment, own_cache: Path, monkeypatch: pytest.MonkeyPatch, free: int, cached: bool
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "free_memory", lambda device: free)
     work, _ = make_assignment()
     work.retriever.train()
@@ -175,9 +174,8 @@ def test_the_search_encodes_texts_as_training_does(make_assignment, own_cache: P
 
 
 def test_the_search_keeps_room_for_the_scores_of_a_batch(
-    make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_assignment, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(panels, "GPU_PANEL_BYTES", 8 << 20)
     batch, free = 2_048, 64 << 20
     monkeypatch.setattr(module, "free_memory", lambda device: free)

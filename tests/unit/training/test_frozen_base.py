@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runs import parameters
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import base_type
-from raytriever.models.prepare import prepare_for_training
-from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import frozen_digest
 
 STEPS = 4
 
 
-def adapted(tiny_encoder: Path, precision: str) -> Retriever:
-    config = ModelConfig(str(tiny_encoder), lora_rank=2)
-    retriever = load_retriever(config, base_type(config.lora_rank, precision))
-    prepare_for_training(retriever, config, 0)
-    return retriever
-
-
 def setup(make_assignment: Any, tiny_encoder: Path, precision: str = "bf16", **settings: Any) -> TrainingSetup:
-    work, _ = make_assignment(total_steps=STEPS, **settings)
-    return dataclasses.replace(work, retriever=adapted(tiny_encoder, precision), precision=precision)
-
-
-def values(retriever: Retriever) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in retriever.named_parameters()}
+    model = ModelConfig(str(tiny_encoder), lora_rank=2)
+    return make_assignment(total_steps=STEPS, model=model, precision=precision, **settings)[0]
 
 
 def test_only_adapters_are_trained_and_saved_cached_or_not(make_assignment, tiny_encoder: Path, tmp_path: Path) -> None:
     results = []
     for number, settings in enumerate(({}, {"grad_cache_chunk": 5})):
         work = setup(make_assignment, tiny_encoder, folder=tmp_path / f"run-{number}", **settings)
-        before = values(work.retriever)
+        before = parameters(work.retriever)
         train(work)
-        after = values(work.retriever)
+        after = parameters(work.retriever)
         results.append(after)
         changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
         assert changed == {name for name in before if ".lora_" in name}
@@ -60,9 +46,10 @@ def test_only_adapters_are_trained_and_saved_cached_or_not(make_assignment, tiny
 
 @pytest.mark.slow
 def test_another_base_is_refused_and_another_precision_of_it_is_not(make_assignment, tiny_encoder: Path) -> None:
-    train(setup(make_assignment, tiny_encoder))
-    assert frozen_digest(adapted(tiny_encoder, "fp32")) == frozen_digest(adapted(tiny_encoder, "bf16"))
-    train(setup(make_assignment, tiny_encoder, "fp32"))
+    first, second = (setup(make_assignment, tiny_encoder, precision) for precision in ("bf16", "fp32"))
+    assert frozen_digest(first.retriever) == frozen_digest(second.retriever)
+    train(first)
+    train(second)
     other = setup(make_assignment, tiny_encoder)
     with torch.no_grad():
         next(other.retriever.parameters())[3, 3] += 0.5

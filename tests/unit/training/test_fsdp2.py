@@ -16,12 +16,12 @@ from torch.torch_version import TorchVersion
 
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
+from raytriever.models.checkpoint import whole_tensors
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
-from raytriever.models.slices import whole_tensors
 from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy

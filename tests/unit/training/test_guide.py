@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from runs import train_until
 from safetensors.torch import load_file, save_file
 
 from raytriever.data.combine import combine
@@ -90,10 +91,6 @@ def test_cached_gradients_are_those_of_the_whole_batch(
             torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-6)
 
 
-class Killed(BaseException):
-    """As sudden as a signal."""
-
-
 @pytest.mark.slow
 def test_training_leaves_the_guide_as_it_was_and_resumes_with_it_alone(
     make_assignment: Make, tiny_encoder: Path, other_encoder: Path, tmp_path: Path
@@ -104,17 +101,11 @@ def test_training_leaves_the_guide_as_it_was_and_resumes_with_it_alone(
         work, recorder = make_assignment(
             total_steps=4, loss=guided(folder), guide=folder, folder=tmp_path / name, checkpoint_steps=1
         )
-
-        def on_metrics(step: int, metrics: Mapping[str, float]) -> None:
-            recorder.step(step, metrics)
-            if step == stop:
-                raise Killed
-
-        before = [parameter.clone() for parameter in work.guide.retriever.parameters()]
-        try:
-            train(dataclasses.replace(work, on_metrics=on_metrics))
-        except Killed:
+        if stop is not None:
+            train_until(work, lambda step, metrics: step == stop)
             return []
+        before = [parameter.clone() for parameter in work.guide.retriever.parameters()]
+        train(work)
         assert all(map(torch.equal, before, work.guide.retriever.parameters()))
         assert all(0 <= recorder.steps[step][MASKED] < 1 for step in (3, 4))
         return recorder.losses

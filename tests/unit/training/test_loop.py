@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import parameters
 from safetensors.torch import load_file
 
 from raytriever.data.dataset import Positives
@@ -19,19 +20,10 @@ from raytriever.losses.table import LOSS_NAMES
 from raytriever.models.config import ModelConfig
 from raytriever.recipes.one_page import fit, train_on_one_page
 from raytriever.training.config import TrainingConfig
-from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.loop import train
 from raytriever.training.optimizer import learning_rate_scale
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import TrainingError
-
-
-def parameters(work: TrainingSetup) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
-
-
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    for name, value in one.items():
-        torch.testing.assert_close(value, other[name], rtol=0, atol=0, msg=name)
 
 
 def test_learns_with_two_towers(make_assignment, tiny_encoder: Path) -> None:
@@ -41,9 +33,9 @@ def test_learns_with_two_towers(make_assignment, tiny_encoder: Path) -> None:
         loss=LossConfig(loss="mw", temperature=0.05, distribution_weight=0.01),
         model=ModelConfig(str(tiny_encoder), towers="separate"),
     )
-    before = parameters(work)
+    before = parameters(work.retriever)
     train(work)
-    after = parameters(work)
+    after = parameters(work.retriever)
     assert recorder.losses[-1] < 0.8 * recorder.losses[0]
     unchanged = [name for name in before if torch.equal(before[name], after[name]) and "pooler" not in name]
     assert not unchanged
@@ -64,7 +56,7 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
         work.train, examples=dataclasses.replace(work.train.examples, positives=several, drawn=(several,))
     )
     train(dataclasses.replace(work, train=train_on))
-    first = train_on.batch(0, work.retriever, ALONE)
+    first = train_on.batch(0, work.retriever, ALONE, work.loss.both_ways)
     assert first.relevance.is_positive.sum(1).tolist() == [2] * 16
     learned = Objective(work.retriever, build_loss(work.loss), "fp32")(first, ALONE).value.item()
     assert learned < recorder.losses[0]  # of the same batch, before the first step
@@ -107,7 +99,7 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
     remaining = {path.name for path in tmp_path.iterdir()}
     assert remaining == {f"step-{progression.best_step}", f"step-{progression.step}"}
     best = load_file(tmp_path / f"step-{progression.best_step}" / "weights-0-of-1.safetensors")
-    for name, value in parameters(work).items():
+    for name, value in parameters(work.retriever).items():
         assert "pooler" in name or torch.equal(value, best[f"retriever.{name}"]), name  # a pooler is frozen
 
 

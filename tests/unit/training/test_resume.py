@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 import torch
+from runs import Killed, LogRecorder, assert_same, parameters, train_until
 
 from raytriever.errors import StorageError
 from raytriever.losses.config import LossConfig
@@ -44,34 +44,11 @@ class Whole:
 KNOWN: dict[str, Whole] = {}
 
 
-class LogRecorder(Protocol):
-    """See conftest."""
-
-    steps: dict[int, dict[str, float]]
-    notices: list[str]
-
-    def step(self, step: int, measured: Mapping[str, float]) -> None: ...
-
-
-class Killed(BaseException):
-    """As sudden as a signal."""
-
-
-def parameters(work: TrainingSetup) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
-
-
 def state_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Weights and moments of a checkpoint, the temperature's too."""
     results = {one.name: one.values.clone() for one in read_slices(folder / f"step-{step}", WEIGHTS, MOMENTS)}
     assert "loss.log_temperature:exp_avg_sq" in results
     return results
-
-
-def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
 
 
 def measured(message: Mapping[int, Mapping[str, float]]) -> dict[int, tuple[float | None, ...]]:
@@ -80,7 +57,7 @@ def measured(message: Mapping[int, Mapping[str, float]]) -> dict[int, tuple[floa
     return {step: tuple(values.get(name) for name in names) for step, values in message.items()}
 
 
-def die_at(work: TrainingSetup, recorder: LogRecorder, monkeypatch: pytest.MonkeyPatch, at: int, where: str) -> None:
+def die_at(work: TrainingSetup, monkeypatch: pytest.MonkeyPatch, at: int, where: str) -> None:
     """Train until step `at`, and die there.
 
     Args:
@@ -89,11 +66,6 @@ def die_at(work: TrainingSetup, recorder: LogRecorder, monkeypatch: pytest.Monke
     """
     save = loop.CheckpointWriter.save
 
-    def listen(step: int, message: Mapping[str, float]) -> None:
-        if step == at and where == ("look" if "dev_loss" in message else "step"):
-            raise Killed
-        recorder.step(step, message)
-
     def save_or_die(writer: loop.CheckpointWriter, slices: object, state: State) -> None:
         save(writer, slices, state)
         if state.progression.step >= at and where == "save":  # one that is not a best one may have been put off
@@ -101,8 +73,7 @@ def die_at(work: TrainingSetup, recorder: LogRecorder, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.CheckpointWriter, "save", save_or_die)
-        with pytest.raises(Killed):
-            train(dataclasses.replace(work, on_metrics=listen))
+        train_until(work, lambda step, message: step == at and where == ("look" if "dev_loss" in message else "step"))
 
 
 @pytest.fixture
@@ -115,7 +86,7 @@ def whole(make_assignment, tmp_path: Path) -> Callable[..., Whole]:
             work, recorder = make_assignment(folder=tmp_path / "whole", **settings)
             progression = train(work)
             KNOWN[key] = Whole(
-                progression, recorder.steps, parameters(work), state_at(tmp_path / "whole", progression.step)
+                progression, recorder.steps, parameters(work.retriever), state_at(tmp_path / "whole", progression.step)
             )
         return KNOWN[key]
 
@@ -127,7 +98,7 @@ def assert_ends_alike(
 ) -> None:
     """Train on, to the end of the run that was never interrupted, saying all that it said and nothing else."""
     assert train(work) == whole.progression
-    assert_same(parameters(work), whole.parameters)
+    assert_same(parameters(work.retriever), whole.parameters)
     assert_same(state_at(work.folder, whole.progression.step), whole.state)
     expected = measured(whole.message)
     assert len(expected) == whole.progression.step
@@ -137,6 +108,26 @@ def assert_ends_alike(
         both.setdefault(step, {}).update(values)
     assert measured(both) == expected
     assert measured({step: {**both[step], **values} for step, values in message.items()}).items() <= expected.items()
+
+
+@pytest.fixture
+def ends_alike(
+    make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., LogRecorder]:
+    """Train, die at each of some places, and train on; return what the last life said."""
+
+    def check(settings: dict[str, object], *deaths: tuple[int, str]) -> LogRecorder:
+        message: dict[int, dict[str, float]] = {}
+        for at, where in deaths:
+            work, recorder = make_assignment(**settings)
+            die_at(work, monkeypatch, at, where)
+            for step, values in recorder.steps.items():
+                message.setdefault(step, {}).update(values)
+        work, recorder = make_assignment(**settings)
+        assert_ends_alike(work, recorder, message, whole(**settings))
+        return recorder
+
+    return check
 
 
 POINTS = [
@@ -152,71 +143,42 @@ POINTS = [
 
 @pytest.mark.fast_every(5)
 @pytest.mark.parametrize(("at", "where"), POINTS)
-def test_interrupted_anywhere_it_ends_alike(
-    make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str
-) -> None:
-    expected = whole(**SETTINGS)
-    work, recorder = make_assignment(**SETTINGS)
-    die_at(work, recorder, monkeypatch, at, where)
-    again, second_recorder = make_assignment(**SETTINGS)
-    assert_ends_alike(again, second_recorder, recorder.steps, expected)
+def test_interrupted_anywhere_it_ends_alike(ends_alike: Callable[..., LogRecorder], at: int, where: str) -> None:
     saved = at if where == "save" else (at - 1) // 2 * 2
-    assert second_recorder.notices == ([f"Resumed from checkpoint step-{saved}."] if saved else [])
+    assert ends_alike(SETTINGS, (at, where)).notices == ([f"Resumed from checkpoint step-{saved}."] if saved else [])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [5, pytest.param(None, marks=pytest.mark.slow)])
-def test_interrupted_again_and_again_it_ends_alike(
-    make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, chunk: int | None
-) -> None:
+def test_interrupted_again_and_again_it_ends_alike(ends_alike: Callable[..., LogRecorder], chunk: int | None) -> None:
     """Saved at every step, also between looks, with gradients cached and not."""
     settings = {**SETTINGS, "checkpoint_steps": 1, "keep": 2, "grad_cache_chunk": chunk}
-    expected = whole(**settings)
-    message: dict[int, dict[str, float]] = {}
-    for at in (1, 6):
-        work, recorder = make_assignment(**settings)
-        die_at(work, recorder, monkeypatch, at, "step")
-        for step, values in recorder.steps.items():
-            message.setdefault(step, {}).update(values)
-    work, second_recorder = make_assignment(**settings)
-    assert_ends_alike(work, second_recorder, message, expected)
-    assert len(second_recorder.notices) == 1
-    assert min(second_recorder.steps) >= 4  # something was saved between looks
+    last = ends_alike(settings, (1, "step"), (6, "step"))
+    assert len(last.notices) == 1
+    assert min(last.steps) >= 4  # something was saved between looks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("minutes", "saved"), [(1e-6, True), (60.0, False)])
 def test_time_asks_for_checkpoints_between_looks(
-    make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, minutes: float, saved: bool
+    ends_alike: Callable[..., LogRecorder], monkeypatch: pytest.MonkeyPatch, minutes: float, saved: bool
 ) -> None:
     monkeypatch.setattr("raytriever.training.loop.CHECKPOINT_MINUTES", minutes)
     settings = {**SETTINGS, "total_steps": 40, "eval_steps": 40}
-    expected = whole(**settings)
-    work, recorder = make_assignment(**settings)
-    die_at(work, recorder, monkeypatch, 35, "step")
-    again, second_recorder = make_assignment(**settings)
-    assert_ends_alike(again, second_recorder, recorder.steps, expected)
-    assert bool(second_recorder.notices) == saved
+    assert bool(ends_alike(settings, (35, "step")).notices) == saved
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("at", "where"), [(4, "look"), (2, "look"), (3, "step"), (4, "save"), (5, "look")])
 def test_early_stopping_remembers_how_long_it_waited(
-    make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str
+    ends_alike: Callable[..., LogRecorder], whole: Callable[..., Whole], at: int, where: str
 ) -> None:
     # A learning rate far too high: an early look is the best.
-    settings = {
-        "total_steps": 40, "eval_steps": 1, "patience": 3, "learning_rate": 1.0, "warmup_steps": 0, "dropout": 0.1,
-        "loss": LossConfig("infonce", 0.05, True),
-    }  # fmt: skip
-    expected = whole(**settings)
-    assert expected.progression.stopped
-    assert expected.progression.step == expected.progression.best_step + 3 < 40
-    at = min(at, expected.progression.step)
-    work, recorder = make_assignment(**settings)
-    die_at(work, recorder, monkeypatch, at, where)
-    again, second_recorder = make_assignment(**settings)
-    assert_ends_alike(again, second_recorder, recorder.steps, expected)
+    settings = {**SETTINGS, "total_steps": 40, "eval_steps": 1, "patience": 3, "learning_rate": 1.0, "warmup_steps": 0}
+    expected = whole(**settings).progression
+    assert expected.stopped
+    assert expected.step == expected.best_step + 3 < 40
+    ends_alike(settings, (min(at, expected.step), where))
 
 
 def test_a_finished_run_does_nothing_and_a_damaged_newest_is_named_once_and_the_one_before_is_used(
@@ -228,7 +190,7 @@ def test_a_finished_run_does_nothing_and_a_damaged_newest_is_named_once_and_the_
     finished, recorder = make_assignment(**SETTINGS)
     assert train(finished) == expected.progression
     assert not recorder.steps
-    assert_same(parameters(finished), expected.parameters)
+    assert_same(parameters(finished.retriever), expected.parameters)
     newest, _ = newest_checkpoint(work.folder)
     assert newest == work.folder / f"step-{STEPS}"
     file = newest / "optimizer-0-of-1.safetensors"
@@ -254,14 +216,14 @@ def test_a_damaged_best_is_named_and_the_best_from_there_counts(
     settings = {
         "total_steps": 12, "eval_steps": 1, "patience": 20, "learning_rate": 1.0, "warmup_steps": 0,
     }  # fmt: skip
-    work, recorder = make_assignment(**settings)
+    work, _ = make_assignment(**settings)
     with monkeypatch.context() as patient:
         # However slow the disk, every look is saved, not only those at which no checkpoint is being written.
         status = loop.CheckpointWriter.status
         patient.setattr(
             loop.CheckpointWriter, "status", lambda writer, *asked: (written(writer), status(writer, *asked))[1]
         )
-        die_at(work, recorder, patient, 8, "step")
+        die_at(work, patient, 8, "step")
     newest, _ = newest_checkpoint(work.folder)
     progression = read_state(newest).progression
     assert progression.best_step < progression.step
@@ -287,8 +249,8 @@ REFUSED: dict[str, dict[str, object]] = {
 def test_what_would_go_on_otherwise_is_refused_by_name_and_the_way_it_is_done_may_change(
     make_assignment, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, recorder = make_assignment(**SETTINGS)
-    die_at(dataclasses.replace(work, data_digest="one"), recorder, monkeypatch, 5, "step")
+    work, _ = make_assignment(**SETTINGS)
+    die_at(dataclasses.replace(work, data_digest="one"), monkeypatch, 5, "step")
     remaining = sorted(path.name for path in work.folder.iterdir())
     for message, changes in REFUSED.items():
         others = {name: value for name, value in changes.items() if name not in ("data_digest", "towers")}

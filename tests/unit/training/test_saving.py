@@ -15,7 +15,7 @@ from thread_workers import Threads, on_workers
 
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import ALONE
-from raytriever.models.slices import Slice, whole_tensors
+from raytriever.models.checkpoint import Slice, whole_tensors
 from raytriever.training import checkpoint_writer as saving
 from raytriever.training.checkpoint import (
     MOMENTS,

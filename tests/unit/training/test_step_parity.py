@@ -9,6 +9,7 @@ import pytest
 import torch
 from batch_ids import BatchIds, build_loss
 from directories import INSTRUCTION, WIDTH, dense, two_towers, written
+from gradients import distance
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize
@@ -85,15 +86,6 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
     return [torch.zeros_like(each) if each.grad is None else each.grad for each in used]
 
 
-def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """Return the norm of the difference of two gradients over the norm of one."""
-    assert [one.shape for one in ours] == [other.shape for other in theirs]
-    squares = sum(
-        float((one.double() - other.double()).square().sum()) for one, other in zip(ours, theirs, strict=True)
-    )
-    return float((squares / sum(float(one.double().square().sum()) for one in theirs)) ** 0.5)
-
-
 @pytest.mark.fast_every(15)
 @pytest.mark.parametrize("chunk", [None, 80, 10_000], ids=["whole batch", "80 tokens", "one chunk"])
 @pytest.mark.parametrize(("name", "packs"), CASES)
@@ -106,7 +98,7 @@ def test_loss_and_gradients_equal_those_of_the_library(
     library_loss, library_gradients = by_library(folder)
     assert library_loss > 0.1
     assert loss == pytest.approx(library_loss, rel=1e-5)
-    assert difference(gradients, library_gradients) < 1e-5
+    assert distance(gradients, library_gradients) < 1e-5
 
 
 @pytest.mark.slow
@@ -123,4 +115,4 @@ def test_gradients_of_long_texts_equal_those_of_the_library(
     loss, gradients = by_raytriever(folder, 1, packs, texts)
     library_loss, library_gradients = by_library(folder, texts)
     assert loss == pytest.approx(library_loss, rel=1e-4)
-    assert difference(gradients, library_gradients) < 1e-4
+    assert distance(gradients, library_gradients) < 1e-4

@@ -15,9 +15,9 @@ from torch import nn
 from raytriever.errors import ConfigError, StorageError
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
+from raytriever.models.checkpoint import Slice, whole_tensors
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.slices import Slice, whole_tensors
 from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from beir import write_beir
 
 from raytriever.data.config import DataConfig
 from raytriever.data.negatives import NegativesTable
@@ -27,15 +28,8 @@ def retriever(tiny_encoder: Path) -> Retriever:
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
     """Sixteen documents of one word and two queries each, a training split alone."""
-    folder = tmp_path / "other"
-    (folder / "qrels").mkdir(parents=True)
-    documents = [f'{{"_id": "d{n}", "text": "word {n}"}}\n' for n in range(16)]
-    queries = [f'{{"_id": "o{n}", "text": "number {n}"}}\n' for n in range(32)]
-    (folder / "corpus.jsonl").write_text("".join(documents))
-    (folder / "queries.jsonl").write_text("".join(queries))
-    pairs = "".join(f"o{n}\td{n // 2}\t1\n" for n in range(32))
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
-    return folder
+    documents, queries = [f"word {n}" for n in range(16)], [f"number {n}" for n in range(32)]
+    return write_beir(tmp_path / "other", documents, queries, train=[(n, n // 2) for n in range(32)])
 
 
 def open_material(retriever: Retriever, *names: Path, **settings: object) -> TrainingData:

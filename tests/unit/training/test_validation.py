@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import Killed, Lives, assert_same, parameters
 from safetensors.torch import load_file
-from scripted_evaluator import ScriptedEvaluator, plan
+from scripted import ScriptedEvaluator, validation_plan
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.training import background
@@ -35,17 +36,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "POLL_SECONDS", 0.0005)
 
 
-class Killed(BaseException):
-    """As sudden as a signal."""
-
-
-class Run:
-    """Lives of one run: each goes on in the same folder where the one before it was killed."""
+class Run(Lives):
+    """Lives of a run that is validated."""
 
     def __init__(self, make: Callable, folder: Path) -> None:
-        self.make, self.folder = make, folder
-        self.logged: dict[int, dict[str, float]] = {}
-        self.notices: list[str] = []
+        super().__init__(make, folder)
         self.evaluators: list[ScriptedEvaluator] = []
         self.checkpoint_sets: list[set[str]] = []
 
@@ -76,35 +71,20 @@ class Run:
         logged = max(self.logged, default=0)
 
         def listen(step: int, measured: Mapping[str, float]) -> None:
-            for name, value in measured.items():
-                self.logged.setdefault(step, {}).setdefault(name, value)  # as the recorder does
+            self.remember(step, measured)
             self.checkpoint_sets.append(self.checkpoints)
             if (step == die_at and "loss" in measured) or (step == die_at_evaluation and "dev/weights" in measured):
                 raise Killed
 
         work = dataclasses.replace(
-            work, on_metrics=listen, validation=plan(evaluator, listen, behind, last_logged_step=logged)
+            work, on_metrics=listen, validation=validation_plan(evaluator, listen, behind, last_logged_step=logged)
         )
-        progression = None
-        if die_at or die_at_evaluation:
-            with pytest.raises(Killed):
-                train(work)
-        else:
-            progression = train(work)
-        self.notices += recorder.notices
-        return work, progression
-
-    def curve(self, name: str) -> dict[int, float]:
-        return {step: measured[name] for step, measured in sorted(self.logged.items()) if name in measured}
+        return work, self.train(work, recorder, dies=bool(die_at or die_at_evaluation))
 
 
 @pytest.fixture
 def begin(make_assignment, tmp_path: Path) -> Callable[[str], Run]:
     return lambda name: Run(make_assignment, tmp_path / name)
-
-
-def weights_of(work: TrainingSetup) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
 
 
 def assert_left(work: TrainingSetup, run: Run, step: int) -> None:
@@ -125,7 +105,6 @@ def test_the_best_by_the_metric_is_kept_and_left_however_late_verdicts_come(
 ) -> None:
     run = begin("run")
     work, progression = run.live(values=VALUES, lag=lag, behind=behind)
-    assert progression is not None
     assert (progression.step, progression.best_step, progression.stopped) == (STEPS, 4, False)
     assert_left(work, run, 4)
     assert run.evaluators[0].begun == [2, 4, 6, 8, 10, 12]
@@ -164,7 +143,6 @@ def test_patience_ends_training_and_later_verdicts_count_for_nothing(
     run = begin("run")
     values = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.4, 10: 0.9, 12: 0.95}
     work, progression = run.live(values=values, lag=lag, behind=3, patience=2)
-    assert progression is not None
     assert progression.best_step == 4
     assert_left(work, run, 4)
     # Those after the eighth step are never evaluated, though lag may have let training get there.
@@ -194,8 +172,7 @@ def test_killed_and_continued_it_is_as_in_peace(
     assert expected is not None
     assert actual is not None
     assert actual.best_step == expected.best_step == 4
-    for name, value in weights_of(in_peace).items():
-        assert torch.equal(value, weights_of(work)[name]), name
+    assert_same(parameters(in_peace.retriever), parameters(work.retriever))
     # The same figures, also of the weights they were measured with.
     for name in ("dev/ndcg_at_10", "dev/weights"):
         assert interrupted.curve(name) == peace.curve(name)
@@ -218,7 +195,6 @@ def test_where_a_killed_run_was_to_stop_the_continued_one_stops(begin: Callable[
     assert read_records(run.evaluations)[-1].step == 6 < last
     shutil.rmtree(run.folder / "checkpoints" / f"step-{last}", ignore_errors=True)
     work, progression = run.live(values=values, lag=(0,), patience=2)
-    assert progression is not None
     assert (progression.step, progression.best_step, progression.stopped) == (last, 2, True)
     assert sorted(run.curve("loss")) == list(range(1, last + 1))
     assert_left(work, run, 2)
@@ -232,7 +208,6 @@ def test_a_decision_that_was_not_written_ends_training_at_its_logged_step(begin:
     for step, value in values.items():  # and it was, when the run was killed
         write_record(run.evaluations, Record(step, value, {"dev/ndcg_at_10": value}))
     _, progression = run.live(values=values, patience=2)
-    assert progression is not None
     assert (progression.step, progression.best_step) == (7, 2)
     assert max(run.curve("loss")) == 7
 
@@ -241,19 +216,14 @@ def test_a_decision_that_was_not_written_ends_training_at_its_logged_step(begin:
 def test_a_failed_validation_is_logged_and_training_continues(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     _, progression = run.live(values=VALUES, fails=(4, 12))
-    assert progression is not None
     assert (progression.step, progression.best_step) == (STEPS, 8)
-    assert (
-        run.notices.count("The validation of step 4 failed (the evaluator is gone). Training continues without it.")
-        == 1
-    )
+    assert run.notices.count("The validation of step 4 failed (it is gone). Training continues without it.") == 1
     assert sorted(run.curve("dev/ndcg_at_10")) == [2, 6, 8, 10]
 
 
 def test_where_every_evaluation_fails_the_last_weights_are_left(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     work, progression = run.live(fails=tuple(VALUES), steps=4)
-    assert progression is not None
     assert progression.best_step == 0
     assert_left(work, run, 4)
 
@@ -262,7 +232,6 @@ def test_where_every_evaluation_fails_the_last_weights_are_left(begin: Callable[
 def test_with_the_dev_loss_validations_are_logged_and_decide_nothing(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     _, progression = run.live(values=VALUES, metric="dev_loss", lag=(1,), patience=99)
-    assert progression is not None
     losses = run.curve("dev_loss")
     assert progression.best_step == min(losses, key=losses.__getitem__)
     assert run.curve("dev/ndcg_at_10") == VALUES
@@ -277,7 +246,6 @@ def test_a_best_checkpoint_that_is_damaged_gives_way(begin: Callable[[str], Run]
     file = run.folder / "checkpoints" / "step-4" / "weights-0-of-1.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     _, progression = run.live(values=VALUES)
-    assert progression is not None
     assert progression.best_step == 12
     assert [line for line in run.notices if "step-4" in line and "best checkpoint is chosen from the others" in line]
 
@@ -289,7 +257,6 @@ def test_a_broken_checkpoint_of_a_later_step_is_not_evaluated(begin: Callable[[s
     state = run.folder / "checkpoints" / "step-6" / "state.json"
     state.write_text(state.read_text() + " ")
     _, progression = run.live(values=VALUES)
-    assert progression is not None
     assert progression.best_step == 4
     assert not [line for line in run.notices if "failed" in line]
     assert run.curve("dev/ndcg_at_10") == VALUES
@@ -344,7 +311,9 @@ def test_what_keeps_training_between_two_steps_is_reported(begin: Callable[[str]
     run, texts = begin("reported"), list[str]()
     evaluator = ScriptedEvaluator(run.evaluations, lag=(3,))
     work, _ = make_assignment(total_steps=4, eval_steps=2, best_metric="ndcg_at_10", folder=run.folder / "checkpoints")
-    train(dataclasses.replace(work, report_status=texts.append, validation=plan(evaluator, lambda *_: None, 0)))
+    train(
+        dataclasses.replace(work, report_status=texts.append, validation=validation_plan(evaluator, lambda *_: None, 0))
+    )
     assert texts == [
         text
         for step in (2, 4)

@@ -23,9 +23,8 @@ import torch
 from raytriever.cluster.placement import SPREAD, count_gpus, count_nodes, spare_gpus
 from raytriever.cluster.pool import ActorPool, lower_priority
 from raytriever.cluster.session import DriverContext, result_or_error
-from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
-from raytriever.cluster.train.validation import Validations
+from raytriever.cluster.train.validation import DevSet, Validations
 from raytriever.config import Config
 from raytriever.errors import UserError, flag_of
 from raytriever.machine import usable_cores

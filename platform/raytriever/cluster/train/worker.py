@@ -22,10 +22,9 @@ from raytriever.cluster.event_queue import EventQueue
 from raytriever.cluster.events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
 from raytriever.cluster.gauges import Gauges, run_label
 from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.dev_sets import DevSet, digest_of
 from raytriever.cluster.train.jobs import NEGATIVES, ActorClient, ThreadClient, kept_rows
 from raytriever.cluster.train.mining_round import CHECKPOINTS, MiningRounds
-from raytriever.cluster.train.validation import Validations
+from raytriever.cluster.train.validation import DevSet, Validations, digest_of
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.sampling.teacher import Coverage

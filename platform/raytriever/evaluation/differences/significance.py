@@ -171,15 +171,15 @@ def testable_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " quer
     return values
 
 
-def _best_sentence(rows: Sequence[TestedPair], names: Mapping[str, str]) -> str:
+def _best_sentence(rows: Sequence[TestedPair]) -> str:
     wins = Counter(row.model for row in rows)
     best = wins.most_common(1)[0][0]
     near = [row for row in rows if row.model == best and row.p_holm >= LEVEL]
-    title, name = metric_title(rows[0].metric), names.get(best, best)
+    title = metric_title(rows[0].metric)
     if not near:
-        return f"{title}: {name} is the best, significantly above every other"
-    others = " and ".join(f"{names.get(row.against, row.against)} ({format_p(row.p_holm)})" for row in near)
-    return f"{title}: {name} has the highest mean, not significantly above {others}"
+        return f"{title}: {best} is the best, significantly above every other"
+    others = " and ".join(f"{row.against} ({format_p(row.p_holm)})" for row in near)
+    return f"{title}: {best} has the highest mean, not significantly above {others}"
 
 
 def format_p(p: float) -> str:
@@ -187,19 +187,13 @@ def format_p(p: float) -> str:
     return "p < 0.0001" if p < 1e-4 else f"p {p:.4f}"
 
 
-def pair_lines(
-    rows: Sequence[TestedPair],
-    names: Mapping[str, str] | None = None,
-    most: int | None = MOST_LINES,
-    test: str = "paired t-test",
-) -> list[str]:
+def pair_lines(rows: Sequence[TestedPair], most: int | None = MOST_LINES, test: str = "paired t-test") -> list[str]:
     """Describe all pairs: for each metric the best system, then a line for each pair, the largest difference first.
 
     Of more than `most` pairs only the sentences on the best systems are given.
     """
     if not rows:
         return []
-    shown = dict(names or {})
     several = len({row.dataset for row in rows}) > 1
     over = f"the pairs{' and data sets' * several}"
     lines = [f"All pairs: {test}; p after Holm's correction over {over}, intervals without it"]
@@ -207,10 +201,10 @@ def pair_lines(
     for row in rows:
         columns.setdefault((row.dataset, row.metric), []).append(row)
     for (dataset, _), own in columns.items():
-        lines.append(f"  {_best_sentence(own, shown)}" + (f" on {dataset or MEAN}" if several else ""))
+        lines.append(f"  {_best_sentence(own)}" + (f" on {dataset or MEAN}" if several else ""))
         if most is not None and len(rows) > most:
             continue
-        pairs = [f"{shown.get(row.model, row.model)} - {shown.get(row.against, row.against)}" for row in own]
+        pairs = [f"{row.model} - {row.against}" for row in own]
         width = max(map(len, pairs))
         for pair, row in sorted(zip(pairs, own, strict=True), key=lambda item: -item[1].difference):
             interval = f"95 % {row.low:+.4f} to {row.high:+.4f}"

@@ -33,6 +33,8 @@ from raytriever.evaluation.systems import Bm25System
 from raytriever.index.exact import tie_order
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.progress import Progress
+from raytriever.search.calibration import digest_of
+from raytriever.store.commit import sha256_of
 
 RRF_CONSTANT, FUSED_DEPTH = 60, 1_000
 WEIGHTS = tuple(step / 10 for step in range(11))
@@ -56,6 +58,11 @@ class ListingSystem(ABC):
         self.dataset, self.parts = dataset, parts
         self._queries = np.zeros(0, np.int64)
         self._kept: Lists = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int64)
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """See `PreparedSystem.digest`."""
 
     @abstractmethod
     def rank(self, queries: Int64[ndarray, " queries"]) -> Lists:
@@ -129,6 +136,11 @@ class RunSystem(ListingSystem):
             raise DataError(what, file, "write the scores into the fifth column")
 
     @property
+    def digest(self) -> str:
+        """See `PreparedSystem.digest`."""
+        return digest_of("run", sha256_of(self.file))
+
+    @property
     def depth(self) -> int:
         """Largest number of documents of a query."""
         return self._run[1].shape[1]
@@ -167,7 +179,7 @@ class FusedSystem(ListingSystem):
         depth: int = FUSED_DEPTH,
     ) -> None:
         super().__init__(dataset, parts)
-        self.depth = min(depth, len(dataset.documents))
+        self.depth = depth
         self._weight, self._asked = weight, np.zeros(0, np.int64)
         self._found: list[tuple[ndarray, ndarray]] = []
 
@@ -175,6 +187,11 @@ class FusedSystem(ListingSystem):
     def weight(self) -> float | None:
         """Weight of the first system; None if ranks are fused."""
         return self._weight
+
+    @property
+    def digest(self) -> str:
+        """See `PreparedSystem.digest`."""
+        return digest_of("fusion", [part.digest for part in self.parts], self._weight, self.depth)
 
     def choose_weight(self, split: str, protocol: Protocol, judged: JudgedQueries) -> float:
         """Set and return the multiple of 0.1 with the highest nDCG@10 on the judged queries of a split; of equal values
@@ -208,7 +225,7 @@ class FusedSystem(ListingSystem):
         return self._ordered(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
 
     def _ranking_of(self, part: PreparedSystem, queries: ndarray) -> tuple[ndarray, ndarray]:
-        scores, documents = part.search(queries, self.depth)
+        scores, documents = part.search(queries, min(self.depth, len(self.dataset.documents)))
         if isinstance(part, Bm25System):
             documents = np.where(scores > 0, documents, -1)
         return scores, documents
@@ -256,11 +273,16 @@ class RerankedSystem(ListingSystem):
         self, dataset: RetrievalDataset, first: PreparedSystem, cross_encoder: CrossEncoder, depth: int
     ) -> None:
         super().__init__(dataset, [first])
-        self.cross_encoder, self.depth = cross_encoder, min(depth, len(dataset.documents))
+        self.cross_encoder, self.depth = cross_encoder, depth
+
+    @property
+    def digest(self) -> str:
+        """See `PreparedSystem.digest`."""
+        return digest_of("reranking", self.parts[0].digest, self.cross_encoder.digest(), self.depth)
 
     def rank(self, queries: Int64[ndarray, " queries"]) -> Lists:
         """See `ListingSystem.rank`."""
-        _, documents = self.parts[0].search(queries, self.depth)
+        _, documents = self.parts[0].search(queries, min(self.depth, len(self.dataset.documents)))
         scores = np.full(documents.shape, -np.inf, np.float32)
         row, column = np.nonzero(documents >= 0)
         with Progress("rerank", len(row), "pair") as progress:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -12,8 +13,6 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.unanswerable import with_questions
-from raytriever.encoding.corpus import plan_embeddings
-from raytriever.encoding.vectors import state_of
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.evaluate import PreparedSystem
 from raytriever.evaluation.names import (
@@ -22,24 +21,23 @@ from raytriever.evaluation.names import (
     Reranking,
     RunFile,
     SystemTree,
-    Vectors,
+    VectorFolder,
     has_weight,
     nodes_of,
     system_text,
 )
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, select_judged_queries
-from raytriever.evaluation.quantised import FormSystem
 from raytriever.evaluation.ranking.lists import FUSED_DEPTH, FusedSystem, RerankedSystem, RunSystem
 from raytriever.evaluation.ranking.vectors import VectorSystem
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
-from raytriever.mining.analyser import Analyser
 from raytriever.models.config import ModelConfig
+from raytriever.models.inference import TextEncoder
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.retriever import Retriever
 from raytriever.prompts import Prompts
+from raytriever.search.calibration import Decider, calibration_in, read_calibration
 from raytriever.search.exact import Hits, hits_of
-from raytriever.store.commit import sha256_of
+from raytriever.terminal import warn
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class SystemOpener:
 
     dataset: RetrievalDataset
     encoders: Encoders
-    prompts_of: Callable[[Retriever], Prompts]
+    prompts_of: Callable[[TextEncoder], Prompts]
     backend: RetrievalBackend = field(default_factory=RetrievalBackend)
     weighing: tuple[str, JudgedQueries] | None = None
     protocol: Protocol = field(default_factory=Protocol)
@@ -66,7 +64,7 @@ class SystemOpener:
                 return self.open_encoder(tree)
             case Bm25():
                 return Bm25System(self.dataset)
-            case Vectors():
+            case VectorFolder():
                 return VectorSystem(self.dataset, tree.folder, tree.similarity)
             case RunFile():
                 return RunSystem(self.dataset, tree.file)
@@ -92,55 +90,40 @@ def search_system(
     dataset_name: str,
     query: str,
     top: int,
-    threshold: float | None = None,
+    threshold: float | Literal["kept"] | None = None,
     precision: str | None = None,
-    weighed_on: str = "dev",
+    calibration: Path | None = None,
 ) -> Hits:
     """Return the `top` passages of a fusion, a reranking or BM25 with the highest scores, without those below the
-    threshold. The weight of a fusion is chosen on the split `weighed_on`.
+    threshold; see `search.exact.search_dataset`.
+
+    The weight of a fusion is chosen on the split on which the calibration was, or else on `dev`.
 
     Raises:
-        ConfigError: the system knows the queries of a file alone.
+        ConfigError: the system knows the queries of a file alone, or the calibration is of another one.
     """
     for node in nodes_of(tree):
-        if isinstance(node, Vectors | RunFile):
+        if isinstance(node, VectorFolder | RunFile):
             what = f"{system_text(node)} has results for the queries of its file alone"
             raise ConfigError(what, setting("model"), "give systems that rank any question, such as bm25+minilm")
-    weighs = has_weight(tree)
-    opened, device = open_dataset(dataset_name, [weighed_on] if weighs else [], run=in_processes), default_device()
+    split: str | None = None
+    if has_weight(tree):
+        made = read_calibration(calibration) if calibration else None
+        split = made.chosen_on.split(" and ")[0] if made else "dev"
+    opened, device = open_dataset(dataset_name, [split] if split else [], run=in_processes), default_device()
     dataset = with_questions(opened, "asked", [query], "asked")
-    encoders = Encoders([EvaluatedModel("asked", tree)], choose_precision(precision, device), device, lambda _: None)
-    opener = SystemOpener(
+    system = SystemOpener(
         dataset,
-        encoders,
+        Encoders([EvaluatedModel("asked", tree)], choose_precision(precision, device), device, lambda _: None),
         lambda retriever: retriever.prompts_of(dataset.name),
-        weighing=(weighed_on, select_judged_queries(dataset, weighed_on, Protocol())) if weighs else None,
-    )
-    ranked = opener.open(tree).search(np.array([len(opened.queries)]), min(top, len(dataset.documents)))
-    return hits_of(dataset, *ranked, threshold)[0]
-
-
-def key_of_system(system: PreparedSystem, tree: SystemTree) -> Any:
-    """Return what decides the results of a system on its data set, but for the settings that name it, as JSON."""
-    match system:
-        case FormSystem():
-            return [key_of_system(system.dense, tree), vars(replace(system.form, model=""))]
-        case DenseSystem():
-            prompts = system.prompts
-            assert prompts is not None
-            plan = plan_embeddings(system.config, system.retriever, system.dataset, "passage", "fp32", prompts=prompts)
-            return [plan.key, prompts.query, system.retriever.description.flags()]
-        case Bm25System():
-            return Analyser.of(system.dataset.documents).settings
-        case VectorSystem():
-            return [state_of(system.folder), system.similarity]
-        case RunSystem():
-            return sha256_of(system.file)
-        case FusedSystem():
-            assert isinstance(tree, Fusion)
-            parts = zip(system.parts, tree.parts, strict=True)
-            return [[key_of_system(*part) for part in parts], system.weight, system.depth]
-        case RerankedSystem():
-            assert isinstance(tree, Reranking)
-            return [key_of_system(system.parts[0], tree.first), system.cross_encoder.digest(), system.depth]
-    raise TypeError(type(system).__name__)
+        weighing=(split, select_judged_queries(dataset, split, Protocol())) if split else None,
+    ).open(tree)
+    current = None
+    if calibration is not None:
+        documents = dataset.documents
+        current = calibration_in(calibration, lambda: system.digest, dataset.name, documents, warn, is_named=True)
+    decider = Decider(current, dataset.documents)
+    depth = min(max(top, decider.depth), len(dataset.documents))
+    scores, ranking = system.search(np.array([len(opened.queries)]), depth)
+    confidence = decider.confidence([query], scores, ranking)
+    return hits_of(dataset, scores[:, :top], ranking[:, :top], threshold, current, confidence)[0]

@@ -11,11 +11,12 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.vectors import PASSAGES, QUERIES, StoredVectors, open_vectors
+from raytriever.encoding.vectors import PASSAGES, QUERIES, StoredVectors, open_vectors, state_of
 from raytriever.errors import DataError, flag_of
 from raytriever.evaluation.ranking.lists import count_ids
 from raytriever.evaluation.systems import score_pairs
 from raytriever.index.exact import tie_order, top_k_of_blocks
+from raytriever.search.calibration import digest_of
 
 COSINE, DOT = "cosine", "dot"
 
@@ -59,6 +60,11 @@ class VectorSystem:
             what = f"has no id of the {side} of {self.dataset.name}, such as {ids[0]!r}, but {vectors.ids[0].as_py()!r}"
             raise DataError(what, vectors.name, "give vectors with the ids of the data set")
         return of_row, of_text
+
+    @property
+    def digest(self) -> str:
+        """See `PreparedSystem.digest`."""
+        return digest_of("vectors", state_of(self.folder), self.similarity)
 
     def prepare(self) -> None:
         """See `PreparedSystem.prepare`."""

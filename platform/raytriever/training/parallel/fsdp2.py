@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
-from raytriever.models.slices import Slice
+from raytriever.models.checkpoint import Slice
 from raytriever.training.batch import Batch
 from raytriever.training.parallel.model_state import STEP, device_of_steps, restore, slices_of
 from raytriever.training.parallel.objective import Objective

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import StorageError, setting
-from raytriever.models.slices import CHECKPOINT, OTHER_OUTPUT, Slice, whole_tensors
+from raytriever.models.checkpoint import CHECKPOINT, OTHER_OUTPUT, Slice, whole_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from raytriever.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
+from raytriever.models.checkpoint import Slice
 from raytriever.models.memory import HostCopy
-from raytriever.models.slices import Slice
 from raytriever.training.batch import Batch
 from raytriever.training.parallel.model_state import MOMENTS, STEP, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective

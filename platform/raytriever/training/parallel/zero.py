@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from raytriever.errors import ConfigError, setting
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
-from raytriever.models.slices import Slice
+from raytriever.models.checkpoint import Slice
 from raytriever.training.batch import Batch
 from raytriever.training.memory.arithmetic import ZERO_BUCKET
 from raytriever.training.parallel.model_state import (

@@ -18,7 +18,7 @@ from raytriever.config import TRIALS, Config, dump_config, to_dict
 from raytriever.errors import UserError
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.recorder import Recorder
-from raytriever.experiment.training import best_checkpoint
+from raytriever.experiment.training import training_facts
 from raytriever.progress import Progress
 from raytriever.store.commit import remove
 from raytriever.tracking.spool import Spool
@@ -219,8 +219,7 @@ class TrialManager:
         self.trials[number] = trial
         if status == FINISHED:
             config = trial_config(self._plan.base, dict(trial.settings))
-            figures = {"dataset": self._data.record().name, "split": config.data.dev_split, "steps": trial.steps}
-            RunDirectory(folder, "interrupted").finish({**figures, "after": metrics, **best_checkpoint(folder, config)})
+            RunDirectory(folder, "interrupted").finish(training_facts([folder], config))
         self._write()
         self._keep_the_best(before, trial)
         self._log(f"trial {trial.name}: {status}{self._outcome(trial)}")

@@ -3,7 +3,7 @@
 1. Check the space, every trial of a grid, the directory, data sets and models before anything is written.
 2. Prepare once what all trials share (`training_data`). Tune runs the trials (`tuner`, `trial`), each an ordinary run
    in its own directory, recorded on the driver by one writer (`manager`).
-3. Evaluate the trial with the best dev metric on the test split, next to the untrained encoder and BM25.
+3. Evaluate the trial with the best dev metric as the end of a run: next to the untrained encoder and BM25.
 
 An interrupted sweep resumes when called again: finished and stopped trials stay, a running one resumes from its newest
 checkpoint, and failed ones are repeated."""
@@ -19,20 +19,17 @@ from pathlib import Path
 import yaml
 
 from raytriever.activity import activity
-from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
-from raytriever.cluster.train.dev_sets import DEV, dev_protocol
+from raytriever.cluster.train.validation import DEV, dev_protocol
 from raytriever.config import Config, dump_config, hash_of, to_dict
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.evaluation.evaluate import evaluate
 from raytriever.evaluation.protocol import Protocol, metric_title
-from raytriever.evaluation.systems import Bm25System
+from raytriever.evaluation.results import Results
 from raytriever.experiment.directory import METRICS, RunDirectory
 from raytriever.experiment.run import open_run
-from raytriever.experiment.train import conclude
+from raytriever.experiment.train import closing_evaluation, conclude, finished_results
 from raytriever.machine import usable_cores
-from raytriever.models.config import ModelConfig
 from raytriever.options import did_you_mean
 from raytriever.store.commit import MANIFEST, committed_directory, remove, write_atomically
 from raytriever.terminal import markdown_table
@@ -55,7 +52,6 @@ SWEEP = "sweep"
 BEST_TRIAL = "raytriever.best_trial"  # tag of a sweep
 BEST, MODEL, TABLE, FIGURES = "best", "model", "table.md", "figures"
 LOSS = "loss.loss"
-Rows = dict[str, dict[str, float]]  # metrics by system
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class SweepResult:
 
     Args:
         best: the best trial; None if no trial finished.
-        rows: metrics of the best trial on the test split, by system.
+        results: those of the best trial on the test split; None if no trial finished.
         is_new: False if an earlier call had already finished the sweep.
     """
 
@@ -72,7 +68,7 @@ class SweepResult:
     trials: list[Trial]
     metric: str
     best: Trial | None
-    rows: dict[str, dict[str, float]]
+    results: Results | None
     is_new: bool
 
     @property
@@ -111,9 +107,10 @@ def run_sweep(
     best = find_best(trials, plan.metric)
     has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
     has_ended = has_ended and (output / TABLE).is_file()
-    if has_ended and best is not None and (rows := read_best(output, trial_config(base, dict(best.settings)))):
+    stored = open_best(output, trial_config(base, dict(best.settings))) if has_ended and best is not None else None
+    if stored is not None and (results := finished_results(stored)):
         send_pending(output, trackers, log)
-        return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=False)
+        return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, results=results, is_new=False)
 
     check_trackers(trackers)
     check_cluster()
@@ -146,13 +143,13 @@ def run_sweep(
             finally:
                 manager.close()
         trials = manager.trials
-        best, rows = find_best(trials, plan.metric), {}
+        best, measured = find_best(trials, plan.metric), None
         if best is not None:
             folder = manager.folder_of(best.number)
             config = trial_config(base, dict(best.settings))
-            rows = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
+            measured = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
         write_sweep(output, trials, space, plan.metric, tracker)
-    return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=True)
+    return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, results=measured, is_new=True)
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
@@ -205,16 +202,12 @@ def check_watched_metric(base: Config, search: SearchConfig) -> None:
         raise ConfigError(f"{search.asha_metric} is not measured during training", setting("asha_metric"), remedy)
 
 
-def read_best(output: Path, config: Config) -> Rows | None:
-    """Return the test metrics that an earlier call measured for a trial with these settings; None without any."""
+def open_best(output: Path, config: Config) -> RunDirectory:
+    """Return the run directory of the best trial with these settings; a new one in place of that of another trial."""
     try:
-        run = RunDirectory.open(output / BEST, to_dict(config), fresh=False)
+        return RunDirectory.open(output / BEST, to_dict(config), fresh=False)
     except ConfigError:  # it belongs to the trial that was the best then
-        return None
-    if run.state != "finished":
-        return None
-    metrics = run.metrics()
-    return {"bm25": metrics["bm25"], "before": metrics["before"], "after": metrics["after"]}
+        return RunDirectory.open(output / BEST, to_dict(config), fresh=True)
 
 
 def evaluate_best(
@@ -226,36 +219,28 @@ def evaluate_best(
     run_name: str,
     log: Callable[[str], None],
     started: float,
-) -> Rows:
-    """Evaluate the best trial on the test split, and write `best/` and `best.yaml`, unless they are its own already.
+) -> Results:
+    """Evaluate the best trial as a run ends, and write `best/` and `best.yaml`, unless they are its own already.
 
     Args:
         tracker: Tracker of the sweep; the metrics are logged to the run of the trial, whose name is a tag of this one.
         started: `time.monotonic()` at the start of the command.
-
-    Returns:
-        The metrics on the test split by system: `bm25`, `before` and `after` training.
     """
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
-    if rows := read_best(output, config):
-        return rows
+    run = open_best(output, config)
+    if results := finished_results(run):
+        return results
     opened = open_run(config, lambda line: None)
-    dataset, split = opened.dataset, config.data.test_split
-    run = RunDirectory.open(output / BEST, to_dict(config), fresh=True)
     run.begin(dump_config(config))
     with committed_directory(run.path / MODEL, {"config": config.hash}, replace=True) as target:
         shutil.copytree(folder / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-    log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
-    evaluations = {"bm25": evaluate(dataset, split, Bm25System(dataset))}
-    precision = config.training.precision
-    [evaluations["before"]] = evaluate_model(dataset, [split], config.model, precision)
-    trained = ModelConfig(model=str(run.path / MODEL))
-    [evaluations["after"]] = evaluate_model(dataset, [split], trained, precision)
+    log(f"trial {best.name} is the best")
     child = tracker.child(trial_run_name(best, run_name), folder)
-    conclude(run, opened, [folder], evaluations, child, started)
+    evaluation = closing_evaluation(opened, run.path / MODEL, log)
+    results = conclude(run, config, evaluation, [folder], child, log, started)
     child.finish("FINISHED")
     tracker.describe({}, None, {BEST_TRIAL: trial_run_name(best, run_name)})
-    return {name: evaluation.metrics for name, evaluation in evaluations.items()}
+    return results
 
 
 @activity("drawing the figures of the sweep")

@@ -14,7 +14,6 @@ from typing import Any
 import ray
 from ray import tune
 
-from raytriever.cluster.evaluation import evaluate_splits
 from raytriever.cluster.event_queue import EventQueue
 from raytriever.cluster.events import CheckpointEvent, Event, StepEvent, ValidationEvent
 from raytriever.cluster.placement import count_gpus
@@ -22,7 +21,11 @@ from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.cluster.train.worker import TrainingJob
 from raytriever.data.negatives import NegativesTable
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import UserError
+from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.config import ModelConfig
 
 # Keys of the results that a trial reports to Tune: the last one, and in each validation the step.
@@ -108,6 +111,7 @@ def evaluate_on_dev(job: TrainingJob, driver: DriverContext | None = None) -> di
     """Search the whole corpus of a trial's first data set, and return the metrics on its dev split."""
     if driver is not None:
         driver.enter()
-    model, precision = ModelConfig(model=str(job.folder / "model")), job.config.training.precision
-    [evaluation] = evaluate_splits(job.datasets[0], [job.config.data.dev_split], model, precision)
-    return {name: float(value) for name, value in evaluation.metrics.items()}
+    model, split = ModelConfig(model=str(job.folder / "model")), job.config.data.dev_split
+    dataset = open_dataset(job.datasets[0], [split])
+    retriever = load_for_encoding(model, job.config.training.precision)
+    return dict(evaluate(dataset, split, DenseSystem(dataset, model, retriever)).metrics)

@@ -24,8 +24,8 @@ from raytriever.activity import activity
 from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.placement import gpus_of_trial
 from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.dev_sets import DEV
 from raytriever.cluster.train.fit import FitThread
+from raytriever.cluster.train.validation import DEV
 from raytriever.tracking.steps import read_curve
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.manager import SweepPlan, TrialManager

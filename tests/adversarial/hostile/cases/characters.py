@@ -117,8 +117,8 @@ CASES = of_area(
     Case("an escape sequence in the name of a study", "study '\x1b[2J' --output out", "is no file of a study"),
     Case(
         "an escape sequence in an endpoint",
-        "annotate --dataset letters --llm '\x1b[2J' --endpoint 'http://\x1b[2J/v1' --output out",
-        "endpoint: is not a valid address",
+        "annotate --dataset letters --llm '\x1b[2J' --base-url 'http://\x1b[2J/v1' --output out",
+        "base_url: is not a valid address",
     ),
     Case(
         "bytes that are no UTF-8 as a word", "search 'caf\udce9' --dataset letters", "is not UTF-8", shell='"$@" 2>&2'

@@ -103,7 +103,7 @@ CASES = of_area(
     *[
         Case(
             f"a service's key {name}",
-            "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --output out",
+            "annotate --dataset letters --llm x --base-url http://127.0.0.1:9/v1 --output out",
             "key_variable: names a variable with a character that is invalid in a key",
             env={"OPENAI_API_KEY": key},
         )

@@ -69,7 +69,7 @@ READERS = {
     "evaluate": "evaluate --datasets letters --model model --output out",
     "score": "score --dataset letters --model cross --output out --negatives negatives",
     "tune": "tune --dataset letters --model model --output out",
-    "annotate": "annotate --dataset letters --dry-run --llm x --endpoint http://127.0.0.1:9/v1 --output out",
+    "annotate": "annotate --dataset letters --dry-run --llm x --base-url http://127.0.0.1:9/v1 --output out",
 }
 
 CASES = of_area(

@@ -9,8 +9,12 @@ COMPARE = "compare run results --output page.html"
 CONTINUE = "train --dataset letters --model model --output run --max-steps 4 --batch-size 8 --precision fp32"
 SEARCH = "search is --dataset letters --model run"
 EXPORT = "export --model model --evaluation results --output out"
-METRICS, STEPS, RUN, CONFIG = "run/metrics.json", "run/steps.jsonl", "run/run.json", "run/config.yaml"
-RESULTS, PER_QUERY = "results/results.json", "run/evaluation/per_query/letters.json"
+STEPS, RUN, CONFIG = "run/steps.jsonl", "run/run.json", "run/config.yaml"
+RESULTS, RUN_RESULTS, PER_QUERY = (
+    "results/results.json",
+    "run/evaluation/results.json",
+    "run/evaluation/per_query/letters.json",
+)
 CHECKPOINT = "run/checkpoints/step-4"
 
 
@@ -34,7 +38,7 @@ def broken(file: str, words: str, special: bool = True) -> list[Case]:
 
 
 NOTHING = [
-    Case("metrics of nothing at comparing", COMPARE, METRICS, (write(METRICS, b"{}"),)),
+    Case("results of a run of nothing at comparing", COMPARE, RUN_RESULTS, (write(RUN_RESULTS, b"{}"),)),
     Case("results of nothing at comparing", COMPARE, RESULTS, (write(RESULTS, b"{}"),)),
     Case("results of nothing at export", EXPORT, RESULTS, (write(RESULTS, b"{}"),)),
     Case("a model's config of nothing", SEARCH, "run/model", (write("run/model/config.json", b"{}"),)),
@@ -42,17 +46,17 @@ NOTHING = [
 CASES = of_area(
     "finished",
     *NOTHING,
-    *broken(METRICS, COMPARE),
+    *broken(RUN_RESULTS, COMPARE),
     *broken(RESULTS, COMPARE),
     *broken(RESULTS, EXPORT),
-    *broken(METRICS, CONTINUE, special=False),
+    *broken(RUN_RESULTS, CONTINUE, special=False),
     *broken(RUN, CONTINUE, special=False),
     *broken("run/model/config.json", SEARCH),
     Case(
         "metrics of words",
         CONTINUE,
-        "run/metrics.json: is damaged or changed: 'after.ndcg_at_10' is a text, expected ",
-        (document(METRICS, lambda c: c.update(after={"ndcg_at_10": "good"})),),
+        "run/evaluation/results.json: is damaged or changed: 'models.after.letters.ndcg_at_10' is a text, expected ",
+        (document(RUN_RESULTS, lambda c: c["models"]["after"]["letters"].update(ndcg_at_10="good")),),
     ),
     Case("steps that are cut short", CONTINUE, code=0, make=(cut(STEPS, -40),), leaves=("run*",)),
     Case(
@@ -81,7 +85,9 @@ CASES = of_area(
         "run/evaluation/per_query/letters.json: is damaged or changed: it is nested more than 100 deep",
         (write(PER_QUERY, "[" * 1000),),
     ),
-    Case("a run that is not finished", COMPARE, "run: holds a run that is not finished", (removed(METRICS),)),
+    Case(
+        "a run that is not finished", COMPARE, "run: holds a run that is not finished", (removed("run/metrics.json"),)
+    ),
     Case("a model of a run that is cut short", SEARCH, "incomplete", (cut("run/model/model.safetensors", -9),)),
     Case("a model of a run without manifest", SEARCH, "", (removed("run/model/manifest.json"),), code=0),
     Case(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hostile.case import Case, of_area
 
 LETTERS = "--dataset letters --model model"
-ANNOTATE = "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1"
+ANNOTATE = "annotate --dataset letters --llm x --base-url http://127.0.0.1:9/v1"
 
 
 def flag(words: str, line: str, name: str = "") -> Case:

@@ -52,13 +52,19 @@ CASES = of_area(
         Case(f"missing tensors for {words.split()[0]}", words, UNTRAINED, (tensors(without),))
         for words in (
             "evaluate --datasets letters --model model --output out",
-            "train --dataset letters --model model --output out --max-steps 2",
             "encode --dataset letters --model model --output out",
             "index --dataset letters --model model --output out",
             "mine --dataset letters --model model --method dense --output out",
             "export --model model --output out",
         )
     ],
+    Case(  # a training reads the weights in its worker: the same command continues with a whole model
+        "missing tensors for train",
+        "train --dataset letters --model model --output out --max-steps 2",
+        UNTRAINED,
+        (tensors(without),),
+        leaves=("out*",),
+    ),
     Case(
         "a config that names code of its own, which is not run",
         SEARCH,

@@ -23,7 +23,7 @@ WRITES = {
     "index": f"index {LETTERS} --output PATH",
     "export": "export --model model --output PATH",
     "compare": "compare results --output PATH",
-    "annotate": "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --output PATH",
+    "annotate": "annotate --dataset letters --llm x --base-url http://127.0.0.1:9/v1 --output PATH",
 }
 DATA = {
     "prepare": "prepare --dataset PATH --model model --output out",
@@ -35,7 +35,7 @@ DATA = {
     "score": "score --dataset PATH --model cross --negatives negatives --output out",
     "index": "index --dataset PATH --model model --output out",
     "search": "search x --dataset PATH --model model",
-    "annotate": "annotate --dataset PATH --llm x --endpoint http://127.0.0.1:9/v1 --output out",
+    "annotate": "annotate --dataset PATH --llm x --base-url http://127.0.0.1:9/v1 --output out",
 }
 MODEL = {
     "prepare": "prepare --dataset letters --model PATH --output out",
@@ -52,8 +52,8 @@ OTHERS = {
     "the embeddings": "index --dataset letters --model model --embeddings PATH --output out",
     "the teacher": f"train {LETTERS} --loss kl --negatives-per-query 1 --teacher PATH --output out",
     "the evaluation": "export --model model --evaluation PATH --output out",
-    "the answers": "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --answers PATH --output out",
-    "the prompts": "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --prompts PATH --output out",
+    "the answers": "annotate --dataset letters --llm x --base-url http://127.0.0.1:9/v1 --answers PATH --output out",
+    "the prompts": "annotate --dataset letters --llm x --base-url http://127.0.0.1:9/v1 --prompts PATH --output out",
     "the run": "compare PATH --output out.html",
     "the study": "study PATH.yaml --output out",
     "the search space": "tune --dataset letters --model model --search-space ./PATH --output out",

@@ -31,7 +31,7 @@ FLAGS = {
     "export": "export --model 'X' --output out",
     "compare": "compare 'X' --output page.html",
     "study": "study 'X.yaml' --output out",
-    "annotate": "annotate --dataset letters --llm x --endpoint 'X' --output out",
+    "annotate": "annotate --dataset letters --llm x --base-url 'X' --output out",
 }
 REFUSED = "leave it out, and set it in the environment"
 
@@ -93,13 +93,13 @@ CASES = of_area(
     ),
     Case(
         "a service's key",
-        "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --retries 0 --output out",
+        "annotate --dataset letters --llm x --base-url http://127.0.0.1:9/v1 --retries 0 --output out",
         "http://127.0.0.1:9/v1: gives no answer: no connection",
         env={"OPENAI_API_KEY": CANARY},
     ),
     Case(
         "a password in a service's address",
-        f"annotate --dataset letters --llm x --endpoint http://u:{CANARY}@127.0.0.1:9/v1 --output out",
+        f"annotate --dataset letters --llm x --base-url http://u:{CANARY}@127.0.0.1:9/v1 --output out",
         REFUSED,
     ),
     Case("a secret of the environment as data set", f"prepare --dataset {CANARY} --model model --output out", "***"),

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.config import ServiceConfig
+from raytriever.endpoints.config import ServiceConfig
 
 # Bytes of UTF-8 per token, until a service has counted tokens: typical of English text and byte-pair vocabularies.
 BYTES_A_TOKEN = 4.0
@@ -31,7 +30,8 @@ class TokenCounts:
 
     def cost(self, config: ServiceConfig) -> float:
         """Return the price in the currency of the settings."""
-        return (self.read * config.price_in + self.written * config.price_out) / 1e6
+        read, written = config.prices
+        return (self.read * read + self.written * written) / 1e6
 
 
 @dataclass
@@ -100,16 +100,3 @@ class Spending:
         if config.budget_tokens is not None and read + written > config.budget_tokens:
             return False
         return config.budget is None or TokenCounts(read, written).cost(config) <= config.budget
-
-
-def read_costs(log: AnswerLog, llm: str) -> tuple[dict[str, TokenCounts], TokenEstimator]:
-    """Return the tokens that each job paid, and a token estimator fitted to the answers of a model."""
-    paid: dict[str, TokenCounts] = {}
-    estimator = TokenEstimator()
-    for entry in log.entries():
-        tokens = paid.setdefault(entry["job"], TokenCounts())
-        tokens.read += entry["read"]
-        tokens.written += entry["written"]
-        if entry["llm"] == llm and not entry["guessed"]:
-            estimator.record(entry["bytes"], entry["read"])
-    return paid, estimator

@@ -1,0 +1,146 @@
+"""Promises of `--calibrate kept`, `wrong-answers` and `missed`, by simulation, for the scores of four systems.
+
+Run: `python benchmarks/conformal.py [--draws N] [--json PATH]`. A population of 5,000 questions is drawn once for each
+system, and each draw takes some of these with replacement: they choose the thresholds, and the true share is that of
+the whole population, without an error of its own. Seven of ten questions have an answer: one to four relevant passages
+of 200. Of these questions 2 % find none of them.
+
+- `cosine`: distinct scores; some questions score all passages higher than others.
+- `ties`: the same, rounded to tenths.
+- `fusion`: reciprocal rank fusion (k = 60) of two such rankings.
+- `run`: the ten best passages of a run file. Other passages have no score.
+
+Columns: mean true share that is lost, wrong or missed, with its standard error over the draws (a draw of which no
+threshold keeps the promise counts as 0, as it promises nothing), whether it is at most the stated share and two
+standard errors, and the share of draws that reach the promise. Of `kept` also the mean number of passages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+from numpy import ndarray
+
+from ends import machine, parser
+from raytriever.metrics.answering import AnswerAim, achieve_answers, decide
+from raytriever.metrics.confidence import ENTROPY, SCORE, RankedQuestions
+from raytriever.metrics.passages import RankedPassages, choose_kept_threshold
+
+SYSTEMS, QUESTIONS, POPULATION, PASSAGES = ("cosine", "ties", "fusion", "run"), (20, 30, 60, 200), 5_000, 200
+ALPHAS = (0.05, 0.1, 0.2)
+AIMS: list[tuple[AnswerAim, float | None]] = [(aim, one) for aim in ("wrong_answers", "missed") for one in ALPHAS]
+COLUMNS = ["system", "questions", "aim", "stated", "true", "error", "holds", "reached", "passages"]
+Row = list[str | float | bool | None]
+
+
+def scored(rng: np.random.Generator, relevant: ndarray) -> ndarray:
+    """Return scores of all passages of each question."""
+    level, skill = rng.normal(0, 0.06, (len(relevant), 1)), rng.normal(0.35, 0.12, (len(relevant), 1))
+    return 0.25 + level + skill * relevant + rng.normal(0, 0.08, relevant.shape)
+
+
+def population(rng: np.random.Generator, system: str) -> tuple[RankedQuestions, RankedPassages]:
+    """Return all questions with their best passages, and those that have an answer with 100 ranked passages."""
+    has_answer = rng.random(POPULATION) < 0.7
+    counts = np.where(has_answer, rng.integers(1, 5, POPULATION), 0)
+    relevant = np.arange(PASSAGES) < counts[:, None]
+    scores = scored(rng, relevant)
+    if system == "ties":
+        scores = np.round(scores, 1)
+    if system == "fusion":
+        ranks = [np.argsort(np.argsort(-one, axis=1), axis=1) for one in (scores, scored(rng, relevant))]
+        scores = sum((1 / (61 + one) for one in ranks), np.zeros_like(scores))
+    scores = np.where((rng.random(POPULATION) < 0.02)[:, None] & relevant, -np.inf, scores)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, : 10 if system == "run" else 100]
+    ranked = np.take_along_axis(scores, order, 1).astype(np.float32)
+    ranked = np.where(np.isfinite(ranked), ranked, np.nan)
+    right = np.take_along_axis(relevant, order, 1) & ~np.isnan(ranked)
+    # Relevant passages come last among equal scores, as `ranked_relevance` puts them.
+    right_first = right[:, 0] & (ranked[:, 0] > ranked[:, 1])
+    questions = RankedQuestions(ranked[:, :20], right_first[:, None], np.where(has_answer, "", "given"))
+    return questions, RankedPassages(ranked[has_answer], right[has_answer], counts[has_answer])
+
+
+def simulate(system: str, questions: int, draws: int, rng: np.random.Generator) -> list[Row]:
+    """Return a row for each promise."""
+    every, passages = population(np.random.default_rng(SYSTEMS.index(system)), system)
+    true: dict[tuple[str, float], list[float]] = {}
+    kept: dict[float, list[float]] = {alpha: [] for alpha in ALPHAS}
+    reached: dict[tuple[str, float], int] = {}
+
+    def add(aim: str, alpha: float, share: float | None) -> None:
+        true.setdefault((aim, alpha), []).append(share or 0.0)
+        reached[aim, alpha] = reached.get((aim, alpha), 0) + (share is not None)
+
+    # The mean loss and the number of passages at any threshold, from the sorted scores of the population.
+    own = np.sort(passages.scores[~np.isnan(passages.scores)])
+    weights = np.broadcast_to(1 / passages.counts[:, None], passages.relevant.shape)[passages.relevant]
+    order = np.argsort(passages.scores[passages.relevant])
+    sorted_scores = passages.scores[passages.relevant][order]
+    cumulated = np.concatenate([[0.0], np.cumsum(weights[order])])
+    outside = len(passages) - weights.sum()
+    for _ in range(draws):
+        rows = rng.integers(0, len(passages), questions)
+        some = RankedPassages(passages.scores[rows], passages.relevant[rows], passages.counts[rows])
+        for alpha in ALPHAS:
+            chosen = choose_kept_threshold(some, 1 - alpha)
+            lost = (outside + cumulated[np.searchsorted(sorted_scores, chosen.score)]) / len(passages)
+            add("kept", alpha, float(lost) if chosen.reached else None)
+            if chosen.reached:
+                kept[alpha].append(float((len(own) - np.searchsorted(own, chosen.score)) / len(passages)))
+        asked = every.where(rng.integers(0, len(every), questions))
+        while not asked.answerable.any():
+            asked = every.where(rng.integers(0, len(every), questions))
+        for name in (SCORE, ENTROPY):
+            made = decide(asked, asked, AIMS, name)
+            values = made.confidence.of(every)
+            for threshold, _ in made.thresholds:
+                assert threshold.wanted is not None
+                share = None
+                if threshold.reached:
+                    share = achieve_answers(values >= threshold.score, every).of(threshold.aim).value
+                add(f"{threshold.aim} by {name}", threshold.wanted, share)
+    return rows_of(system, questions, true, reached, kept)
+
+
+def rows_of(
+    system: str,
+    questions: int,
+    true: Mapping[tuple[str, float], Sequence[float]],
+    reached: Mapping[tuple[str, float], int],
+    kept: Mapping[float, Sequence[float]],
+) -> list[Row]:
+    """Return a row for each promise."""
+    rows: list[Row] = []
+    for (aim, alpha), shares in true.items():
+        mean, error = float(np.mean(shares)), float(np.std(shares) / np.sqrt(len(shares)))
+        count = round(float(np.mean(kept[alpha])), 1) if aim == "kept" and kept[alpha] else None
+        stated = round(1 - alpha, 2) if aim == "kept" else alpha
+        holds = mean <= alpha + 2 * error
+        rows.append([system, questions, aim, stated, round(mean, 4), round(error, 4), holds])
+        rows[-1] += [round(reached[aim, alpha] / len(shares), 3), count]
+    return rows
+
+
+def main() -> None:
+    """Simulate and report."""
+    line = parser(__doc__.splitlines()[0])
+    line.add_argument("--draws", type=int, default=1_000, help="sets of questions of each cell")
+    options = line.parse_args()
+    rows: list[Row] = []
+    print(*COLUMNS, sep=" | ")
+    for seed, (system, questions) in enumerate(product(SYSTEMS, QUESTIONS)):
+        rows += simulate(system, questions, options.draws, np.random.default_rng(seed))
+        print(*(row for row in rows if row[:2] == [system, questions]), sep="\n", flush=True)
+    print(machine(), f"{sum(row[6] is True for row in rows)} of {len(rows)} hold")
+    if options.json:
+        table = ",\n  ".join(json.dumps(row) for row in rows)
+        head = json.dumps({"machine": machine(), "draws": options.draws, "columns": COLUMNS})
+        options.json.write_text(f'{head[:-1]},\n "rows": [\n  {table}\n]}}\n')
+
+
+if __name__ == "__main__":
+    main()

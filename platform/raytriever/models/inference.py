@@ -1,0 +1,359 @@
+"""Encoders of texts: their protocol, and the encoding of batches on the device of a model.
+
+Texts are sorted by length, and batches cost an equal number of tokens. Sorting keeps padding to a few per cent. The
+budget counts tokens, not texts, because tokens cost time and memory. Those of long texts count more
+(`packing.token_cost`), because attention is quadratic. Batches depend on the lengths and the budget alone, so the same
+rows give the same bytes in every process. On a CPU threads encode a batch each.
+
+Nothing waits for a GPU before all batches are queued. A thread makes the next batches in pinned memory and copies them
+on a stream of their own, and embeddings are copied back once a batch, into pinned memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from numpy import ndarray
+from torch import nn
+
+from raytriever.models.config import ModelConfig
+from raytriever.models.description import Description
+from raytriever.models.packing import TokenBatch, move, token_cost
+from raytriever.models.pipeline.head import head_text
+from raytriever.models.resolution import resolve_model
+from raytriever.models.tokenisation import content_tokenizer_json
+from raytriever.prompts import TASK_TYPE, Prompts, PromptTable, Side
+from raytriever.store.commit import sha256_of
+from raytriever.store.disk import files_below
+
+# A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
+TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
+# Numbers in the states of a layer. A batch of a narrow encoder has more tokens: Python takes 5 ms to launch any batch.
+_GPU_STATES = 1 << 26
+_AHEAD = 2  # batches that are made ahead of the encoder
+# Threads that encode a batch each on a CPU, and batches of each that make up for the wait at the end.
+MOST_THREADS, _PER_THREAD = 8, 2
+
+
+class Pending(Protocol):
+    """Embeddings that are still computed."""
+
+    def result(self) -> Float32[ndarray, "texts width"]:
+        """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
+
+
+class TextEncoder(Protocol):
+    """Encoder of the texts of two sides: a `Retriever`, an endpoint or a function.
+
+    Texts become contents, contents become inputs, and `start` encodes batches of inputs.
+
+    Attributes:
+        description: how texts are read and compared.
+        prompts: prompts of any data set.
+        tokenizer: None if contents are texts, so that the tokens of a prepared data set are not used.
+        is_local: whether any process can load it, and not this one alone.
+        is_int8: whether it multiplies 8-bit integers.
+    """
+
+    description: Description
+    prompts: PromptTable
+    tokenizer: Any
+    is_local: bool
+    is_int8: bool
+
+    @property
+    def width(self) -> int:
+        """Number of components of an embedding."""
+
+    @property
+    def precision(self) -> str:
+        """Arithmetic of encoding."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device that encodes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights in the memory of this process."""
+
+    def summary(self) -> str:
+        """Return the reading of the model in one line."""
+
+    def digest(self, config: ModelConfig, side: Side) -> str:
+        """Return the SHA-256 over all that decides an embedding but the text and the settings of the description."""
+
+    def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
+        """Return the prompts of a data set with these names."""
+
+    def check_prompt(self, prompt: str, side: Side) -> None:
+        """Raise `ModelError` if a prompt leaves no room for the text."""
+
+    def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[Any]:
+        """Return the content of each text with its prompt, by default that of the side."""
+
+    def assemble(self, contents: Sequence[Any], side: Side) -> Sequence[Any]:
+        """Return the input of each content."""
+
+    def announce(self, contents: Iterable[Any]) -> None:
+        """Report what it costs to encode contents, before the first of them is encoded."""
+
+    def token_budget(self, device: str | None = None) -> int:
+        """Return the default number of tokens per batch."""
+
+    def batches(self, inputs: Sequence[Any], budget: int) -> list[list[int]]:
+        """Return the numbers of the inputs of each batch."""
+
+    def start(
+        self,
+        inputs: Sequence[Any],
+        rows: Sequence[Sequence[int]],
+        side: Side,
+        on_progress: Callable[[int], None] | None = None,
+        prompt: str | Sequence[str] | None = None,
+    ) -> Pending:
+        """Begin to encode batches; `on_progress` is called with the number of texts of each."""
+
+
+@dataclass(frozen=True)
+class PendingEmbeddings:
+    """Embeddings that a device may still compute.
+
+    Args:
+        values: embeddings on the CPU, in the order of the batches.
+        order: number of the text of each embedding.
+        texts: number of texts; those without an embedding get 0.
+        computed: event after the last copy; None on the CPU.
+    """
+
+    values: Float32[torch.Tensor, "encoded width"]
+    order: Sequence[int]
+    texts: int
+    computed: torch.cuda.Event | None
+
+    def result(self) -> Float32[ndarray, "texts width"]:
+        """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
+        if self.computed is not None:
+            self.computed.synchronize()
+        embeddings = np.zeros((self.texts, self.values.shape[1]), np.float32)
+        embeddings[np.asarray(self.order, np.int64)] = self.values.numpy()
+        return embeddings
+
+
+class BatchEncoder(nn.Module):
+    """Model whose batches are encoded on its device; the methods of `Retriever` as a `TextEncoder`."""
+
+    query: Any
+    passage: Any
+    tokenizer: Any
+    description: Description
+    packs: bool
+    is_int8: bool
+    is_local = True
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Number of components of an embedding."""
+
+    @abstractmethod
+    def padded_length(self, tokens: int) -> int:
+        """Return the length to which a text of so many tokens is padded alone."""
+
+    @abstractmethod
+    def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
+        """Pad texts to the longest one."""
+
+    @abstractmethod
+    def pack(self, token_ids: Sequence[ndarray], side: Side, prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
+        """Pack texts of one side without padding."""
+
+    @abstractmethod
+    def prompt_lengths(self, prompt: str | Sequence[str] | None, side: Side, texts: int) -> list[int] | None:
+        """Return the number of first tokens of each text that are not pooled; None if prompts are pooled."""
+
+    @abstractmethod
+    def encode(self, tokens: TokenBatch, side: Side) -> torch.Tensor:
+        """Return the embeddings of one side, `[texts, width]`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(self.parameters()).device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of parameters and buffers."""
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+
+    def digest(self, config: ModelConfig, side: Side) -> str:
+        """Return the SHA-256 over the weights of the directory that `config` names, the tokenizer, and the head of a
+        side's tower."""
+        directory = resolve_model(config.model, config.revision)
+        files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
+        weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
+        tower = self.query if side == "query" else self.passage
+        decides: list[Any] = [weights, content_tokenizer_json(self.tokenizer), self.description.towers]
+        decides += [self.description.pool_prompt, *head_text(list(tower.head))]
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+    def announce(self, contents: Iterable[Any]) -> None:
+        """Report nothing: encoding here has no price."""
+
+    def token_budget(self, device: str | None = None) -> int:
+        """Return the default number of tokens per batch for a type of device, by default that of the weights."""
+        device = device or self.device.type
+        return max(TOKEN_BUDGET[device], _GPU_STATES // self.width if device == "cuda" else 0)
+
+    def batches(self, inputs: Sequence[ndarray], budget: int) -> list[list[int]]:
+        """Sort texts by descending length, and cut them into batches that cost at most `budget` tokens with padding.
+
+        Returns:
+            Numbers of the texts of each batch. In int8 the texts of a batch have one padded length.
+        """
+        lengths = [self.padded_length(len(ids)) for ids in inputs]
+        costs = token_cost(np.array(lengths, dtype=np.int64))
+        rows = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+        batches_of_rows = []
+        for _, group in groupby(rows, lambda row: lengths[row] if self.is_int8 else 0):
+            same = list(group)
+            while same:
+                count = max(1, budget // max(1, int(costs[same[0]])))
+                batches_of_rows.append(same[:count])
+                same = same[count:]
+        return batches_of_rows
+
+    def start(
+        self,
+        inputs: Sequence[ndarray],
+        rows: Sequence[Sequence[int]],
+        side: Side,
+        on_progress: Callable[[int], None] | None = None,
+        prompt: str | Sequence[str] | None = None,
+    ) -> PendingEmbeddings:
+        """Encode batches, without waiting for a GPU to compute them.
+
+        On a CPU several threads encode a batch each. That is faster than all cores on one batch: no core waits for
+        another between two layers, or while Python runs. The model is put into evaluation mode.
+
+        Args:
+            inputs: texts; see `Retriever.assemble`.
+            rows: texts of each batch by their numbers; a batch may be empty.
+            on_progress: called with the number of texts of each batch when it is encoded, on a GPU when it is queued.
+            prompt: prompt in front of all texts, or of each; by default that of the side.
+        """
+        device = self.device
+        on_gpu = device.type == "cuda"
+        order = [row for batch in rows for row in batch]
+        starts = list(accumulate((len(batch) for batch in rows), initial=0))
+        values = torch.empty((len(order), self.width), pin_memory=on_gpu)
+        if any(each.training for each in (self, self.query, self.passage)):
+            self.eval()  # not for every query: it visits each layer, which takes a tenth of the time of one
+        with torch.inference_mode():
+            lengths = self.prompt_lengths(prompt, side, len(inputs))
+
+        def make(batch: Sequence[int]) -> TokenBatch:
+            texts, prompts = [inputs[row] for row in batch], lengths and [lengths[row] for row in batch]
+            return self.pack(texts, side, prompts) if self.packs else self.pad(texts, prompts)
+
+        def encode(number: int, tokens: TokenBatch) -> None:
+            if tokens:
+                embeddings = self.encode(tokens, side).float()
+                values[starts[number] : starts[number + 1]].copy_(embeddings, non_blocking=on_gpu)
+
+        threads = 1 if on_gpu else min(MOST_THREADS, torch.get_num_threads(), len(rows) // _PER_THREAD)
+        if threads > 1:
+            _encode_side_by_side(make, encode, rows, threads, on_progress)
+        else:
+            with torch.inference_mode():
+                for number, tokens in enumerate(_feed(make, rows, device)):
+                    encode(number, tokens)
+                    if on_progress is not None:
+                        on_progress(len(rows[number]))
+        event = torch.cuda.Event() if on_gpu else None
+        if event is not None:
+            event.record()
+        return PendingEmbeddings(values, order, len(inputs), event)
+
+
+def _encode_side_by_side(
+    make: Callable[[Sequence[int]], TokenBatch],
+    encode: Callable[[int, TokenBatch], None],
+    rows: Sequence[Sequence[int]],
+    threads: int,
+    on_progress: Callable[[int], None] | None,
+) -> None:
+    """Encode batches on a CPU in threads, each with its share of the cores; see `start_encoding`."""
+    cores, lock = torch.get_num_threads(), Lock()
+    numbers = iter(range(len(rows)))
+
+    def work(first: bool) -> None:
+        torch.set_num_threads(cores // threads + first)  # of this thread alone, and of threads that begin meanwhile
+        with torch.inference_mode():
+            while True:
+                with lock:
+                    number = next(numbers, None)
+                    if number is None:
+                        return
+                encode(number, make(rows[number]) if rows[number] else {})
+                with lock:
+                    if on_progress is not None:
+                        on_progress(len(rows[number]))
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for worker in [pool.submit(work, each < cores % threads) for each in range(threads)]:
+                worker.result()
+        finally:
+            with lock:  # after an error or an interruption no thread begins another batch
+                numbers = iter(())
+            torch.set_num_threads(cores)
+
+
+def _feed(
+    make: Callable[[Sequence[int]], TokenBatch], batches: Sequence[Sequence[int]], device: torch.device
+) -> Iterator[TokenBatch]:
+    """Yield batches on the device, empty ones as {}; a thread makes the next ones while the caller encodes one."""
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def on_device(rows: Sequence[int]) -> tuple[TokenBatch, torch.cuda.Event | None]:
+        if not rows:
+            return {}, None
+        tokens = make(rows)
+        if stream is None:
+            return tokens, None
+        with torch.cuda.stream(stream):
+            tokens = move(tokens, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+            return tokens, stream.record_event()
+
+    def arrived(tokens: TokenBatch, copied: torch.cuda.Event | None) -> TokenBatch:
+        if copied is not None:
+            current = torch.cuda.current_stream(device)
+            current.wait_event(copied)
+            for tensor in tokens.values():
+                if tensor.is_cuda:
+                    tensor.record_stream(current)
+        return tokens
+
+    if len(batches) == 1:  # nothing to make ahead
+        yield arrived(*on_device(batches[0]))
+        return
+    with ThreadPoolExecutor(1) as thread:
+        pending: deque[Future[tuple[TokenBatch, torch.cuda.Event | None]]] = deque()
+        for number in range(len(batches) + _AHEAD):
+            if number < len(batches):
+                pending.append(thread.submit(on_device, batches[number]))
+            if number >= _AHEAD:
+                yield arrived(*pending.popleft().result())

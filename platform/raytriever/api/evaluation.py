@@ -21,7 +21,7 @@ from raytriever.encoding.config import EncodeConfig
 from raytriever.endpoints.config import EncoderConfig
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.names import SYSTEM, SystemTree, parse_system
+from raytriever.evaluation.names import SYSTEM, SystemTree, parse_system, replace_nodes, system_text
 from raytriever.options import check_changed
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
@@ -151,7 +151,7 @@ def evaluate(
             `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`, a `SentenceTransformer`, or a function
             `encode(texts, side)`, whose `side` is `query` or `passage` and whose result is an array `[texts, width]`
             of embeddings to compare by their dot product; or a dictionary of them by the names they shall have in
-            tables.
+            tables, of which a fusion such as `"bm25+NAME"` can name a model or a function.
         data: one data set or several.
         split: the judged split.
         metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.
@@ -283,18 +283,25 @@ def _evaluated(
     from raytriever.evaluation.request import name_models
 
     labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
-    rows: list[tuple[str | None, SystemTree]] = []
+    own: dict[str, SystemTree] = {}  # systems that a fusion can name
+    rows: list[tuple[str | None, SystemTree | str]] = []
     for label, model in labelled:
-        if isinstance(model, Run):
-            rows.append((label, model.model.config))
-        elif isinstance(model, Model):
-            rows.append((label, model.config))
-        elif isinstance(model, str | os.PathLike):
-            path = os.fspath(model)
-            SYSTEM.check(path, "model")
-            rows.append((label, parse_system(path)))
+        system: SystemTree | str
+        if isinstance(model, str | os.PathLike):
+            system = os.fspath(model)
+        elif isinstance(model, Run | Model):
+            system = (model.model if isinstance(model, Run) else model).config
         else:
-            name = label or str(getattr(model, "__name__", type(model).__name__))
-            functions.append(function_encoder(model, name))
-            rows.append((name, EncoderConfig(model=functions[-1].name)))
-    return name_models(rows)
+            label = label or str(getattr(model, "__name__", type(model).__name__))
+            functions.append(function_encoder(model, label))
+            system = EncoderConfig(model=functions[-1].name)
+        if label and not isinstance(system, str):
+            own[label] = system
+        rows.append((label, system))
+
+    def system_of(word: str) -> SystemTree:
+        tree = replace_nodes(parse_system(word), lambda node: own.get(system_text(node), node))
+        SYSTEM.check(system_text(tree), "model")
+        return tree
+
+    return name_models([(label, system_of(one) if isinstance(one, str) else one) for label, one in rows])

@@ -28,15 +28,8 @@ def cost_rows(dataset: str, parts: Sequence[PartMeasurement], models: Sequence[E
     return rows
 
 
-def cost_report(rows: Sequence[CostRow]) -> tuple[str, str, Sequence[str], Sequence[ReportTable]]:
-    """Return the section of a report: its text, Markdown, paragraphs and tables."""
-    if not rows:
-        return "", "", (), ()
-    lines = [
-        f"{row.dataset}, {row.model}: {row.texts:,} texts encoded, {row.pairs:,} pairs scored, "
-        f"{row.seconds:.2f} s of search"
-        for row in rows
-    ]
+def cost_table(rows: Sequence[CostRow]) -> ReportTable:
+    """Return the table of the costs."""
     cells: Rows = [
         [
             row.dataset,
@@ -47,5 +40,4 @@ def cost_report(rows: Sequence[CostRow]) -> tuple[str, str, Sequence[str], Seque
         for row in rows
     ]
     columns = ["data set", "model", "texts encoded", "pairs scored", "seconds of search"]
-    table = ReportTable("Cost", columns, cells, _NOTE)
-    return "\n".join(lines), f"\nCost\n\n{table.as_markdown()}", (), [table]
+    return ReportTable("Cost", columns, cells, _NOTE)

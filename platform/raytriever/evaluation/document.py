@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raytriever.evaluation.costs import cost_report
+from raytriever.evaluation.costs import cost_table
 from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines, pairs_with
 from raytriever.evaluation.passages import KEPT_ABOUT, KEPT_TITLES, kept_cells, kept_points
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
@@ -58,7 +58,7 @@ def document(results: Results) -> list[ReportSection]:
         *_metrics(results),
         ReportSection(text="\n".join(pair_lines(results.pairs)), markdown=_lines(pair_lines(results.pairs, most=None))),
         _auc(results.auc),
-        ReportSection(*cost_report(results.costs)),
+        _plain(cost_table(results.costs)) if results.costs else ReportSection(),
         _thresholds(results.thresholds),
         _confidences(results.confidences),
         _forms(results.forms),

@@ -32,7 +32,7 @@ from raytriever.evaluation.measurements import (
     PartMeasurement,
     auc_rows,
 )
-from raytriever.evaluation.names import Bm25, encoders_of, nodes_of
+from raytriever.evaluation.names import Bm25, encoders_of, has_weight, nodes_of
 from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
 from raytriever.evaluation.ranking.lists import notes_of
@@ -54,6 +54,8 @@ from raytriever.prompts import SIDES
 from raytriever.store.commit import committed_directory, remove, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
+
+_SAME_QUERIES = "thresholds are chosen on the queries that chose the weight, so they promise less than they state"
 
 
 def run_evaluation(
@@ -230,7 +232,9 @@ def _measure(
             if isinstance(system, FormSystem):
                 system.kept = protocol.kept_of(judged.relevance)
             measure = partial(_evaluate, system, part.dataset, split, protocol, judged)
-            evaluations[model.name] = store.get(model.name, source.label(opened.name), split, whole_key, measure)
+            found = store.get(model.name, source.label(opened.name), split, whole_key, measure)
+            notes = [_SAME_QUERIES] if is_calibrated and has_weight(model.system) else []
+            evaluations[model.name] = replace(found, notes=[*found.notes, *notes])
         if is_calibrated:
             part.calibration.setdefault(model.name, part.evaluations[model.name])
             measured.digests[model.name] = system.digest

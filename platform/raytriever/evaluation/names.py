@@ -134,14 +134,7 @@ def system_text(tree: SystemTree, name_of: Callable[[str], str] = str) -> str:
 
 def paths_of(tree: SystemTree) -> list[str]:
     """Return the paths and models that the text of a tree names."""
-    paths: list[str] = []
-
-    def collect(path: str) -> str:
-        paths.append(path)
-        return path
-
-    system_text(tree, collect)
-    return paths
+    return [getattr(node, name) for node in nodes_of(tree) for name, _ in _fields_of(node)]
 
 
 def short_text(tree: SystemTree, name_of: Callable[[str], str]) -> str:
@@ -213,32 +206,28 @@ class SystemPaths(PathKind):
     def check(self, value: str, name: str, fetch: bool = False) -> None:
         """Raise the error of a path that does not exist; see `PathKind`."""
         for node in nodes_of(parse_system(split_label(value)[1])):
-            match node:
-                case ModelConfig():
-                    MODEL.check(node.model, name, fetch)
-                case VectorFolder():
-                    FOLDER.check(node.folder, name, fetch)
-                case RunFile():
-                    RANKING.check(node.file, name, fetch)
-                case Reranking():
-                    TEACHER.check(node.cross_encoder, name, fetch)
+            for field, kind in _fields_of(node):
+                kind.check(getattr(node, field), name, fetch)
 
 
 SYSTEM = SystemPaths(optional=False)
 
 
+# The field of a tree that holds a path, and the kind of the path.
+_FIELDS: tuple[tuple[type, str, PathKind], ...] = (
+    (ModelConfig, "model", MODEL),
+    (VectorFolder, "folder", FOLDER),
+    (RunFile, "file", RANKING),
+    (Reranking, "cross_encoder", TEACHER),
+)
+
+
+def _fields_of(tree: SystemTree) -> list[tuple[str, PathKind]]:
+    return [(field, kind) for one, field, kind in _FIELDS if isinstance(tree, one)]
+
+
 def _expand(tree: SystemTree) -> SystemTree:
-    match tree:
-        case ModelConfig():
-            return replace(tree, model=MODEL(tree.model))
-        case VectorFolder():
-            return replace(tree, folder=FOLDER(tree.folder))
-        case RunFile():
-            return replace(tree, file=RANKING(tree.file))
-        case Reranking():
-            return replace(tree, cross_encoder=TEACHER(tree.cross_encoder))
-        case _:
-            return tree
+    return replace(tree, **{field: kind(getattr(tree, field)) for field, kind in _fields_of(tree)})
 
 
 def _exists(word: str) -> bool:

@@ -179,19 +179,14 @@ class FusedSystem(ListingSystem):
         depth: int = FUSED_DEPTH,
     ) -> None:
         super().__init__(dataset, parts)
-        self.depth = depth
-        self._weight, self._asked = weight, np.zeros(0, np.int64)
+        self.weight, self.depth = weight, depth
+        self._asked = np.zeros(0, np.int64)
         self._found: list[tuple[ndarray, ndarray]] = []
-
-    @property
-    def weight(self) -> float | None:
-        """Weight of the first system; None if ranks are fused."""
-        return self._weight
 
     @property
     def digest(self) -> str:
         """See `PreparedSystem.digest`."""
-        return digest_of("fusion", [part.digest for part in self.parts], self._weight, self.depth)
+        return digest_of("fusion", [part.digest for part in self.parts], self.weight, self.depth)
 
     def choose_weight(self, split: str, protocol: Protocol, judged: JudgedQueries) -> float:
         """Set and return the multiple of 0.1 with the highest nDCG@10 on the judged queries of a split; of equal values
@@ -203,20 +198,20 @@ class FusedSystem(ListingSystem):
             self._set(weight)
             values[weight] = evaluate(self.dataset, split, self, measured, judged).metrics[WEIGHT_METRIC]
         self._set(max(WEIGHTS, key=lambda weight: (values[weight], -abs(weight - 0.5))))
-        assert self._weight is not None
-        return self._weight
+        assert self.weight is not None
+        return self.weight
 
     def _set(self, weight: float) -> None:
-        self._weight, self._queries = weight, np.zeros(0, np.int64)
+        self.weight, self._queries = weight, np.zeros(0, np.int64)
 
     def rank(self, queries: Int64[ndarray, " queries"]) -> Lists:
         """See `ListingSystem.rank`."""
         if not np.array_equal(queries, self._asked):
             self._asked, self._found = queries, [self._ranking_of(part, queries) for part in self.parts]
         shares = [self._values(*found) for found in self._found]
-        if self._weight is not None:
+        if self.weight is not None:
             first, second = shares
-            shares = [self._weight * first, (1 - self._weight) * second]
+            shares = [self.weight * first, (1 - self.weight) * second]
         documents = np.concatenate([found for _, found in self._found], axis=1)
         blocks = [
             _sum_by_document(np.concatenate([one[rows] for one in shares], axis=1), documents[rows])
@@ -233,7 +228,7 @@ class FusedSystem(ListingSystem):
     def _values(self, scores: ndarray, documents: ndarray) -> Float64[ndarray, "queries depth"]:
         """Return what a system adds to the score of each of its documents."""
         listed = documents >= 0
-        if self._weight is None:
+        if self.weight is None:
             return np.where(listed, 1 / (RRF_CONSTANT + np.arange(1.0, documents.shape[1] + 1)), 0)
         scores = scores.astype(np.float64)
         low = np.where(listed, scores, np.inf).min(1, keepdims=True)
@@ -243,9 +238,9 @@ class FusedSystem(ListingSystem):
     def notes(self) -> list[str]:
         """See `ListingSystem.notes`."""
         notes = [note for part in self.parts for note in notes_of(part)]
-        if self._weight is None:
+        if self.weight is None:
             return notes
-        return [f"the weight of the first system is {self._weight:g}, that of the second {1 - self._weight:g}", *notes]
+        return [f"the weight of the first system is {self.weight:g}, that of the second {1 - self.weight:g}", *notes]
 
 
 def _sum_by_document(

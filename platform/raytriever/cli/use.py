@@ -41,13 +41,11 @@ def _question(flag: str | None) -> Callable[[str], str]:
 def search(given: Given) -> Iterator[str]:
     """Find the best passages for a query."""
     from raytriever.evaluation.ranking.opening import search_system
-    from raytriever.search.exact import format_hits, search_dataset
+    from raytriever.search.exact import format_hits
 
     words = given.query, given.top, given.threshold, given.training.precision
-    asked = given.data.dataset, *words, optional_path(given.calibration)
     system = parse_system(given.system, given.model)
-    search = search_dataset if isinstance(system, ModelConfig) else search_system
-    yield format_hits(search(system, *asked))
+    yield format_hits(search_system(system, given.data.dataset, *words, optional_path(given.calibration)))
 
 
 _CALIBRATION = Argument(

@@ -281,14 +281,9 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
 
 
 def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False, prompts: Prompts | None = None) -> str:
-    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set.
-
-    An encoder without files is known by its settings alone.
-
-    Args:
-        int8: whether texts are encoded in 8-bit integers.
-        prompts: those of the data set; by default those of its name.
-    """
+    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set; `int8` is
+    whether texts are encoded in 8-bit integers, `prompts` are by default those of the data set's name. An encoder
+    without files is known by its settings alone."""
     if not has_files(config.model):
         return digest_of(config.identity(), dataset)
     model = read_files(config)
@@ -349,10 +344,12 @@ class Decider:
     Args:
         calibration: says which confidence it is; None without one.
         documents: the corpus, which BM25 indexes if the confidence asks it.
+        lists_all: whether a ranking has `depth` passages. A reranking of 10 had no more when it was calibrated.
     """
 
     calibration: Calibration | None
     documents: Documents
+    lists_all: bool = True
 
     @property
     def depth(self) -> int:
@@ -384,7 +381,8 @@ class Decider:
         if self.calibration is None:
             return None
         depth, count = self.depth, len(queries)
-        if len(self.documents) >= depth and (missing := int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0))):
+        missing = int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0)) if self.lists_all else 0
+        if missing and len(self.documents) >= depth:
             name = self.calibration.confidence.name
             what = f"the index finds {depth - missing} of the {depth} passages that {name} reads"
             raise ConfigError(what, setting("effort"), "give more, or choose thresholds of the score")

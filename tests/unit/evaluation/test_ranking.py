@@ -388,11 +388,13 @@ Evaluated = Callable[..., Results]
 def measure(tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
-    def run(*models: str, aims: list[str] | None = None, unanswerable: list[str] | None = None) -> Results:
+    def run(
+        *models: str, aims: list[str] | None = None, unanswerable: list[str] | None = None, confidence: str = "score"
+    ) -> Results:
         job = build_evaluation_job(
             read_models(models, ModelConfig()),
             [str(tiny_dataset)],
-            EvaluationConfig(metrics="ndcg@10,recall@100,auc", confidence="score"),
+            EvaluationConfig(metrics="ndcg@10,recall@100,auc", confidence=confidence),
             [],
             aims or [],
             unanswerable or [],
@@ -500,3 +502,7 @@ def test_a_fusion_and_a_reranking_decide_by_their_own_calibration(
     assert [said in lines for lines in notes.values()] == [model == weighted for model in notes]
     assert said in format_results(results)
     assert said not in format_results(measure(f"bm25+{tiny_encoder}:weighted"))
+    # A confidence that reads 20 passages, of a system that lists 9.
+    [row] = measure(names[-1], aims=["f1"], confidence="entropy").thresholds
+    hits = search_system(parse_system(names[-1]), str(tiny_dataset), texts[0], 2, None, "fp32", files[-1])
+    assert (hits.confidence_name, hits.threshold) == ("entropy", pytest.approx(row.threshold))

@@ -36,7 +36,7 @@ from raytriever.models.inference import TextEncoder
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.prompts import Prompts
 from raytriever.search.calibration import Decider, calibration_in, read_calibration
-from raytriever.search.exact import Hits, hits_of
+from raytriever.search.exact import Hits, hits_of, search_dataset
 from raytriever.terminal import warn
 
 
@@ -94,14 +94,16 @@ def search_system(
     precision: str | None = None,
     calibration: Path | None = None,
 ) -> Hits:
-    """Return the `top` passages of a fusion, a reranking or BM25 with the highest scores, without those below the
-    threshold; see `search.exact.search_dataset`.
+    """Return the `top` passages with the highest scores by any system, without those below the threshold; see
+    `search.exact.search_dataset`.
 
     The weight of a fusion is chosen on the split on which the calibration was, or else on `dev`.
 
     Raises:
         ConfigError: the system knows the queries of a file alone, or the calibration is of another one.
     """
+    if isinstance(tree, ModelConfig):
+        return search_dataset(tree, dataset_name, query, top, threshold, precision, calibration)
     for node in nodes_of(tree):
         if isinstance(node, VectorFolder | RunFile):
             what = f"{system_text(node)} has results for the queries of its file alone"
@@ -122,7 +124,7 @@ def search_system(
     if calibration is not None:
         documents = dataset.documents
         current = calibration_in(calibration, lambda: system.digest, dataset.name, documents, warn, is_named=True)
-    decider = Decider(current, dataset.documents)
+    decider = Decider(current, dataset.documents, lists_all=False)
     depth = min(max(top, decider.depth), len(dataset.documents))
     scores, ranking = system.search(np.array([len(opened.queries)]), depth)
     confidence = decider.confidence([query], scores, ranking)

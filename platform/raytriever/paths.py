@@ -201,7 +201,6 @@ MODEL = PathKind(
     optional=False,
 )
 TEACHER = replace(MODEL, remedy="give the directory of a cross-encoder, or a hub name", names=(), optional=True)
-MODELS = replace(MODEL, names=(*MODEL.names, "bm25"), form="(?:[^=]+=)?(.+)")
 NEGATIVES = PathKind("there is no negatives table", "give the directory or Parquet file of one", DataError)
 SCORES = PathKind(
     "there are no scores",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.errors import ConfigError, DataError, ModelError, StorageError, disk_errors
+from raytriever.evaluation.names import SYSTEM
 from raytriever.options import option
 from raytriever.paths import (
     DATASET,
@@ -16,7 +17,6 @@ from raytriever.paths import (
     DEV_DATASETS,
     FOLDER,
     MODEL,
-    MODELS,
     NEGATIVES,
     PATH,
     SEARCH_SPACE,
@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (PATH, "~nobody-of-this-name/x", "~nobody-of-this-name/x"),
         (DATASETS, "pydocs,~/squad, ~/other", "pydocs,HOME/squad, HOME/other"),
         (DEV_DATASETS, "own,~/squad#test", "own,HOME/squad#test"),
-        (MODELS, "mine=~/model", "mine=HOME/model"),
+        (SYSTEM, "mine=~/model", "mine=HOME/model"),
         (MODEL, "intfloat/e5-base-v2", "intfloat/e5-base-v2"),
     ],
 )
@@ -82,8 +82,8 @@ def test_an_empty_flag_is_refused_and_an_empty_field_means_nothing(given: str) -
         (MODEL, "model"),
         (MODEL, "bert-base-uncased"),
         (MODEL, "intfloat/e5-base-v2"),
-        (MODELS, "bm25"),
-        (MODELS, "own=./model"),
+        (SYSTEM, "bm25"),
+        (SYSTEM, "own=./model"),
         (PATH, "not/there/yet"),
         (SEARCH_SPACE, "loss,temperature"),
         (FOLDER, "squad"),
@@ -106,7 +106,7 @@ def test_names_and_what_is_there_pass(kind: PathKind, given: str) -> None:
         (MODEL, "/none", "flag /none: no such directory"),
         (MODEL, "~/none", "flag HOME/none: no such directory"),
         (MODEL, "a/b/c", "flag a/b/c: no such directory"),
-        (MODELS, "own=./none", "flag ./none: no such directory"),
+        (SYSTEM, "own=./none", "flag ./none: no such directory"),
         (SEARCH_SPACE, "none.yaml", "flag none.yaml: no such file"),
         (FOLDER, "none", "flag none: no such folder"),
         (NEGATIVES, "x" * 300, "the name is too long"),

@@ -21,9 +21,8 @@ from raytriever.encoding.config import EncodeConfig
 from raytriever.endpoints.config import EncoderConfig
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.models.config import ModelConfig
+from raytriever.evaluation.names import SYSTEM, SystemTree, parse_system, replace_nodes, system_text
 from raytriever.options import check_changed
-from raytriever.paths import MODELS
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
 
@@ -148,10 +147,11 @@ def evaluate(
     """Measure models side by side on the judged queries of a split, by exact search of all passages.
 
     Args:
-        models: each `"bm25"`, a name or path, a `Model`, a `Run`, a `SentenceTransformer`, or a function
+        models: each `"bm25"`, a name or path, a `Model`, a `Run`, a system such as `"bm25+minilm"`,
+            `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`, a `SentenceTransformer`, or a function
             `encode(texts, side)`, whose `side` is `query` or `passage` and whose result is an array `[texts, width]`
             of embeddings to compare by their dot product; or a dictionary of them by the names they shall have in
-            tables.
+            tables, of which a fusion such as `"bm25+NAME"` can name a model or a function.
         data: one data set or several.
         split: the judged split.
         metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.
@@ -280,21 +280,28 @@ def _evaluated(
     functions: list[FunctionEncoder],
 ) -> list[EvaluatedModel]:
     from raytriever.endpoints.function import function_encoder
-    from raytriever.evaluation.request import BM25, name_models
+    from raytriever.evaluation.request import name_models
 
     labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
-    rows: list[tuple[str | None, str, ModelConfig | None]] = []
+    own: dict[str, SystemTree] = {}  # systems that a fusion can name
+    rows: list[tuple[str | None, SystemTree | str]] = []
     for label, model in labelled:
-        if isinstance(model, Run):
-            rows.append((label, str(model.path), model.model.config))
-        elif isinstance(model, Model):
-            rows.append((label, model.name, model.config))
-        elif isinstance(model, str | os.PathLike):
-            path = os.fspath(model)
-            MODELS.check(path, "model")
-            rows.append((label, path, None if path == BM25 else EncoderConfig(model=path)))
+        system: SystemTree | str
+        if isinstance(model, str | os.PathLike):
+            system = os.fspath(model)
+        elif isinstance(model, Run | Model):
+            system = (model.model if isinstance(model, Run) else model).config
         else:
-            name = label or str(getattr(model, "__name__", type(model).__name__))
-            functions.append(function_encoder(model, name))
-            rows.append((name, functions[-1].name, EncoderConfig(model=functions[-1].name)))
-    return name_models(rows)
+            label = label or str(getattr(model, "__name__", type(model).__name__))
+            functions.append(function_encoder(model, label))
+            system = EncoderConfig(model=functions[-1].name)
+        if label and not isinstance(system, str):
+            own[label] = system
+        rows.append((label, system))
+
+    def system_of(word: str) -> SystemTree:
+        tree = replace_nodes(parse_system(word), lambda node: own.get(system_text(node), node))
+        SYSTEM.check(system_text(tree), "model")
+        return tree
+
+    return name_models([(label, system_of(one) if isinstance(one, str) else one) for label, one in rows])

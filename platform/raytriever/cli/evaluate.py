@@ -15,9 +15,10 @@ from raytriever.encoding.config import EncodeConfig
 from raytriever.endpoints.config import ENCODER, EncoderConfig, endpoint_needs
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import MTEB, EvaluationConfig
+from raytriever.evaluation.names import SYSTEM
 from raytriever.models.config import ModelConfig
 from raytriever.options import Need
-from raytriever.paths import DATASET, MODELS, PATH, UNANSWERABLE
+from raytriever.paths import DATASET, PATH, UNANSWERABLE
 from raytriever.report.request import check_comparison
 from raytriever.terminal import warn
 
@@ -83,9 +84,9 @@ EVALUATE = Command(
     arguments=[
         Argument(
             "--model",
-            "`bm25`, `minilm`, directories, runs, hub names or `openai:NAME`; NAME=MODEL sets the name in tables "
-            "(default: minilm)",
-            MODELS,
+            "`bm25`, `minilm`, directories, runs, hub names or `openai:NAME`, `vectors:FOLDER`, `run:FILE`, a fusion "
+            "such as `bm25+minilm`, or `MODEL>CROSS-ENCODER@100`; NAME=MODEL sets the name in tables (default: minilm)",
+            SYSTEM,
             metavar="MODEL",
             nargs="+",
             dest="models",

@@ -10,8 +10,9 @@ from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, optional_path
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig
-from raytriever.endpoints.config import endpoint_needs
+from raytriever.endpoints.config import ENCODER, EncoderConfig, endpoint_needs
 from raytriever.errors import ConfigError
+from raytriever.evaluation.names import SYSTEM, parse_system
 from raytriever.export.config import ExportConfig
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.models.config import READING, ModelConfig
@@ -39,15 +40,17 @@ def _question(flag: str | None) -> Callable[[str], str]:
 
 def search(given: Given) -> Iterator[str]:
     """Find the best passages for a query."""
-    from raytriever.search.exact import format_hits, search_dataset
+    from raytriever.evaluation.ranking.opening import search_system
+    from raytriever.search.exact import format_hits
 
     words = given.query, given.top, given.threshold, given.training.precision
-    yield format_hits(search_dataset(given.model, given.data.dataset, *words, optional_path(given.calibration)))
+    system = parse_system(given.system, given.model)
+    yield format_hits(search_system(system, given.data.dataset, *words, optional_path(given.calibration)))
 
 
 _CALIBRATION = Argument(
     "--calibration",
-    "calibration.json of this model and data set (default: that of the model's directory)",
+    "calibration.json of this model and data set (default: that of the directory of an encoder)",
     PATH,
     metavar="FILE",
 )
@@ -62,6 +65,14 @@ SEARCH = Command(
     free_text="query",
     arguments=[
         Argument("query", "the question", _question(None)),
+        Argument(
+            "--model",
+            "an encoder, `bm25`, a fusion such as `bm25+minilm`, or `MODEL>CROSS-ENCODER@100` (default: minilm)",
+            SYSTEM,
+            metavar="MODEL",
+            dest="system",
+            default=ModelConfig().model,
+        ),
         _TOP,
         Argument(
             "--threshold",
@@ -72,8 +83,12 @@ SEARCH = Command(
         ),
         _CALIBRATION,
     ],
-    settings=[SettingsGroup("data", DataConfig, "data", "dataset"), MODEL, PRECISION],
-    needs=endpoint_needs(),
+    settings=[
+        SettingsGroup("data", DataConfig, "data", "dataset"),
+        SettingsGroup("model", EncoderConfig, MODEL.title, *(name for name in ENCODER if name != "model")),
+        PRECISION,
+    ],
+    needs=endpoint_needs("system"),
 )
 
 

@@ -6,6 +6,7 @@ A function gets a name as long as its encoder lives, so that all that takes a mo
 from __future__ import annotations
 
 import hashlib
+import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
@@ -57,7 +58,7 @@ class FunctionEncoder(OutsideEncoder):
 
     def __init__(self, encode: Callable[[list[str], Side], Any], title: str) -> None:
         self._encode, self._title = encode, title
-        self.name = f"{FUNCTION}{title}-{next(_numbers)}"
+        self.name = f"{FUNCTION}{re.sub('[^a-zA-Z0-9_.-]', '_', title)}-{next(_numbers)}"
         self._digest = token_hex(16)
         self.description = Description(pooling="function", similarity="dot", query_length=0, passage_length=0)
         self.prompts = PromptTable()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from raytriever.evaluation.costs import cost_table
 from raytriever.evaluation.differences.significance import CORRECTED, marks_legend, pair_lines, pairs_with
 from raytriever.evaluation.passages import KEPT_ABOUT, KEPT_TITLES, kept_cells, kept_points
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
@@ -57,6 +58,7 @@ def document(results: Results) -> list[ReportSection]:
         *_metrics(results),
         ReportSection(text="\n".join(pair_lines(results.pairs)), markdown=_lines(pair_lines(results.pairs, most=None))),
         _auc(results.auc),
+        _plain(cost_table(results.costs)) if results.costs else ReportSection(),
         _thresholds(results.thresholds),
         _confidences(results.confidences),
         _forms(results.forms),
@@ -119,6 +121,7 @@ def notes_on(about: About) -> list[str]:
             f"Queries of {about.queries:,} with a copy of a relevant passage ranked above it: {', '.join(copies)}. The "
             "copy counts as not relevant."
         )
+    notes += [f"{model}: {line}." for model, lines in about.notes.items() for line in lines]
     return [*notes, *about.warnings]
 
 
@@ -130,10 +133,7 @@ def _analysers(results: Results) -> list[str]:
 
 
 def _systems(results: Results) -> list[str]:
-    """Describe how each dense model reads texts. Models of different widths compare: each is searched on its own.
-
-    Stored forms are left out: their table has the widths.
-    """
+    """Describe how each dense model reads texts, but for stored forms: their table has the widths."""
     lines = []
     for name, system in results.systems.items() if len(results.systems) > 1 else ():
         if "width" in system and "dtype" not in system:

@@ -6,11 +6,14 @@
    or as many as a metric needs. A query without results counts 0.
 3. AUC compares the scores of all positives with the 500 highest-scoring non-positives of each query, all queries in one
    pool (Optimizing What Matters, section 5.1). So it also measures whether scores of different queries compare.
-   Documents that are judged not relevant are non-positives too.
+   Documents that are judged not relevant are non-positives too. A positive to which the system gives no score is below
+   all pairs of the pool.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol as Interface
 
@@ -56,7 +59,18 @@ class System(Interface):
         """Return scores and documents of each query's best results, best first, -1 for no document."""
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
-        """Return the score of each pair of a query and a document."""
+        """Return the score of each pair of a query and a document, NaN if the system has none."""
+
+
+class PreparedSystem(System, Interface):
+    """System of which a search is timed."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that decides the scores but the documents: thresholds are of one system alone."""
+
+    def prepare(self) -> None:
+        """Do what the first search needs once, such as encoding or indexing the documents."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,8 @@ class Evaluation:
         per_query: values of each metric that has one per query.
         unanswered: rankings of the queries without an answer, by kind. The kind `removed` has all of `queries`, with
             their relevant documents, and copies of these, left out of the corpus.
+        search_seconds: duration of the search of `queries`.
+        notes: sentences on what the system does not know.
     """
 
     queries: Int64[ndarray, " queries"]
@@ -82,6 +98,8 @@ class Evaluation:
     per_query: dict[str, Float64[ndarray, " queries"]]
     metrics: dict[str, float]
     unanswered: dict[str, UnansweredRanking] = field(default_factory=dict)
+    search_seconds: float = 0.0
+    notes: Sequence[str] = ()
 
 
 @activity("computing the metrics")
@@ -107,14 +125,19 @@ def evaluate(
     most = int(np.bincount(owner, minlength=1).max())
     result_count = protocol.kept_of(relevance)
     depth = min(len(dataset.documents), max(result_count, AUC_NEGATIVES + most) + 1)
+    began = time.monotonic()
     scores, ranking = system.search(queries, depth)
+    search_seconds = time.monotonic() - began
     scores, ranking = _drop_own(scores, ranking, judged.own_documents)
 
     positives = Relevance(owner, documents, np.ones(len(owner), np.int64), len(queries))
     negative = (positives.gains(ranking) == 0) & (ranking >= 0)
     negative &= np.cumsum(negative, axis=1) <= AUC_NEGATIVES
+    positive_scores, notes = _below_all(
+        system.score(queries[owner], documents) if len(owner) else np.zeros(0, np.float32), scores[negative]
+    )
     pools = (
-        system.score(queries[owner], documents) if len(owner) else np.zeros(0, np.float32),
+        positive_scores,
         scores[negative].astype(np.float32),
         owner,
         np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
@@ -145,7 +168,20 @@ def evaluate(
                 if len(some)
             },
         },
+        search_seconds,
+        notes,
     )
+
+
+def _below_all(positives: ndarray, negatives: ndarray) -> tuple[Float32[ndarray, " positives"], list[str]]:
+    """Return the scores of positives, those without one below all others, and a sentence on these."""
+    missing = np.isnan(positives)
+    if not missing.any():
+        return positives, []
+    known = np.concatenate([positives[~missing], negatives]).astype(np.float32)
+    lowest = np.nextafter(known.min(), np.float32(-np.inf)) if len(known) else np.float32(0)
+    share = f"{missing.sum():,} of {len(positives):,} relevant passages"
+    return np.where(missing, lowest, positives), [f"{share} have no score; in the AUC they are below all others"]
 
 
 def _without_answers(

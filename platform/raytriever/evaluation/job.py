@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from numpy import ndarray
 
-from raytriever.encoding.corpus import plan_embeddings
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
+from raytriever.evaluation.costs import cost_rows
 from raytriever.evaluation.datasets import EvaluationDataset, rename_duplicates
 from raytriever.evaluation.decision import ModelDecision, confidence_rows, decide_dataset, threshold_rows
 from raytriever.evaluation.differences.significance import pair_rows
 from raytriever.evaluation.document import document, points_of
-from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.evaluate import Evaluation, PreparedSystem, evaluate
 from raytriever.evaluation.files import LATEX, write_measured_files
 from raytriever.evaluation.measurements import (
     UNFINISHED,
@@ -31,10 +32,12 @@ from raytriever.evaluation.measurements import (
     PartMeasurement,
     auc_rows,
 )
-from raytriever.evaluation.protocol import AUC
+from raytriever.evaluation.names import Bm25, encoders_of, has_weight, nodes_of
+from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
+from raytriever.evaluation.ranking.lists import notes_of
+from raytriever.evaluation.ranking.opening import SystemOpener
 from raytriever.evaluation.request import (
-    EvaluatedModel,
     EvaluationJob,
     OpenPart,
     StoredForm,
@@ -43,13 +46,16 @@ from raytriever.evaluation.request import (
     open_parts,
 )
 from raytriever.evaluation.results import Results, as_read, check_output
-from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
+from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import latex
-from raytriever.mining.analyser import Analyser, Analysis
+from raytriever.mining.analyser import Analysis
 from raytriever.models.precision import choose_precision, default_device
+from raytriever.prompts import SIDES
 from raytriever.store.commit import committed_directory, remove, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
+
+_SAME_QUERIES = "thresholds are chosen on the queries that chose the weight, so they promise less than they state"
 
 
 def run_evaluation(
@@ -99,6 +105,7 @@ def run_evaluation(
                     decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
                     calibrations += write_calibrations(folder, measured, decisions, job, log)
                 directory.add(measured, decisions)
+                results.costs += cost_rows(source.name, measured.parts, job.models)
                 if on_result is not None:
                     for model, sets in results.models.items():
                         metrics = sets[source.name].items()
@@ -191,18 +198,30 @@ def _measure(
     source = measured.source
     chosen_on = opened.judged.get(job.calibration_split)
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
+    opener = SystemOpener(
+        part.dataset,
+        encoders,
+        lambda encoder: encoder.prompts_of(*source.prompt_names(opened.name)),
+        backend,
+        (job.calibration_split, opened.judged[job.calibration_split]) if job.chooses_weights else None,
+        source.protocol,
+    )
     dense: dict[str, DenseSystem] = {}
     for model in job.models:
-        system: Bm25System | DenseSystem | FormSystem
-        if model.config is None:
-            system = Bm25System(part.dataset)
-        elif model.form is not None:
+        system: PreparedSystem
+        if model.form is not None:
             system = FormSystem(dense[model.form.model], model.form)
         else:
-            encoder = encoders[model.name]
-            prompts = encoder.prompts_of(*source.prompt_names(opened.name))
-            system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, backend, prompts)
-        key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
+            system = opener.open(model.system)
+            if isinstance(system, DenseSystem):
+                dense[model.name] = system
+        key = {
+            "device": encoders.device_type,
+            "system": [encoders.systems[model.name], system.digest],
+            # The name of a function says nothing of what it computes.
+            "encoders": [encoders[one].digest(one, side) for one in encoders_of(model.system) for side in SIDES],
+            "dataset": [part.dataset.digest, part.dataset.location],
+        }
         targets = [(source.split, source.protocol, part.evaluations)]
         is_calibrated = bool(job.aims) and model.name in (job.calibrated or [model.name])
         if is_calibrated and job.calibration_split != source.split:
@@ -212,40 +231,34 @@ def _measure(
             judged = opened.judged[split]
             if isinstance(system, FormSystem):
                 system.kept = protocol.kept_of(judged.relevance)
-            measure = partial(evaluate, part.dataset, split, system, protocol, judged)
-            evaluations[model.name] = store.get(model.name, source.label(opened.name), split, whole_key, measure)
+            measure = partial(_evaluate, system, part.dataset, split, protocol, judged)
+            found = store.get(model.name, source.label(opened.name), split, whole_key, measure)
+            notes = [_SAME_QUERIES] if is_calibrated and has_weight(model.system) else []
+            evaluations[model.name] = replace(found, notes=[*found.notes, *notes])
         if is_calibrated:
             part.calibration.setdefault(model.name, part.evaluations[model.name])
             measured.digests[model.name] = system.digest
     return part
 
 
-def _key(
-    system: Bm25System | DenseSystem | FormSystem, model: EvaluatedModel, systems: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    if isinstance(system, Bm25System):
-        name, dataset, plan = model.name, system.dataset, None
-        own: dict[str, Any] = {"analyser": Analyser.of(dataset.documents).settings}
-    else:
-        dense = system.dense if isinstance(system, FormSystem) else system
-        name, dataset, prompts = model.form.model if model.form else model.name, dense.dataset, dense.prompts
-        assert prompts is not None
-        plan = plan_embeddings(dense.config, dense.retriever, dataset, "passage", "fp32", prompts=prompts).key
-        own = {} if prompts.query == dense.retriever.description.query_prompt else {"query_prompt": prompts.query}
-    if model.form is not None:
-        own |= {"form": asdict(replace(model.form, model=""))}
-    return {"system": {**systems[name], **own}, "embeddings": plan, "dataset": [dataset.digest, dataset.location]}
+def _evaluate(
+    system: PreparedSystem, dataset: RetrievalDataset, split: str, protocol: Protocol, judged: JudgedQueries
+) -> Evaluation:
+    """Evaluate a system whose search is timed without the preparation of the documents."""
+    system.prepare()
+    evaluation = evaluate(dataset, split, system, protocol, judged)
+    return replace(evaluation, notes=[*notes_of(system), *evaluation.notes])
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
     names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
     for model in job.models:
-        if model.config is None or model.form is not None:
+        if model.form is not None:
             continue
-        encoder = encoders[model.name]
         for name, parts in names.items():
-            prompts = dict.fromkeys(encoder.prompts_of(*part) for part in parts)
+            found = (encoders[config].prompts_of(*part) for config in encoders_of(model.system) for part in parts)
+            prompts = dict.fromkeys(found)
             if any(one.query_name or one.passage_name for one in prompts):
                 lines[name][model.name] = "; ".join(map(str, prompts))
     return lines
@@ -253,7 +266,8 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
 
 def _analyses(job: EvaluationJob, source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
     """Return what BM25's analyser does with each part of a data set, if BM25 is measured."""
-    measured = parts if any(model.config is None for model in job.models) else []
+    asked = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
+    measured = parts if asked else []
     return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in measured}
 
 

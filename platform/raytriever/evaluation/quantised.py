@@ -58,7 +58,7 @@ class FormSystem:
 
     @property
     def digest(self) -> str:
-        """See `DenseSystem.digest`."""
+        """See `evaluate.PreparedSystem.digest`."""
         return digest_of(self.dense.digest, self.form.dtype, self.form.width, self.form.rescore_multiplier)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
@@ -73,6 +73,10 @@ class FormSystem:
             return score_pairs(self.encode, self.read, queries, documents)
         asked, rows = np.unique(queries, return_inverse=True)
         return self.quantised.score(self.encode(asked), rows, documents)
+
+    def prepare(self) -> None:
+        """See `evaluate.PreparedSystem.prepare`."""
+        _ = self.quantised
 
     def encode(self, queries: ndarray) -> Float32[ndarray, "queries components"]:
         """Return the embeddings of queries, given by their positions."""

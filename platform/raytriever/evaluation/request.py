@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,20 @@ from raytriever.evaluation.datasets import (
     find_beir,
     safe_name,
     unique_names,
+)
+from raytriever.evaluation.names import (
+    Reranking,
+    SystemTree,
+    check_questions,
+    describe_system,
+    encoders_of,
+    has_weight,
+    parse_system,
+    paths_of,
+    replace_nodes,
+    short_text,
+    split_label,
+    system_text,
 )
 from raytriever.evaluation.protocol import (
     FOREIGN,
@@ -58,7 +72,6 @@ from raytriever.models.source import check_revision
 from raytriever.options import did_you_mean
 from raytriever.store.objects import address_of
 
-BM25 = "bm25"
 # Of sentence-transformers.
 RESCORE_MULTIPLIER = 2
 
@@ -86,20 +99,24 @@ class StoredForm:
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One model: its name in tables and files, and its settings (None for BM25, which has none).
+    """One system: its name in tables and files, and what it is.
 
     `form` is set for another form of the embeddings of an earlier model.
     """
 
     name: str
-    config: ModelConfig | None
+    system: SystemTree
     form: StoredForm | None = None
 
     @property
+    def config(self) -> ModelConfig | None:
+        """Settings of an encoder; None for any other system."""
+        return self.system if isinstance(self.system, ModelConfig) else None
+
+    @property
     def location(self) -> str:
-        """Path, name or address of the model as every machine knows it; empty for BM25."""
-        path = self.config.model if self.config else ""
-        return address_of(path) or path
+        """Name of the system, with paths or addresses as every machine knows them."""
+        return system_text(self.system, lambda path: address_of(path) or path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +155,7 @@ class EvaluationJob:
     def content(self, precision: str) -> dict[str, Any]:
         """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
         return {
-            "models": {
-                model.name: model.config.identity() | {"model": model.location} if model.config else BM25
-                for model in self.models
-                if not model.form
-            },
+            "models": {model.name: describe_system(model.system) for model in self.models if not model.form},
             "data sets": {
                 one.name: {
                     "split": one.split,
@@ -154,7 +167,7 @@ class EvaluationJob:
             },
             "baselines": list(self.baselines),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
-            "calibration_split": self.calibration_split if self.aims else None,
+            "calibration_split": self.calibration_split if self.aims or self.chooses_weights else None,
             **({"calibrated": list(self.calibrated)} if self.calibrated else {}),
             "confidence": self.confidence if self.aims else None,
             **({"removed": self.removed} if self.removed else {}),
@@ -165,13 +178,18 @@ class EvaluationJob:
 
     def splits(self, one: EvaluationDataset) -> list[str]:
         """Return the splits of a data set that are opened."""
-        if one.split == self.calibration_split and any(aim in PAIR_AIMS for aim, _ in self.aims):
-            raise ConfigError(
-                f"{one.name} is measured on {one.split!r} itself",
-                setting("calibration_split"),
-                "choose thresholds of pairs on another",
-            )
-        return list(dict.fromkeys([one.split, *([self.calibration_split] if self.aims else [])]))
+        wants_pairs = any(aim in PAIR_AIMS for aim, _ in self.aims)
+        if one.split == self.calibration_split and (wants_pairs or self.chooses_weights):
+            what, chosen = f"{one.name} is measured on {one.split!r} itself", "thresholds of pairs" * wants_pairs
+            remedy = f"choose {chosen or 'weights of a fusion'} on another"
+            raise ConfigError(what, setting("calibration_split"), remedy)
+        chosen_on = [self.calibration_split] if self.aims or self.chooses_weights else []
+        return list(dict.fromkeys([one.split, *chosen_on]))
+
+    @property
+    def chooses_weights(self) -> bool:
+        """True if a fusion has a weight, which is chosen on `calibration_split`."""
+        return any(has_weight(model.system) for model in self.models)
 
 
 @dataclass(frozen=True)
@@ -184,36 +202,23 @@ class OpenPart:
 
 
 def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
-    """Read the models that a user named: `bm25`, a path or a hub name, or `NAME=MODEL`.
-
-    `settings` say how all models read texts; the rest follows from the files of each model.
-    """
-    labelled: list[tuple[str | None, str, ModelConfig | None]] = []
-    for word in words:
-        label, equals, source = word.partition("=")
-        is_labelled = bool(equals and label and source) and not Path(word).exists()
-        named = source if is_labelled else word
-        config = None if named == BM25 else replace(settings, model=named)
-        labelled.append((label if is_labelled else None, named, config))
-    return name_models(labelled)
+    """Read the systems that a user named; `settings` say how all encoders read texts. See `evaluation.names`."""
+    return name_models([(label, parse_system(name, settings)) for label, name in map(split_label, words)])
 
 
-def name_models(models: Sequence[tuple[str | None, str, ModelConfig | None]]) -> list[EvaluatedModel]:
-    """Give each model a name for tables and files.
-
-    A model has an explicit name or none, a path or hub name, and settings, which BM25 has not.
-    """
-    labels = [safe_name(label) if label else None for label, _, _ in models]
-    sources = [source for _, source, _ in models]
-    names = [label or name for label, name in zip(labels, distinct_names(sources), strict=True)]
-    for row, name in enumerate(names):
-        for other in range(row):
-            if name == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
-                raise ConfigError(
-                    f"two models are called {name!r}", setting("model"), f"give one another name: OTHER={sources[row]}"
-                )
-    names = unique_names(names)
-    return [EvaluatedModel(name, config) for name, (_, _, config) in zip(names, models, strict=True)]
+def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[EvaluatedModel]:
+    """Give each system, which has an explicit name or none, a name for tables and files."""
+    labels = [safe_name(label) if label else None for label, _ in models]
+    sources = [system_text(tree) for _, tree in models]
+    paths = list(dict.fromkeys(path for _, tree in models for path in paths_of(tree)))
+    short = dict(zip(paths, distinct_names(paths), strict=True))
+    shorts = [safe_name(short_text(tree, short.__getitem__)) for _, tree in models]
+    names = [label or name for label, name in zip(labels, shorts, strict=True)]
+    for other, row in combinations(range(len(names)), 2):
+        if names[row] == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
+            remedy = f"give one another name: OTHER={sources[row]}"
+            raise ConfigError(f"two models are called {names[row]!r}", setting("model"), remedy)
+    return [EvaluatedModel(name, tree) for name, (_, tree) in zip(unique_names(names), models, strict=True)]
 
 
 def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
@@ -222,9 +227,8 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
         return list(models)
     if all(model.config is None for model in models):
         flag = setting("dtype" if config.dtype else "truncate_dim")
-        raise ConfigError(
-            "bm25 has no embeddings", flag, f"leave it out, or give a dense model with {setting('model')}"
-        )
+        remedy = f"leave it out, or give a dense model with {setting('model')}"
+        raise ConfigError(f"{models[0].name} has no embeddings", flag, remedy)
     multiplier = config.rescore_multiplier or RESCORE_MULTIPLIER
     all_models: list[EvaluatedModel] = []
     for model in models:
@@ -232,33 +236,30 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
         for width, dtype in product(config.widths or (None,), config.dtypes) if model.config else ():
             if (width, dtype) != (None, "fp32"):  # the model itself
                 form = StoredForm(model.name, dtype, width, multiplier)
-                all_models.append(EvaluatedModel(form.name, model.config, form))
+                all_models.append(EvaluatedModel(form.name, model.system, form))
     names = [model.name for model in all_models]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two models are called {name!r}", setting("model"), "give one another name: OTHER=MODEL")
+    if name := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two models are called {name!r}", setting("model"), "give one another name: OTHER=MODEL")
     return all_models
 
 
 def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """Return the models with the commits of hub models as revisions, so that results name what was measured."""
-    configs = [model.config for model in models if model.config is not None]
-    if configs:
+    if configs := [config for model in models for config in encoders_of(model.system)]:
         check_revision([config.model for config in configs], configs[0].revision)
-    return [
-        model
-        if model.config is None
-        else EvaluatedModel(
-            model.name, replace(model.config, revision=commit_of(model.config.model, model.config.revision))
-        )
-        for model in models
-    ]
+
+    def pin(node: SystemTree) -> SystemTree:
+        if isinstance(node, Reranking):
+            return replace(node, revision=commit_of(node.cross_encoder))
+        return replace(node, revision=commit_of(node.model, node.revision)) if isinstance(node, ModelConfig) else node
+
+    return [replace(model, system=replace_nodes(model.system, pin)) for model in models]
 
 
 def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
     """Return the names of the models that the others are compared with; the first model by default."""
     names = [model.name for model in models]
-    by_source = {model.config.model if model.config else BM25: model.name for model in models if not model.form}
+    by_source = {system_text(model.system): model.name for model in models if not model.form}
     if not words:
         return names[:1]
     for word in words:
@@ -304,7 +305,8 @@ def build_evaluation_job(
         raise ConfigError(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
         )
-    removed = removed_share(unanswerable)
+    foreign = [word for word in unanswerable if not asks_removed(word)]
+    check_questions([model.system for model in models], foreign)
     models = add_forms(pin_models(models), config)
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     describe = partial(describe_datasets, protocol=protocol, max_bad_rows=max_bad_rows, bm25_language=bm25_language)
@@ -315,8 +317,8 @@ def build_evaluation_job(
         aims=parse_aims(aims),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        removed=removed,
-        foreign=[word for word in unanswerable if not asks_removed(word)],
+        removed=removed_share(unanswerable),
+        foreign=foreign,
         precision=precision,
     )
     if config.suite:
@@ -329,9 +331,9 @@ def build_evaluation_job(
             remedy = f"give {setting('data_root')}, the folder that holds the data sets"
             raise DataError("no data set of the suite exists", where, remedy)
         job = replace(job, datasets=[*job.datasets, *suite], missing=missing)
-    for model in models:
-        if model.config and model.config.dataset_prompts:
-            check_prompts(model.config.dataset_prompts, job.datasets)
+    for config in (config for model in models for config in encoders_of(model.system)):
+        if config.dataset_prompts:
+            check_prompts(config.dataset_prompts, job.datasets)
     return job
 
 

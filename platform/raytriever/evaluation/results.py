@@ -43,6 +43,7 @@ class About:
         absent_relevant, relevant, unanswerable_queries: see `JudgedQueries.count_absent`.
         copies_above: by model, see `measurements.count_copies_above`.
         parts: labels of the parts of a divided data set.
+        notes: by model, sentences on what it does not know of the data set.
         bm25: by part, if BM25 is measured.
         prompts: by model, a line with the prompts that it has for this data set alone.
     """
@@ -55,6 +56,7 @@ class About:
     unanswerable_queries: int
     copies_above: dict[str, int] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
     bm25: dict[str, AnalysisAbout] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
 
@@ -109,6 +111,23 @@ class AucRow:
     high: float | None
     misordered_queries: int
     note: str | None
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """Cost of ranking the queries of a data set by a model.
+
+    Args:
+        texts: passages and queries that an encoder encodes, also those in the cache.
+        pairs: pairs of texts that a cross-encoder scores.
+        seconds: duration of the search of all queries, after the passages were encoded or indexed.
+    """
+
+    dataset: str
+    model: str
+    texts: int
+    pairs: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -226,6 +245,7 @@ class Results:
     baselines: list[str] = field(default_factory=list)
     pairs: list[TestedPair] = field(default_factory=list)
     auc: list[AucRow] = field(default_factory=list)
+    costs: list[CostRow] = field(default_factory=list)
     thresholds: list[ThresholdRow] = field(default_factory=list)
     confidences: list[ConfidenceRow] = field(default_factory=list)
     forms: list[FormRow] = field(default_factory=list)

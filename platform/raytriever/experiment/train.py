@@ -25,8 +25,9 @@ from raytriever.evaluation.datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.document import points_of
 from raytriever.evaluation.files import PER_QUERY
 from raytriever.evaluation.job import open_job
+from raytriever.evaluation.names import BM25, Bm25
 from raytriever.evaluation.protocol import AUC
-from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.experiment.directory import LOSSES, RunDirectory
 from raytriever.experiment.run import OpenRun, find_negatives, folders_of, open_run, train_run
@@ -133,7 +134,7 @@ def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None
         max_bad_rows=data.max_bad_rows,
     )
     job = EvaluationJob(
-        models=[EvaluatedModel(BM25, None), EvaluatedModel("before", config.model), EvaluatedModel("after", after)],
+        models=[EvaluatedModel(BM25, Bm25()), EvaluatedModel("before", config.model), EvaluatedModel("after", after)],
         datasets=[source],
         baselines=["before"],
         # The wanted value of a threshold is the user's, with `evaluate --calibrate`; the highest F1 needs none.

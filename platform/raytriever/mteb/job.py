@@ -24,8 +24,9 @@ import numpy as np
 from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.document import points_of
+from raytriever.evaluation.names import system_text
 from raytriever.evaluation.protocol import Protocol, asks_removed, parse_aims, read_metrics, removed_share
-from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
+from raytriever.evaluation.request import EvaluatedModel, pin_models
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.evaluation.tables import MetricTables, printed
@@ -57,7 +58,8 @@ def build_mteb_job(
     require_mteb(SUITE)
     for model in models:
         if model.config is None:
-            raise ConfigError(f"{BM25} is no encoder", setting("model"), f"leave it out with {SUITE}")
+            what = f"{system_text(model.system)} is no encoder"
+            raise ConfigError(what, setting("model"), f"leave it out with {SUITE}")
         if not has_files(model.config.model):
             raise ConfigError(f"{model.config.model} has no files, which MTEB describes", setting("model"))
     metrics = read_metrics(config.metrics)
@@ -263,7 +265,7 @@ class _ModelRun:
         assert self.model.config is not None
         return TaskSearch(
             config=self.model.config,
-            retriever=cast(Retriever, self.encoders[self.model.name]),  # `build_mteb_job` refuses others
+            retriever=cast(Retriever, self.encoders[self.model.config]),  # `build_mteb_job` refuses others
             label=self.model.name,
             task=task,
             job=self.job,

@@ -37,6 +37,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.resolution import read_files, resolve_model
 from raytriever.models.source import has_files
+from raytriever.prompts import Prompts
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import files_below
@@ -279,15 +280,15 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
     return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
 
 
-def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False) -> str:
-    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set, by its name:
-    it may have prompts of its own. `int8` is whether texts are encoded in 8-bit integers. An encoder without files is
-    known by its settings alone."""
+def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False, prompts: Prompts | None = None) -> str:
+    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set; `int8` is
+    whether texts are encoded in 8-bit integers, `prompts` are by default those of the data set's name. An encoder
+    without files is known by its settings alone."""
     if not has_files(config.model):
         return digest_of(config.identity(), dataset)
     model = read_files(config)
     directory, description = model.directory, describe(model, config)
-    prompts = prompt_table(description, config).of(dataset)
+    prompts = prompts or prompt_table(description, config).of(dataset)
     files = {}
     for path in files_below(directory):
         name = path.relative_to(directory).as_posix()
@@ -343,10 +344,12 @@ class Decider:
     Args:
         calibration: says which confidence it is; None without one.
         documents: the corpus, which BM25 indexes if the confidence asks it.
+        lists_all: whether a ranking has `depth` passages. A reranking of 10 had no more when it was calibrated.
     """
 
     calibration: Calibration | None
     documents: Documents
+    lists_all: bool = True
 
     @property
     def depth(self) -> int:
@@ -378,7 +381,8 @@ class Decider:
         if self.calibration is None:
             return None
         depth, count = self.depth, len(queries)
-        if len(self.documents) >= depth and (missing := int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0))):
+        missing = int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0)) if self.lists_all else 0
+        if missing and len(self.documents) >= depth:
             name = self.calibration.confidence.name
             what = f"the index finds {depth - missing} of the {depth} passages that {name} reads"
             raise ConfigError(what, setting("effort"), "give more, or choose thresholds of the score")

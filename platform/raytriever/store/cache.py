@@ -31,7 +31,7 @@ from raytriever.terminal import warn
 
 # Bytes of each collection. `pydocs` is every folder whose name begins so.
 BOUNDS = {"bm25": 20 * 10**9, "datasets": 50 * 10**9, "embeddings": 4 * 2**30, "merged": 20 * 10**9}
-BOUNDS |= {"negatives": 10 * 10**9, "pydocs": 10**9, "sources": 10 * 10**9}
+BOUNDS |= {"negatives": 10 * 10**9, "pydocs": 10**9, "sources": 10 * 10**9, "vectors": 20 * 10**9}
 _DAY = 24 * 3600.0
 _LOCATIONS = "locations"
 

@@ -23,7 +23,8 @@ from raytriever.cluster.evaluation import evaluate_once
 from raytriever.config import Config, dump_config, override, to_dict
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.document import points_of
-from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
+from raytriever.evaluation.names import parse_system
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results, check_output
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.run import find_negatives, folders_of, open_run, train_run
@@ -153,7 +154,7 @@ def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
     """
     queries, passages = arm.lengths or (None, None)
     config = ModelConfig(model=model, query_length=queries, passage_length=passages)
-    models, datasets = [EvaluatedModel(AFTER, None if model == BM25 else config)], list(arm.datasets.values())
+    models, datasets = [EvaluatedModel(AFTER, parse_system(model, config))], list(arm.datasets.values())
     return EvaluationJob(models=models, datasets=datasets, baselines=[AFTER], precision=precision)
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from raytriever.config import Config, check_config, check_config_paths, from_dict, read_settings
 from raytriever.errors import ConfigError
 from raytriever.evaluation.datasets import EvaluationDataset, safe_name, unique_names
+from raytriever.evaluation.names import BM25, SYSTEM
 from raytriever.evaluation.protocol import Protocol, metric_title, read_metrics
-from raytriever.evaluation.request import BM25
 from raytriever.options import did_you_mean
-from raytriever.paths import MODELS, fetch_paths
+from raytriever.paths import fetch_paths
 from raytriever.studies.claims import (
     Claim,
     Judge,
@@ -186,7 +186,7 @@ def _arms(
     measured = {name: dataset for name, (_, dataset) in sets.items()}
     if isinstance(value, str):
         with errors_within(where):
-            MODELS.check(value, "model")
+            SYSTEM.check(value, "model")
         limits = shared.model.query_length, shared.model.passage_length
         lengths = limits if value != BM25 and any(limits) else None
         return [Arm(_plain(row), row, measured, None, model=value, lengths=lengths)]

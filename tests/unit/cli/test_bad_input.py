@@ -61,7 +61,9 @@ evaluate --datasets LETTERS --model bm25 --metrics acc@5 => query 'q128' has no 
 evaluate --datasets LETTERS --calibrate f1=0.5 => calibrate: 'f1=0.5' is no aim; write top-precision=0.9, wrong
 evaluate --datasets LETTERS --calibrate recall=1 --calibration-split test => calibration_split: letters is measured on
 evaluate --datasets LETTERS --baseline bm25 => baseline: 'bm25' is none of the models; choose from minilm
-search x --dataset LETTERS --model bm25 => bm25: is measured by `evaluate`, and is no encoder; give an encoder
+search x --dataset LETTERS --model run:LETTERS/corpus.jsonl => has results for the queries of its file alone; give
+search x --dataset LETTERS --model bm25+bm25 => model bm25+bm25: fuses bm25 with itself; give two different systems
+encode --dataset LETTERS --output own --model bm25 => bm25: is measured by `evaluate`, and is no encoder
 evaluate --datasets LETTERS --model bm25 bm25 => model: two models are called 'bm25'; give one another name
 evaluate --suite mteb --tasks SciFact --datasets LETTERS => datasets: has no effect with suite mteb;
 evaluate --suite mteb --tasks SciFact --no-drop-own-id => --no-drop-own-id: has no effect with --suite mteb; leave it

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from llm_server import vector_of
 from services import Served
+from tiny_models import write_cross_encoder
 
 import raytriever as rt
 from raytriever.cli.main import run
@@ -99,7 +100,12 @@ def test_a_killed_command_pays_nothing_twice(serve: Callable[..., Served], lette
 
 
 def test_all_that_takes_a_model_takes_an_endpoint(
-    serve: Callable[..., Served], letters: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Served],
+    letters: Path,
+    tiny_encoder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     served = serve(key=KEY)
@@ -112,8 +118,17 @@ def test_all_that_takes_a_model_takes_an_endpoint(
         "index": [*model, *data, "--index", "hnsw", "--output", "index", "--query", "what is abc"],
         "search": ["what is abc", *model, *data],
     }
+    # In a fusion, and as the first part of a reranking.
+    judge = tmp_path / "judge"
+    write_cross_encoder(tiny_encoder, judge)
+    for name, system in {"fused": "openai:judge+bm25", "reranked": f"openai:judge>{judge}@5"}.items():
+        words = ["--model", system, *model[2:]]
+        commands[f"evaluate {name}"] = [
+            *words, "--datasets", str(letters), "--tracker", "none", "--output", name, "--metrics", "ndcg@10"
+        ]  # fmt: skip
+        commands[f"search {name}"] = ["what is abc", *words, *data]
     for command, words in commands.items():
-        assert run(command, words) == 0, command
+        assert run(command.split()[0], words) == 0, command
     out, err = capsys.readouterr()
     assert set(paid(served).values()) == {1}
     assert len(paid(served)) > 160

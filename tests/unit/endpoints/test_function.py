@@ -19,11 +19,14 @@ def test_a_function_and_a_library_model_are_measured(tiny_encoder: Path, letters
     def encode(texts: list[str], side: str) -> Any:
         return model.encode_queries(texts) if side == "query" else model.encode_passages(texts)
 
-    systems = {"here": model, "mine": encode, "library": SentenceTransformer(str(tiny_encoder), device="cpu")}
+    library = SentenceTransformer(str(tiny_encoder), device="cpu")
+    systems = {"here": model, "mine": encode, "library": library, "both": f"bm25+{tiny_encoder}", "fused": "bm25+mine"}
     report = rt.evaluate(systems, letters)
-    here, mine, library = (report.metrics[name]["letters"] for name in systems)
+    here, mine, library, both, fused = (report.metrics[name]["letters"] for name in systems)
     assert mine == pytest.approx(here, abs=1e-6)
     assert library == pytest.approx(here, abs=1e-3)
+    assert fused == pytest.approx(both, abs=1e-6)
+    assert report.to_pandas()["ndcg_at_10"].iloc[4] != report.to_pandas()["ndcg_at_10"].iloc[1]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from raytriever.evaluation.datasets import describe_datasets
 from raytriever.evaluation.differences.significance import pairs_with
 from raytriever.evaluation.document import format_results, thresholds_markdown
 from raytriever.evaluation.job import run_evaluation
+from raytriever.evaluation.names import Bm25
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluationJob, read_models
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, read_models
 from raytriever.evaluation.results import Results, check_output
 from raytriever.evaluation.systems import Encoders
 from raytriever.metrics.auc import pooled_auc
@@ -253,14 +254,15 @@ def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
 def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -> None:
     import torch
 
-    models = read_models(["bm25", f"a={tiny_encoder}", f"b={tiny_encoder}"], ModelConfig())
+    a, b = ModelConfig(str(tiny_encoder)), ModelConfig(str(tiny_encoder), query_length=9)
+    models = [EvaluatedModel("bm25", Bm25()), EvaluatedModel("a", a), EvaluatedModel("b", b)]
     cpu = torch.device("cpu")
     both, one = (Encoders(models, "fp32", cpu, print, limit) for limit in (2**30, 1))
-    assert both["a"] is both["a"]
-    first = one["a"]
-    assert one["a"] is first
-    assert one["b"] is not both["b"]
-    assert one["a"] is not first  # it had to give way, and was loaded again
+    assert both[a] is both[a]
+    first = one[a]
+    assert one[a] is first
+    assert one[b] is not both[b]
+    assert one[a] is not first  # it had to give way, and was loaded again
     assert list(one.systems) == ["bm25", "a", "b"]
     assert one.systems["b"]["width"] == 32
 

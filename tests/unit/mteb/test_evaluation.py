@@ -14,6 +14,7 @@ import pytest
 import raytriever as rt
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
+from raytriever.evaluation.names import Bm25
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.evaluation.results import Results
@@ -284,4 +285,4 @@ def test_bm25_is_no_model_of_mteb() -> None:
 
     config = EvaluationConfig(suite="mteb", tasks="SciFact")
     with pytest.raises(ConfigError, match="bm25 is no encoder"):
-        build_mteb_job([EvaluatedModel("bm25", None)], config, [], [], None, 0.01)
+        build_mteb_job([EvaluatedModel("bm25", Bm25())], config, [], [], None, 0.01)

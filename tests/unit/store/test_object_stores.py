@@ -15,9 +15,10 @@ import pytest
 from raytriever.api.models import path_of
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.evaluation.names import SYSTEM
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.models.config import ModelConfig
-from raytriever.paths import DATASET, EMBEDDINGS, MODEL, MODELS, NEGATIVES, PATH, SCORES, runs_folder
+from raytriever.paths import DATASET, EMBEDDINGS, MODEL, NEGATIVES, PATH, SCORES, runs_folder
 from raytriever.store import lease, objects, owner, remote
 from raytriever.store import lock as locking
 from raytriever.store.cache import cache_folder
@@ -62,7 +63,7 @@ def test_settings_and_arguments_that_name_paths_take_addresses(monkeypatch: pyte
     for read in (path_of, PATH, MODEL, EMBEDDINGS, NEGATIVES):
         assert address_of(read(uri)) == uri
     assert SCORES(f"{uri}/a,{uri}/b") == f"{copy_of(uri)}/a,{copy_of(uri)}/b"
-    assert MODELS(f"mine={uri}") == f"mine={copy_of(uri)}"
+    assert SYSTEM(f"mine={uri}") == f"mine={copy_of(uri)}"
     assert DATASET(uri) == uri  # rows are read where they are
     monkeypatch.setenv("RAYTRIEVER_RUNS", uri)
     monkeypatch.setenv("RAYTRIEVER_CACHE", uri)

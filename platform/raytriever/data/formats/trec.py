@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
@@ -111,7 +111,15 @@ _FORM = "a line is `query Q0 document rank score tag`"
 def read_run(
     where: str, dataset: RetrievalDataset, queries: Sequence[int], depth: int
 ) -> Int64[ndarray, "queries depth"]:
-    """Return the `depth` best documents of each query in a path or URI, -1 in empty slots; others are skipped.
+    """Return the `depth` best documents of each query in a path or URI; see `read_scored_run`."""
+    documents = read_scored_run(where, dataset, queries)[1][:, :depth]
+    return np.pad(documents, ((0, 0), (0, depth - documents.shape[1])), constant_values=-1)
+
+
+def read_scored_run(
+    where: str, dataset: RetrievalDataset, queries: Sequence[int]
+) -> tuple[Float64[ndarray, "queries ranked"], Int64[ndarray, "queries ranked"]]:
+    """Return scores and documents of each query in a path or URI, -inf and -1 in empty slots; others are skipped.
 
     As in trec_eval, scores order the documents and written ranks are ignored. Of equal scores, the larger document id
     comes first. Percent-encoded ids are decoded, because white space must be encoded.
@@ -133,11 +141,17 @@ def read_run(
         rankings[row].append((score, dataset.documents.ids[position], position))
     if not any(rankings):
         raise DataError(f"ranks none of the {len(queries):,} queries", where, f"is it a run over {dataset.name}?")
-    table = np.full((len(queries), depth), -1, dtype=np.int64)
-    for row, ranked in enumerate(rankings):
-        best = list(dict.fromkeys(position for _, _, position in sorted(ranked, reverse=True)))[:depth]
-        table[row, : len(best)] = best
-    return table
+    best = []
+    for ranked in rankings:
+        scores: dict[int, float] = {}  # of a repeated document the highest
+        for score, _, position in sorted(ranked, reverse=True):
+            scores.setdefault(position, score)
+        best.append(scores)
+    table = np.full((len(queries), max(map(len, best))), -1, dtype=np.int64)
+    values = np.full(table.shape, -np.inf)
+    for row, scores in enumerate(best):
+        table[row, : len(scores)], values[row, : len(scores)] = list(scores), list(scores.values())
+    return values, table
 
 
 def run_lines(where: str) -> Iterator[tuple[str, str, str, float]]:

@@ -65,8 +65,7 @@ def test_actors_write_what_one_process_writes(session: None, case: Case) -> None
 
 def test_actors_copy_what_earlier_stores_have_and_encode_the_rest(session: None, case: Case) -> None:
     first = StoreWriter(case.folder / "cache" / "embeddings" / "first", case.plan)
-    encode_store(first, case.config, case.retriever, case.dataset)
-    embeddings = first.finish().array()
+    embeddings = encode_store(first, case.config, case.retriever, case.dataset).array()
     texts = [*case.dataset.passages()]
     rows = ["ab", *texts[:40], "abc", *texts[40:]]
     dataset = open_dataset(write_beir(case.folder / "numbers", rows, ["a"]), [])

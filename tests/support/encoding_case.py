@@ -47,11 +47,13 @@ class Case:
     retriever: Retriever
     dataset: RetrievalDataset
     folder: Path
+    shard_rows: int = 48
+    batch_tokens: int | None = None
 
     @property
     def plan(self) -> EmbeddingPlan:
         whole = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
-        return replace(whole, shard_rows=48)
+        return replace(whole, shard_rows=self.shard_rows, batch_tokens=self.batch_tokens)
 
     def encode(self, name: str = "store", **changes: object) -> EmbeddingStore:
         writer = StoreWriter(self.folder / name, replace(self.plan, **changes))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from beir import write_beir
 from deadly_encoder import LoadDeadly
-from encoding_case import Case
+from encoding_case import Case, files
 
 from raytriever.cluster.pool import ActorPool
 from raytriever.data.prepare.open import open_dataset
@@ -43,12 +43,11 @@ def deadly(case: Case) -> ShardEncoder:
 
 
 def test_actors_write_what_one_process_writes(session: None, case: Case) -> None:
-    files = []
+    stores = []
     for name, run in {"alone": encode_in_process, "actors": POOL.encode}.items():
         writer = StoreWriter(case.folder / name, case.plan)
-        path = encode_store(writer, case.config, case.retriever, case.dataset, run).path
-        files.append({file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()})
-    assert files[0] == files[1]
+        stores.append(files(encode_store(writer, case.config, case.retriever, case.dataset, run).path))
+    assert stores[0] == stores[1]
     assert len(list(case.folder.glob("actors/*/*.embeddings.npy"))) == 6
 
 

@@ -17,6 +17,10 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 def plan_of(embeddings: ndarray, shard_rows: int, dtype: str = "fp32") -> EmbeddingPlan:
     """Plan of a store of these embeddings, with an encoder and a data set that are not there."""
     return EmbeddingPlan(

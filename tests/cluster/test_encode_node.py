@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from beir import write_beir
+from encoding_case import files
 from processes import children_of, ended, processes, wait_for
 from ray.cluster_utils import Cluster
 
@@ -29,10 +30,6 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     return write_beir(tmp_path / "long", ["abcdefghij"[: n % 9 + 1] * 5 for n in range(SHARDS * 1_024)], ["a"])
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_the_death_of_a_node_changes_no_byte(

@@ -123,22 +123,14 @@ def round_sums(
 
 
 def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, positions: ndarray | None = None) -> None:
-    """Check that all vectors are finite, a block at a time. The positions count from 0 if None."""
+    """Raise `ModelError` unless all vectors are finite, a block at a time. The positions count from 0 if None."""
     for start in range(0, len(vectors), _CHECKED_ROWS):
-        block = vectors[start : start + _CHECKED_ROWS]
-        where = np.arange(start, start + len(block)) if positions is None else positions[start : start + len(block)]
-        refuse_not_finite(np.isfinite(block).all(axis=1), name, where)
-
-
-def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: ndarray) -> None:
-    """Check that all vectors are finite.
-
-    Raises:
-        ModelError: a vector is not finite; the error names the first one.
-    """
-    if not finite.all():
-        remedy = "the encoder's weights are broken or overflow in bf16: train or load them again, and encode again"
-        raise ModelError(f"the embedding of {name} {positions[np.argmin(finite)]} is not finite", remedy=remedy)
+        finite = np.isfinite(vectors[start : start + _CHECKED_ROWS]).all(axis=1)
+        if not finite.all():
+            row = start + int(np.argmin(finite))
+            remedy = "the encoder's weights are broken or overflow in bf16: train or load them again, and encode again"
+            what = f"the embedding of {name} {row if positions is None else positions[row]} is not finite"
+            raise ModelError(what, remedy=remedy)
 
 
 # The threads of OpenMP do not survive a fork: FAISS and torch would hang there.

@@ -75,23 +75,24 @@ class ExcludedDocuments:
     reasons: Int8[ndarray, " rows"]
 
     @classmethod
-    def of(
-        cls,
-        queries: Int64[ndarray, " selected"],
-        pairs: tuple[Int64[ndarray, " pairs"], Int64[ndarray, " pairs"]],
-        query_groups: Int64[ndarray, " queries"],
-        document_groups: Int64[ndarray, " documents"],
-        own: Int64[ndarray, " selected"],
-    ) -> ExcludedDocuments:
-        """Collect the excluded documents of some queries.
+    def of_split(cls, dataset: RetrievalDataset, split: str) -> ExcludedDocuments:
+        """Collect the excluded documents of the queries of a split that have a relevant document, in their order.
 
-        Args:
-            pairs: positions of queries and of documents relevant to them, in any split.
-            query_groups, document_groups: a number below 2^31 for each position; equal for equal texts.
-            own: the document with the query's id; -1 if there is none.
+        Documents judged relevant in any open split of the data set are excluded.
         """
-        rows, documents = _members(query_groups[queries], query_groups[pairs[0]], pairs[1])
+        queries = dataset.positives(split).queries
+        judged = [each.where(each.scores > 0) for each in dataset.judgements.values()]
+        relevant = np.concatenate([each.documents for each in judged])
+        query_groups, document_groups = (  # one number for equal texts
+            each.copies.first(np.arange(len(each))) for each in (dataset.queries, dataset.documents)
+        )
+        owners = query_groups[np.concatenate([each.queries for each in judged])]
+        rows, documents = _members(query_groups[queries], owners, relevant)
         twins, same = _members(document_groups[documents], document_groups, np.arange(len(document_groups)))
+        names = entries(dataset.queries.ids, queries)
+        wanted = set(names)
+        positions = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
+        own = np.array([positions.get(name, -1) for name in names], dtype=np.int64)
         with_own = np.flatnonzero(own >= 0)
         rows = np.concatenate([rows, rows[twins], with_own])
         reasons = np.repeat([RELEVANT, SAME_TEXT, OWN_ID], [len(documents), len(same), len(with_own)])
@@ -103,24 +104,6 @@ class ExcludedDocuments:
         order = order[first]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[order], minlength=len(queries)))])
         return cls(offsets.astype(np.int64), documents[order], reasons[order].astype(np.int8))
-
-    @classmethod
-    def of_split(cls, dataset: RetrievalDataset, split: str) -> ExcludedDocuments:
-        """Collect the excluded documents of the queries of a split that have a relevant document, in their order.
-
-        Documents judged relevant in any open split of the data set are excluded.
-        """
-        queries = dataset.positives(split).queries
-        rows = [each.where(each.scores > 0) for each in dataset.judgements.values()]
-        pairs = np.concatenate([each.queries for each in rows]), np.concatenate([each.documents for each in rows])
-        names = entries(dataset.queries.ids, queries)
-        wanted = set(names)
-        positions = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
-        own = np.array([positions.get(name, -1) for name in names], dtype=np.int64)
-        query_groups, document_groups = (
-            each.copies.first(np.arange(len(each))) for each in (dataset.queries, dataset.documents)
-        )
-        return cls.of(queries, pairs, query_groups, document_groups, own)
 
     @property
     def counts(self) -> Int64[ndarray, " queries"]:

@@ -48,8 +48,6 @@ DEFAULT_NEGATIVES = 30
 _BM25 = ORIGINS.index("bm25")
 # Methods whose scores are those of a scorer.
 _SCORER_OF = {"bm25": "bm25", "dense": "encoder"}
-
-
 _FILE = "block.npz"
 # Type and shape of each array in the file.
 _EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from encoding_case import Case
+from encoding_case import Case, files
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.unanswerable import with_questions
@@ -27,10 +27,6 @@ from raytriever.store.commit import read_manifest
 
 def shard_file(store: EmbeddingStore, number: int) -> Path:
     return file_of(shard_path(store.path, store.plan.key, number), "embeddings")
-
-
-def files(folder: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 # How far a stored row may be from the row of length one, and what it may cost in bytes.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from beir import write_rows
+from encoding_case import files
 
 from raytriever.cli.main import run
 from raytriever.data.dataset import RetrievalDataset
@@ -77,10 +78,6 @@ def corpus(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Retriever, "encode", counted)
     return corpus
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 VERSIONS = {

@@ -14,17 +14,17 @@ from synthetic import control
 from indexes import write_index
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import IndexConfig
+from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.faiss_finders import Ivf, default_code_bytes
 from raytriever.index.approximate.index import ApproximateIndex, Finder, recall
-from raytriever.index.approximate.store import KINDS, read_index, write_embeddings
+from raytriever.index.approximate.store import read_index, write_embeddings
 from raytriever.index.approximate.vamana import Vamana
 from raytriever.index.exact import top_k
 from raytriever.index.score import check_finite
 from raytriever.reading.arrays import read_array
 
 SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
-CONFIGS = {kind: IndexConfig(index=kind, degree=16, build_beam=60, nearest=20) for kind in KINDS}
+CONFIGS = {kind: IndexConfig(index=kind, degree=16, build_beam=60, nearest=20) for kind in INDEXES}
 CONFIGS["ivfpq"] = IndexConfig(index="ivfpq", lists=8, code_bytes=12)
 TIES = np.arange(1_200)[::-1].copy()
 # Above it at an effort of 40; a code of 12 bytes is coarse.
@@ -44,7 +44,7 @@ def exact(queries: ndarray, k: int) -> tuple[ndarray, ndarray]:
     return top_k(queries, SET.documents, k, TIES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INDEXES)
 def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: Path) -> None:
     queries = np.concatenate([SET.shifted, SET.unshifted])
     index = index_of(build(kind, 1))
@@ -128,7 +128,7 @@ def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> 
 
 
 # Codes of a byte are learnt from at least 256 documents.
-SIZES = [(kind, count) for kind in KINDS for count in (1, 2, 7, 300) if kind != "ivfpq" or count >= 256]
+SIZES = [(kind, count) for kind in INDEXES for count in (1, 2, 7, 300) if kind != "ivfpq" or count >= 256]
 
 
 @pytest.mark.fast_every(12)

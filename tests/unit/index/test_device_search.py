@@ -67,26 +67,6 @@ def test_vectors_of_extreme_lengths(scale: str, cuda: torch.device) -> None:
     assert_equal_to_the_cpu(embeddings(9, 12, 1), documents, 30, cuda)
 
 
-@pytest.mark.parametrize("k", [5, 100])
-def test_a_corpus_beyond_the_memory_is_copied_for_each_search(
-    k: int, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queries, documents = embeddings(20), embeddings(5_000, seed=1)
-    reads = []
-
-    def blocks() -> list[tuple[int, ndarray]]:
-        reads.append(1)
-        return [(0, documents)]
-
-    monkeypatch.setattr(exact, "free_memory", lambda device: 5_000 * 40 * 4)
-    corpus = Corpus(blocks, TieOrder.of(np.arange(5_000)), cuda)
-    expected = top_k(queries, documents, k, np.arange(5_000), CPU)
-    for number in (1, 2):
-        actual = corpus.top_k(queries, k)
-        assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
-        assert len(reads) == number
-
-
 def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.device) -> None:
     queries, documents = embeddings(20), embeddings(3_000, seed=1)
     blocks = [(2_000, documents[2_000:]), (0, documents[:13]), (13, documents[13:2_000])]
@@ -101,21 +81,25 @@ def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.de
         top_k(queries, documents, 3, np.arange(3_000), device=cuda)
 
 
-@pytest.mark.slow
-def test_a_corpus_is_copied_once_for_several_searches(cuda: torch.device) -> None:
+@pytest.mark.parametrize("fits", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_corpus_is_copied_once_for_several_searches_if_it_fits(
+    fits: bool, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents, reads = embeddings(1_200, seed=1), []
 
     def blocks() -> list[tuple[int, ndarray]]:
         reads.append(1)
         return [(900, documents[900:]), (0, documents[:900])]
 
+    if not fits:
+        monkeypatch.setattr(exact, "free_memory", lambda device: 1_200 * 40 * 4)
     ties = np.random.default_rng(2).permutation(1_200)
     corpus = Corpus(blocks, TieOrder.of(ties), cuda)
-    for number, k in enumerate((5, 2_000)):
+    for number, k in enumerate((5, 100, 2_000)):
         queries = embeddings(20, seed=3 + number)
         expected = top_k(queries, documents, k, ties, device=CPU)
         assert [array.tobytes() for array in corpus.top_k(queries, k)] == [array.tobytes() for array in expected]
-    assert len(reads) == 1
+    assert len(reads) == (1 if fits else 3)
     documents[123, 3] = np.nan
     with pytest.raises(ModelError, match="document 123 is not finite"):
         Corpus(blocks, TieOrder.of(ties), cuda).top_k(queries, 5)

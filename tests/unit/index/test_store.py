@@ -49,10 +49,6 @@ def seal(folder: Path, to: Path, change: Callable[[Path], None], **meta: object)
     return to
 
 
-def test_an_index_is_read(made: Path, tmp_path: Path) -> None:
-    assert read_index(seal(made, tmp_path / "index", lambda folder: None)).embeddings.shape == (60, 8)
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_arrays_that_do_not_fit_end_in_one_line(made: Path, tmp_path: Path, name: str) -> None:
     change, message = CHANGES[name]

@@ -104,45 +104,23 @@ def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
         assert score == scores[int(query), int(document)]
 
 
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets an entry for each time that a corpus is read."""
-    reads: list[int] = []
-    read = Corpus._read
-    monkeypatch.setattr(Corpus, "_read", lambda *arguments: reads.append(1) or read(*arguments))
-    return reads
-
-
-def test_mining_copies_the_embeddings_to_a_gpu_once(
-    word_data: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fits", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_mining_copies_the_embeddings_to_a_gpu_once_if_they_fit(
+    word_data: tuple[RetrievalDataset, Embeddings], fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset, embeddings = word_data
     config = MiningConfig(method="dense", num_negatives=2, range_max=5)
     expected = mine(dataset, "train", config, embeddings=embeddings).table
     monkeypatch.setattr(miner, "BLOCK", 20)
-    blocks = []
-    run = Corpus.keys
+    blocks, reads, run, read = list[int](), list[int](), Corpus.keys, Corpus._read
     monkeypatch.setattr(Corpus, "keys", lambda *arguments: blocks.append(1) or run(*arguments))
+    monkeypatch.setattr(Corpus, "_read", lambda *arguments: reads.append(1) or read(*arguments))
     monkeypatch.setattr(exact, "default_device", lambda: CUDA)
-    reads = count_reads(monkeypatch)
+    if not fits:
+        needed = 4 * embeddings.queries.shape[1] * len(embeddings.documents)
+        monkeypatch.setattr(exact, "free_memory", lambda device: needed)
     with simulated_gpu():
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert len(blocks) > 2
     assert np.array_equal(table.documents, expected.documents)
-    assert reads == [1]
-
-
-@pytest.mark.slow
-def test_a_corpus_beyond_the_memory_gives_the_same_table(
-    word_data: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset, embeddings = word_data
-    config = MiningConfig(method="dense", num_negatives=2, range_max=5)
-    expected = mine(dataset, "train", config, embeddings=embeddings).table
-    monkeypatch.setattr(miner, "BLOCK", 20)
-    monkeypatch.setattr(
-        exact, "free_memory", lambda device: 4 * embeddings.queries.shape[1] * len(embeddings.documents)
-    )
-    monkeypatch.setattr(exact, "default_device", lambda: CUDA)
-    with simulated_gpu():
-        table = mine(dataset, "train", config, embeddings=embeddings).table
-    assert np.array_equal(table.documents, expected.documents)
+    assert len(reads) == (1 if fits else len(blocks))

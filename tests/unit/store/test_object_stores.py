@@ -10,10 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from encoding_case import plan_of, write_shards
 
 from raytriever.api.models import path_of
 from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.store import EmbeddingStore
+from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.evaluation.names import SYSTEM
 from raytriever.evaluation.request import EvaluatedModel
@@ -162,6 +166,23 @@ def test_workers_of_several_machines_commit_one_directory(
     machine("three")
     assert sorted(read_manifest(path_of(uri))["files"]) == ["first.bin", "second.bin"]
     assert sorted(os.listdir(path_of(uri))) == ["first.bin", "manifest.json", "second.bin"]
+
+
+def test_machines_write_the_shards_of_one_store_of_embeddings(machine: Callable[[str], None], uri: str) -> None:
+    embeddings = np.arange(320, dtype=np.float32).reshape(40, 8)
+    plan = plan_of(embeddings, 16)
+    machine("two")
+    StoreWriter(path_of(uri), plan).begin()
+    write_shards(StoreWriter(path_of(uri), plan), embeddings, [2])
+    machine("one")
+    writer = StoreWriter(path_of(uri), plan)
+    writer.begin()
+    write_shards(writer, embeddings, [0, 1])
+    assert (writer.finish().array() == embeddings).all()
+    machine("three")
+    complete(path_of(uri))
+    assert (EmbeddingStore.open(path_of(uri)).array() == embeddings).all()
+    assert sorted(os.listdir(path_of(uri))) == sorted([plan.key[:16], "manifest.json"])
 
 
 def test_an_object_that_is_a_folder_too_is_refused(machine: Callable[[str], None], uri: str) -> None:
@@ -366,9 +387,10 @@ def test_a_large_file_of_an_unfinished_directory_is_uploaded_once(
     lock = acquire(path)
     (path / "work").mkdir(parents=True)
     put_file(path / "data.npy", path / "work", save)
-    lock.push_changes()
+    push_meanwhile()
     assert uploads == ["data.npy"]
     (path / "data.npy").write_text("other bytes than before")
+    is_pushing.append(True)
     lock.release()
     assert uploads == ["data.npy", "data.npy"]
     machine("two")

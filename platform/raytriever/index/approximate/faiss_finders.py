@@ -29,7 +29,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.index import Proposal
+from raytriever.index.approximate.index import Proposal, check_shape
 
 FILE = "index.faiss"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.
@@ -63,9 +63,7 @@ def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
         index = faiss.read_index(str(folder / FILE))
     except RuntimeError as error:
         raise StorageError("this version of FAISS cannot read the index", str(folder), "build it again") from error
-    if (index.ntotal, index.d) != shape:
-        reason = f"holds {index.ntotal:,} vectors of width {index.d}, expected {shape[0]:,} of width {shape[1]}"
-        raise StorageError(reason, str(folder / FILE), "build the index again")
+    check_shape((index.ntotal, index.d), shape, folder / FILE)
     return index
 
 

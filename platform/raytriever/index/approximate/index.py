@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.errors import ModelError
+from raytriever.errors import ModelError, StorageError
 from raytriever.index.exact import check_count
 from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
 from raytriever.index.score import check_finite, pair_scores, refuse_forked
@@ -130,6 +130,13 @@ class ApproximateIndex:
             raise ModelError(what, remedy="encode both with the same model")
         check_finite(queries, "query")
         return np.ascontiguousarray(queries, np.float32)
+
+
+def check_shape(stored: tuple[int, int], shape: tuple[int, ...], where: Path) -> None:
+    """Raise `StorageError` if the structures of a finder are of other rows or another width than the embeddings."""
+    if stored != shape:
+        what = f"holds {stored[0]:,} vectors of width {stored[1]}, expected {shape[0]:,} of width {shape[1]}"
+        raise StorageError(what, str(where), "build the index again")
 
 
 def recall(retrieved: Int64[ndarray, "queries k"], true: Int64[ndarray, "queries k"]) -> Float64[ndarray, " queries"]:

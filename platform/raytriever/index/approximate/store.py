@@ -43,7 +43,6 @@ _READERS: dict[str, Callable[[Path, ndarray], Finder]] = {
     "vamana": lambda folder, embeddings: Vamana.load(folder, embeddings.shape),
     "roargraph": lambda folder, embeddings: RoarGraph.load(folder, embeddings),
 }
-KINDS = tuple(_READERS)
 
 
 class _Meta(TypedDict):
@@ -68,7 +67,7 @@ def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, 
 
 
 def save_index(folder: Path, index: ApproximateIndex, kind: str) -> dict[str, Any]:
-    """Write all of an index but its embeddings, and return its entries of the manifest; `kind` is one of `KINDS`."""
+    """Write all of an index but its embeddings, and return its entries of the manifest; `kind` is one of `INDEXES`."""
     np.save(folder / TIES, index.ties, allow_pickle=False)
     (folder / FINDER).mkdir()
     index.finder.save(folder / FINDER)

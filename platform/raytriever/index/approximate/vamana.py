@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, UInt64
 from numpy import ndarray
 
-from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.index import Proposal
+from raytriever.errors import ConfigError, setting
+from raytriever.index.approximate.index import Proposal, check_shape
 
 # Pruning factor: an edge is removed if a detour is nearer by this factor; below 1 for the dot product.
 ALPHA = 0.95
@@ -74,11 +74,7 @@ class Vamana:
         config, graph, data = (str(folder / name) for name in _FOLDERS)
         vectors = svs.VectorDataLoader(data, svs.DataType.float32)
         index = svs.Vamana(config, svs.GraphLoader(graph), vectors, svs.DistanceType.MIP, num_threads=1)
-        if (index.size, index.dimensions) != shape:
-            reason = (
-                f"holds {index.size:,} vectors of width {index.dimensions}, expected {shape[0]:,} of width {shape[1]}"
-            )
-            raise StorageError(reason, str(folder), "build the index again")
+        check_shape((index.size, index.dimensions), shape, folder)
         return cls(index)
 
 

@@ -101,7 +101,10 @@ def llama_index_rows(content: Row) -> list[Row] | None:
     )
     return [
         *({"_id": name, "text": text, _RELEVANT: None} for name, text in corpus.items()),
-        *({"_id": name, "text": queries.get(name), _RELEVANT: relevant.get(name) or []} for name in queries | relevant),
+        *(
+            {"_id": name, "text": queries.get(name), _RELEVANT: relevant.get(name) or []}
+            for name in {**queries, **relevant}
+        ),
     ]
 
 

@@ -11,7 +11,7 @@ TABLE = (("part", "price"), ("seal", "3"), ("hose", "4"))
 
 
 def word_file() -> bytes:
-    """Return a document with a title, headings, a list, a table with a header, a line break and a bookmark."""
+    """Return a document with headings, a list, a line break, a bookmark, and a table with two paragraphs in a cell."""
     from docx import Document
     from docx.oxml import OxmlElement
 
@@ -24,13 +24,15 @@ def word_file() -> bytes:
     heading._p.insert(1, mark)
     document.add_paragraph("Close the valve.", style="List Number")
     document.add_heading("Prices", 2)
-    fill(document.add_table(len(TABLE), 2))
+    table = document.add_table(len(TABLE), 2)
+    fill(table)
+    table.cell(1, 0).add_paragraph("ring")
     document.add_paragraph("Without tax.")
     return saved(document)
 
 
 def fill(table: Any) -> None:
-    """Write the cells of `TABLE`; the first one has two paragraphs in Word."""
+    """Write the cells of `TABLE`."""
     for row, texts in zip(table.rows, TABLE, strict=True):
         for cell, text in zip(row.cells, texts, strict=True):
             cell.text = text

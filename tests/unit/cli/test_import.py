@@ -9,6 +9,7 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
+from office import slide_file, word_file
 from pdf import write_endless_pdf, write_pdf
 
 from raytriever.cli.main import run
@@ -139,6 +140,20 @@ def test_pdf_files_are_read_within_a_limit(
     assert run("import", words(docs, tiny_encoder, "again")) == 0
     assert "c.pdf: takes longer than 1 s to read; print it to a new PDF file, or leave" in capsys.readouterr().out
     assert not active_children()
+
+
+def test_files_of_office(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (docs / "manual.docx").write_bytes(word_file())
+    (docs / "talk.pptx").write_bytes(slide_file(["Pumps"]))
+    (docs / "secret.docx").write_bytes(bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600))
+    questions = "question,file,anchor\nwhat about pumps,talk.pptx,slide=1\nwhat is the price,manual.docx,Prices\n"
+    (docs / "office.csv").write_text(questions)
+    assert run("import", words(docs, tiny_encoder, "out", "--questions", str(docs / "office.csv"))) == 0
+    assert "  secret.docx: is encrypted, or of Office 2003 or earlier; save a copy" in capsys.readouterr().out
+    ids = open_all_splits("out").documents.ids
+    assert {"manual.docx#installation", "manual.docx#prices", "talk.pptx#slide=1"} <= {
+        name.split(":")[0] for name in ids
+    }
 
 
 def test_files_that_cannot_be_read_are_skipped(

@@ -134,6 +134,7 @@ def test_html_that_a_browser_does_not_show_is_no_text() -> None:
     [
         ("a.md", "| part | price |\n|---|---|\n| seal | 3 |\n| hose | 4 |\n"),
         ("a.html", "<table><tr><th>part<th>price<tr><td>seal<td>3<tr><th>hose<td>4</table>"),
+        ("a.html", "<table><tr><th><p>part<th><p>price</p><tr><td><p>seal</p><td><br>3<tr><td>hose<td><p>4</table>"),
     ],
 )
 def test_rows_of_a_table_know_their_header(name: str, table: str) -> None:

@@ -34,10 +34,13 @@ def test_headings_of_word_are_sections_and_tables_keep_their_header() -> None:
     assert [(one.headings, one.anchor, one.text) for one in document.sections] == [
         (("Pump manual",), "pump-manual", "Before any heading."),
         (("Installation",), "installation", "Close the valve."),
-        (("Installation", "Prices"), "prices", "part | price\n\nseal | 3\n\nhose | 4\n\nWithout tax."),
+        (("Installation", "Prices"), "prices", "part | price\n\nseal ring | 3\n\nhose | 4\n\nWithout tax."),
     ]
     [rows] = document.sections[2].tables
-    assert (rows.header, document.sections[2].text[rows.start : rows.end]) == ("part | price", "seal | 3\n\nhose | 4")
+    assert (rows.header, document.sections[2].text[rows.start : rows.end]) == (
+        "part | price",
+        "seal ring | 3\n\nhose | 4",
+    )
 
 
 def test_slides_are_sections_with_title_table_and_notes() -> None:

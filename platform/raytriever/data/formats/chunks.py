@@ -17,26 +17,17 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.formats import tables
+from raytriever.data.formats import rows, tables
 from raytriever.data.formats.beir import read_ir_rows
 from raytriever.data.formats.plan import Part
-from raytriever.data.formats.rows import (
-    object_of,
-    read_batches,
-    read_elements,
-    read_lines,
-    read_object,
-    rows_of,
-    text_of,
-)
 from raytriever.data.records import BadRow, Records, bad_entry
 
 Column = Literal["documents", "queries", "judgements", "negatives"]
 COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
 _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
-    "parquet": read_batches,
-    "arrow": read_batches,
-    "array": read_elements,
+    "parquet": rows.read_batches,
+    "arrow": rows.read_batches,
+    "array": rows.read_elements,
     "ir": read_ir_rows,
 }
 
@@ -84,11 +75,11 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
         DataError: the file as a whole is missing, broken, empty or of another kind than it should be.
     """
     if part.rows is not None:
-        pieces = read_object(part.where, size, part.rows)
+        pieces = rows.read_object(part.where, size, part.rows)
     elif part.kind in _READERS:
         pieces = _READERS[part.kind](part.where, size)
     else:
-        pieces = (tables.read_rows if part.kind == "table" else read_lines)(part.where, size, part.header)
+        pieces = (tables.read_rows if part.kind == "table" else rows.read_lines)(part.where, size, part.header)
     for number, (first_row, payload) in enumerate(pieces):
         yield FileChunk(index, number, first_row, payload)
 
@@ -123,9 +114,9 @@ def last_row(part: Part, chunk: FileChunk) -> int:
 
 def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     if part.kind in ("parquet", "arrow"):
-        return rows_of(chunk.payload), _good
+        return rows.rows_of(chunk.payload), _good
     decoders = {"tsv": _columns, "table": tables.row_of}
-    return chunk.payload.split(b"\n"), decoders.get(part.kind, object_of)
+    return chunk.payload.split(b"\n"), decoders.get(part.kind, rows.object_of)
 
 
 def _good(row: Any) -> Any:
@@ -135,7 +126,7 @@ def _good(row: Any) -> Any:
 
 
 def _columns(row: bytes) -> list[str]:
-    return text_of(row.rstrip(b"\r")).split("\t")
+    return rows.text_of(row.rstrip(b"\r")).split("\t")
 
 
 def _as_text(row: Any) -> bytes:

@@ -42,7 +42,7 @@ def is_whole(source: Source) -> bool:
 
 def plan_folder(source: Source) -> plan.Plan:
     """Return the plan of a folder with a collection, which may be alone. Raise `DataError` if there are queries without
-    judgements, or judgements without queries."""
+    judgements, judgements without queries, or triples of texts."""
     patterns = (_COLLECTION, _QUERIES, _QRELS, _TRIPLES)
     collection, queries, qrels, triples = (plan.files_of(source, pattern) for pattern in patterns)
     if not collection or bool(queries) != bool(qrels or triples):
@@ -51,7 +51,10 @@ def plan_folder(source: Source) -> plan.Plan:
     parts = [plan.Part(file.where, "tsv", passage_columns) for file in collection]
     parts += [plan.Part(file.where, "tsv", topic_columns) for file in queries]
     for file in (*qrels, *triples):
-        parse = qrels_columns if file in qrels else triple_columns if has_triples(file.where) else triple_ids
+        if file in triples and has_triples(file.where):
+            what = "has texts, not ids of the collection next to it"
+            raise DataError(what, file.where, "move it into a folder of its own")
+        parse = qrels_columns if file in qrels else triple_ids
         parts.append(plan.Part(file.where, "tsv", parse, split=plan.split_if_named(file.path) or ""))
     return plan.Plan(NAME, tuple(parts), has_queries=bool(queries))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from raytriever.data.formats import plan
@@ -15,7 +14,6 @@ from raytriever.data.records import BadRow, Document, Records, content_id
 
 Row = Mapping[str, Any]
 CONTEXTS = "reference_contexts"
-_QUESTIONS = ("user_input", "query")
 _CORPUS, _QUERIES, _RELEVANT = "corpus", "queries", "relevant_docs"
 _HOP = re.compile(r"\A<\d+-hop>\s*")
 
@@ -102,32 +100,29 @@ def llama_index_rows(content: Row) -> list[Row] | None:
         plan.object_value(content.get(name, {}), name) for name in (_QUERIES, _CORPUS, _RELEVANT)
     )
     return [
-        *({"node_id": name, "text": text} for name, text in corpus.items()),
-        *({"query_id": name, "query": text, _RELEVANT: relevant.get(name)} for name, text in queries.items()),
-        *({"query_id": name, _RELEVANT: ids} for name, ids in relevant.items() if name not in queries),
+        *({"_id": name, "text": text, _RELEVANT: None} for name, text in corpus.items()),
+        *(
+            {"_id": name, "text": queries.get(name), _RELEVANT: relevant.get(name) or []}
+            for name in {**queries, **relevant}
+        ),
     ]
 
 
 def llama_index_row(row: Row, records: Records, split: str) -> None:
-    """Passage `{"node_id", "text"}`, or query `{"query_id", "query", "relevant_docs"}`, of an
+    """Passage `{"_id", "text", "relevant_docs": None}`, or query with a list of ids, of an
     `EmbeddingQAFinetuneDataset`."""
-    if _RELEVANT not in row:
-        records.documents.append(Document(plan.id_field(row, "node_id"), "", plan.string_field(row, "text")))
+    name = plan.id_field(row, "_id")
+    if row.get("text") is None:
+        raise BadRow(f"the id {name[:40]!r} has no text")
+    text, documents = plan.string_field(row, "text"), plan.list_of(row, _RELEVANT, plan.id_value)
+    if row[_RELEVANT] is None:
+        records.documents.append(Document(name, "", text))
         return
-    name = plan.id_field(row, "query_id")
-    if "query" not in row:
-        raise BadRow(f'"{_RELEVANT}" has the query id {name[:40]!r}, "{_QUERIES}" has not')
-    group = plan.QueryGroup(records, split, plan.string_field(row, "query"), name)
-    documents = plan.list_of(row, _RELEVANT, plan.id_value)
     if not documents:
         raise BadRow(f'"{_RELEVANT}" has no passage of the query {name[:40]!r}')
+    group = plan.QueryGroup(records, split, text, name)
     for document in documents:
         group.judged(document)
-
-
-def llama_index(fields: frozenset[str]) -> plan.RowParser | None:
-    """Return the parser of rows of `llama_index_rows` with these fields; None for other fields."""
-    return llama_index_row if fields in ({"node_id", "text"}, {"query_id", "query", _RELEVANT}) else None
 
 
 def contexts_rows(content: Row) -> list[Any] | None:
@@ -136,15 +131,9 @@ def contexts_rows(content: Row) -> list[Any] | None:
     return examples if isinstance(examples, list) else None
 
 
-def contexts_row(question: str, row: Row, records: Records, split: str) -> None:
+def contexts_row(row: Row, records: Records, split: str) -> None:
     """Row of a test set of ragas, `{"user_input", "reference_contexts"}`, or of LlamaIndex, `{"query",
     "reference_contexts"}`: each context is a positive. The marks `<1-hop>` that ragas writes in front are left out."""
-    group = plan.QueryGroup(records, split, plan.string_field(row, question))
+    group = plan.QueryGroup(records, split, plan.string_field(row, "query" if "query" in row else "user_input"))
     for text in plan.texts_field(row, CONTEXTS):
         group.judged(group.document("", plan.text_value(_HOP.sub("", text), CONTEXTS)))
-
-
-def contexts(fields: frozenset[str]) -> plan.RowParser | None:
-    """Return the parser of rows with a question and its contexts; None for other fields."""
-    question = next((name for name in _QUESTIONS if name in fields), None)
-    return partial(contexts_row, question) if question and CONTEXTS in fields else None

@@ -107,12 +107,12 @@ FORMATS = {
     ),
     "ragas": Format(
         "ragas: user_input (query), reference_contexts",
-        question_answering.contexts,
+        rows_with(question_answering.contexts_row, question_answering.CONTEXTS),
         rows=question_answering.contexts_rows,
     ),
     "llamaindex": Format(
         "llamaindex: queries, corpus, relevant_docs",
-        question_answering.llama_index,
+        rows_with(question_answering.llama_index_row, "_id", "text", "relevant_docs"),
         rows=question_answering.llama_index_rows,
     ),
     "triples": Format(f"triples: {colbert.TRIPLE} without a header", rows_with(colbert.triple_columns, colbert.TRIPLE)),

@@ -71,7 +71,7 @@ def parse_slides(stream: BinaryIO) -> ParsedDocument:
             for shape in (shape for path in notes for shape in _shapes(_xml(archive, path))):
                 if _placeholder(shape) == "body":
                     _add_shape(outline, shape, archive, parts)
-            if not outline.has_blocks:
+            if not outline.blocks:
                 outline.add_block(title)
     return outline.finish()
 

@@ -49,14 +49,18 @@ class ParsedDocument:
 
 @dataclass
 class Outline:
-    """Collector of headings and blocks in the order of the document; their characters are made plain."""
+    """Collector of headings and blocks in the order of the document; their characters are made plain.
+
+    Args:
+        blocks: those of the section that was begun.
+    """
 
     title: str = ""
+    blocks: list[str] = field(default_factory=list)
     _sections: list[Section] = field(default_factory=list)
     _path: list[tuple[int, str]] = field(default_factory=list)
     _anchor: str = ""
     _anchors: Counter[str] = field(default_factory=Counter)
-    _blocks: list[str] = field(default_factory=list)
     _header: list[str] = field(default_factory=list)
     _in_body: bool = False
     _headers: dict[int, str] = field(default_factory=dict)  # of the blocks that are rows of a table
@@ -79,26 +83,21 @@ class Outline:
         """Add a paragraph, a list item or a block of code; an empty one adds nothing."""
         text = plain_characters(text)
         if text.strip():
-            self._blocks.append(text.strip("\n").rstrip())
+            self.blocks.append(text.strip("\n").rstrip())
 
     def add_row(self, text: str, is_header: bool) -> None:
         """Add a row of a table. Rows of the header are those before the first other row."""
-        before = len(self._blocks)
+        before = len(self.blocks)
         self.add_block(text)
         if is_header and not self._in_body:
-            self._header += self._blocks[before:]
-        elif len(self._blocks) > before:
+            self._header += self.blocks[before:]
+        elif len(self.blocks) > before:
             self._in_body = True
             self._headers[before] = _SEPARATOR.join(self._header)
 
     def end_table(self) -> None:
         """End a table: the next row begins another one."""
         self._header, self._in_body = [], False
-
-    @property
-    def has_blocks(self) -> bool:
-        """Return whether the section that was begun has text."""
-        return bool(self._blocks)
 
     def add_page(self, number: int, headings: tuple[str, ...], text: str) -> None:
         """Add a page of a document of pages as a section; `number` counts from 1."""
@@ -111,16 +110,16 @@ class Outline:
         return ParsedDocument(squeeze(plain_characters(self.title))[:_LONGEST_HEADING], tuple(self._sections))
 
     def _end_section(self) -> None:
-        if self._blocks:
+        if self.blocks:
             headings = tuple(title for _, title in self._path)
-            text = _SEPARATOR.join(self._blocks)
+            text = _SEPARATOR.join(self.blocks)
             self._sections.append(Section(headings, self._anchor, text, tuple(self._tables())))
-            self._blocks, self._headers = [], {}
+            self.blocks, self._headers = [], {}
 
     def _tables(self) -> Iterator[TableRows]:
         start = 0
         rows: TableRows | None = None
-        for number, block in enumerate(self._blocks):
+        for number, block in enumerate(self.blocks):
             header, end = self._headers.get(number, ""), start + len(block)
             if rows is not None and rows.header != header:
                 yield rows

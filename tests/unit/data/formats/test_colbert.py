@@ -110,6 +110,9 @@ def test_a_folder_that_is_not_whole_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "queries.tsv").rename(tmp_path / "qrels.tsv")
     with pytest.raises(DataError, match=r"no queries\.tsv in it; it holds collection\.tsv, qrels\.tsv; add it, with t"):
         recognise(Source.open(tmp_path))
+    folder(tmp_path, triples=triples(1), qrels=QRELS)
+    with pytest.raises(DataError, match=r"triples\.tsv: has texts, not ids of the collection next to it; move it into"):
+        recognise(Source.open(tmp_path))
 
 
 def triples(count: int) -> str:

@@ -91,10 +91,10 @@ def test_a_data_set_of_llama_index(tmp_path: Path, read, indent: int | None) -> 
     ("change", "reason"),
     [
         ({"relevant_docs": {"a": ["1"]}}, "\"relevant_docs\" has no passage of the query 'b'"),
-        ({"relevant_docs": {"a": ["1"], "b": ["2"], "c": ["1"]}}, '"relevant_docs" has the query id \'c\', "queries"'),
+        ({"relevant_docs": {"a": ["1"], "b": ["2"], "c": ["1"]}}, "the id 'c' has no text"),
         ({"relevant_docs": {"a": ["1"], "b": "2"}}, '"relevant_docs" is str, not a list'),
-        ({"corpus": {"1": CONTEXT, "2": None}}, '"text" is NoneType, not a string'),
-        ({"queries": {"a": "who?", "b": ""}}, 'empty "query"'),
+        ({"corpus": {"1": CONTEXT, "2": None}}, "the id '2' has no text"),
+        ({"queries": {"a": "who?", "b": ""}}, 'empty "text"'),
     ],
 )
 def test_a_bad_row_of_llama_index(tmp_path: Path, read, change: dict[str, Any], reason: str) -> None:

@@ -9,9 +9,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))
 from network import Hosts
 
 REPOSITORY = Path(__file__).parents[2]
-STEPS = 300
+STEPS = 600
 pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(1500)]
 
 CONFIGURATION = """
@@ -28,7 +27,7 @@ SlurmctldHost=h1({addresses[0]})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/socket
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -60,58 +59,44 @@ class Slurm:
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self._hosts, self._folder = hosts, folder
-        self.environment = {
+        self._environment = {
             "SLURM_CONF": f"{folder}/slurm.conf",
             "PATH": f"{Path(sys.prefix, 'bin')}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": f"{folder}/home",
-            "TMPDIR": "/tmp",
+            "HOME": f"{folder}",
             "RAYTRIEVER_CACHE": f"{folder}/cache",
             "OMP_NUM_THREADS": "1",
         }
-        for name in ("munge", "state", "home"):
-            (folder / name).mkdir(mode=0o755)
-        (folder / "munge.key").write_bytes(bytes(range(256)) * 4)
-        (folder / "munge.key").chmod(0o400)
+        (folder / "state").mkdir()
+        (folder / "munge").write_bytes(bytes(range(256)))
+        (folder / "munge").chmod(0o400)
         addresses = [hosts.address(name) for name in hosts.names]
         (folder / "slurm.conf").write_text(CONFIGURATION.format(addresses=addresses, folder=folder))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
-        munge = {
-            "key": "munge.key",
-            "socket": "munge/socket",
-            "pid": "munge/pid",
-            "log": "munge/log",
-            "seed": "munge/seed",
-        }
-        options = [f"--{name}{'' if name == 'socket' else '-file'}={folder}/{path}" for name, path in munge.items()]
-        self._start("h1", ["munged", "-F", "--force", *options])
-        self._start("h1", ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"])
+        munge = [f"--key-file={folder}/munge", *(f"--{name}-file={folder}/{name}" for name in ("pid", "log", "seed"))]
+        self._start("h1", "munged", "-F", "--force", f"--socket={folder}/socket", *munge)
+        self._start("h1", "slurmctld", "-D", "-f", f"{folder}/slurm.conf")
         for name in hosts.names:
-            self._start(name, ["bash", "-c", START.format(name=name, folder=folder)])
-        wait_until(lambda: self("sinfo", "--noheader", "--format=%t %D") == "idle 2\n")
+            self._start(name, "bash", "-c", START.format(name=name, folder=folder))
+        while self.run("sinfo", "--noheader", "--format=%t %D") != "idle 2":
+            time.sleep(1)
 
-    def __call__(self, *words: str) -> str:
-        """Run a command of Slurm and return its output, or "" if it fails."""
-        done = self._hosts.start("h1", words, self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        output, _ = done.communicate(timeout=60)
-        return str(output) if done.returncode == 0 else ""
+    def run(self, *words: str) -> str:
+        """Run a command and return its output, whether it fails or not."""
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        output, _ = self._hosts.start("h1", words, self._environment, **pipe).communicate(timeout=60)
+        return str(output).strip()
 
-    def job(self, number: str) -> dict[str, str]:
-        """Return the fields of a job."""
-        return dict(field.split("=", 1) for field in self("scontrol", "show", "job", number).split() if "=" in field)
+    def wait(self, job: str, *fields: str) -> None:
+        """Wait until a job has one of some fields, such as `JobState=FAILED`."""
+        while not {*fields} & {*self.run("scontrol", "show", "job", job).split()}:
+            time.sleep(0.5)
 
-    def _start(self, name: str, words: list[str]) -> None:
+    def _start(self, name: str, *words: str) -> None:
         with (self._folder / f"{words[0]}-{name}.log").open("w") as log:
-            self._hosts.start(name, words, self.environment, stdout=log, stderr=log)
+            self._hosts.start(name, words, self._environment, stdout=log, stderr=log)
 
 
-def wait_until(holds: Callable[[], Any]) -> None:
-    end = time.monotonic() + 600
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(1)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def slurm(folder: Path) -> Iterator[Slurm]:
     network = Hosts(folder, 2)
     yield Slurm(network, folder)
@@ -119,27 +104,19 @@ def slurm(folder: Path) -> Iterator[Slurm]:
 
 
 def test_a_job_at_the_end_of_its_time_is_queued_again_and_continues(slurm: Slurm, folder: Path) -> None:
-    settings = {
-        "dataset": folder / "data",
-        "model": folder / "model",
-        "tracker": "none",
-        "batch-size": 18,
-        "max-steps": STEPS,
-        "checkpoint-steps": 2,
-        "output": folder / "run",
-    }
-    sbatch = ["sbatch", "--parsable", f"--chdir={folder}", str(REPOSITORY / "cluster" / "slurm.sbatch")]
-    number = slurm(*sbatch, *(f"--{name}={value}" for name, value in settings.items())).strip()
-    output, steps = folder / f"slurm-{number}.out", folder / "run" / "steps.jsonl"
-    wait_until(
-        lambda: (folder / "run" / "checkpoints" / "step-4").exists() or slurm.job(number)["JobState"] == "FAILED"
-    )
-    assert slurm("scancel", "--batch", "--signal=USR1", number) == ""
-    wait_until(lambda: slurm.job(number)["Restarts"] == "1")
+    words = ["sbatch", "--parsable", f"--chdir={folder}", str(REPOSITORY / "cluster" / "slurm.sbatch")]
+    words += [f"--dataset={folder}/data", f"--model={folder}/model"]
+    words += [f"--max-steps={STEPS}", "--checkpoint-steps=50", "--batch-size=18", "--tracker=none"]
+    job = slurm.run(*words, f"--output={folder}/run")
+    steps, output = folder / "run" / "steps.jsonl", folder / f"slurm-{job}.out"
+    while not steps.exists() or steps.read_text().count("\n") < 60:
+        assert "JobState=FAILED" not in slurm.run("scontrol", "show", "job", job), output.read_text()
+        time.sleep(0.2)
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
+    slurm.wait(job, "Restarts=1")
     assert "interrupted; run the same command again to continue" in output.read_text()
-    slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
-    wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"))
-    assert slurm.job(number)["JobState"] == "COMPLETED", output.read_text()
-    assert "Resumed from checkpoint step-" in output.read_text()
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm.wait(job, "JobState=COMPLETED", "JobState=FAILED")
+    assert (folder / "run" / "metrics.json").exists(), output.read_text()
     rows = [json.loads(line) for line in steps.read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row["measured"]] == list(range(1, STEPS + 1))

@@ -6,6 +6,7 @@
     settings    the settings of a configuration file, from their declarations
     layers      the packages, from the layers of import-linter and the packages' docstrings
     api         the public names, from their signatures and docstrings
+    front       the README above its list of pages
 
 It also writes `docs/llms.txt`, the list of all pages for language models (https://llmstxt.org).
 
@@ -219,11 +220,19 @@ def _idea(module: Path) -> str:
     return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]
 
 
+def front() -> Iterator[str]:
+    """Yield the README between its title and its list of pages, with links as `docs/index.md` needs them."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("\n\n")[2].partition("\n## Find your page")[0]
+    yield shown.replace("](docs/", "](")
+
+
 GENERATORS: dict[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "settings": settings,
     "layers": layers,
     "api": api,
+    "front": front,
 }
 
 

@@ -23,6 +23,7 @@ STRATEGIES = ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in SH
 CASES = (
     "infonce shared fp32 0.1",
     "mw shared fp32 0.1",
+    "bce shared fp32 0.1",
     "mw separate fp32 0.1",
     "infonce shared bf16 0.1",
 )

@@ -32,7 +32,7 @@ def main(folder: Path) -> dict[str, tuple[float, list[torch.Tensor]]]:
                 loss.model = DistributedDataParallel(model, find_unused_parameters=True)
             value = loss(columns(model, rows), labels_of(case, rows))
             value.backward()
-            results[f"{case} {'cached' if cached else 'plain'}"] = (value.item(), gradients(model))
+            results[f"{case} {'cached' if cached else 'plain'}"] = (value.item(), gradients(loss))
     if workers.size > 1:
         try:
             loss(columns(model, slice(0, 2 + workers.rank)), labels_of(case, slice(0, 2 + workers.rank)))

@@ -23,8 +23,8 @@ QUERIES, PASSAGES, WIDTH, ROWS = 8, 28, 6, 5
 # Two losses of a user.
 OWN_LOSSES = tuple(f"{Path(__file__).parents[1] / 'support' / 'own_losses.py'}:{name}" for name in ("joint", "auc"))
 # Of each kind of loss one: widths, a guide and gathering are the same for all of a kind.
-KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "kl")
-SUMS = ("mw+infonce", f"kl+lsepair-maxn+{OWN_LOSSES[1]}", "triplet+infonce-symmetric+mw")
+KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "cosent", "bce", "kl")
+SUMS = ("mw+bce", f"kl+lsepair-maxn+{OWN_LOSSES[1]}", "triplet+infonce-symmetric+mw")
 NESTED, GUIDED = " nested", " guided"  # behind the name of a loss
 CASES = (
     *(*LOSS_NAMES, *OWN_LOSSES, *SUMS),

@@ -32,7 +32,7 @@ from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy, TrainingError, finite_or_refused
 
 RATE = 1000.0
-KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw")  # one loss of each kind
+KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "bce")  # one loss of each kind
 QUERIES, PASSAGES = 8, 24
 CHUNK = 60  # tokens
 CPU = torch.device("cpu")
@@ -165,7 +165,7 @@ def refusal(strategy_name: str, encoder: str) -> str:
 
 
 def cases_of(strategy_name: str) -> list[Case]:
-    losses = KINDS if strategy_name == "ddp" else ("infonce", "mw")
+    losses = KINDS if strategy_name == "ddp" else ("infonce", "mw", "bce")
     cases = [Case(loss, cached) for loss in losses for cached in (False, True)]
     for cached in (False, True):
         cases.append(Case("mw", cached, dropout=0.0))

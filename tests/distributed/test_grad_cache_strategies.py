@@ -20,7 +20,13 @@ from strategy_worker import KINDS, RATE
 SIZES = (1, 2)
 SHARDED = ("fsdp2", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
 STRATEGIES = ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in SHARDED)]
-CASES = ("infonce shared fp32 0.1", "mw shared fp32 0.1", "mw separate fp32 0.1", "infonce shared bf16 0.1")
+CASES = (
+    "infonce shared fp32 0.1",
+    "mw shared fp32 0.1",
+    "bce shared fp32 0.1",
+    "mw separate fp32 0.1",
+    "infonce shared bf16 0.1",
+)
 Results = dict[tuple[int, int], dict[str, Any]]
 
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from batch_ids import BatchIds, build_loss
-from examples import assert_near, auc, computed, example, literal
+from examples import assert_near, auc, computed, example, gradients, literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_losses import reference_loss
+from reference_losses import bce, query_scores, reference_loss
 
+from raytriever.losses import scores as panels
 from raytriever.losses.config import LossConfig
+from raytriever.losses.loss import BIAS_UNIT
 from raytriever.losses.rows import joint
 from raytriever.losses.table import LOSS_NAMES
 
@@ -40,6 +42,8 @@ def test_equals_the_literal_loss(name: str, levels: int) -> None:
         ("triplet+mw+infonce-symmetric", "0.5,1,3"),
         ("kl+mw", "1,0.1"),
         ("margin-mse+rand1+summarg", "1,2,3"),
+        ("mw+bce", "1,0.1"),
+        ("cosent+bce", None),
     ],
 )
 def test_a_sum_equals_the_sum_of_the_literal_losses(name: str, weights: str | None) -> None:
@@ -85,6 +89,51 @@ def test_gradcheck_with_the_temperature(name: str) -> None:
         return loss(inputs[0], inputs[1], batch.ids).value
 
     assert torch.autograd.gradcheck(value, (batch.queries, batch.passages, log_temperature))
+
+
+@pytest.mark.parametrize(("threshold", "weight"), [(0.5, 1.0), (-0.3, 7.0)])
+def test_the_bias_and_the_scale_of_bce_have_their_gradients(threshold: float, weight: float) -> None:
+    batch = example(1)
+    config = LossConfig("bce", 0.7, learn_temperature=True, threshold=threshold, positive_weight=weight)
+    loss = build_loss(config)
+    with torch.no_grad():
+        loss.bias += 0.4 / BIAS_UNIT
+    output = loss(batch.queries, batch.passages, batch.ids)
+    ours = torch.autograd.grad(output.value, [loss.bias, loss.log_temperature, batch.queries, batch.passages])
+    tau, moved = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.7, threshold - 0.4 * 0.7))
+    rows = list(query_scores(batch.queries, batch.passages, batch.ids, config))
+    p, n = torch.cat([row.positives for row in rows]), torch.cat([row.negatives for row in rows])
+    value = bce(p, n, tau, moved, weight, len(rows))
+    by_threshold, by_tau, *expected = torch.autograd.grad(value, [moved, tau, batch.queries, batch.passages])
+    assert float(output.value.detach()) == pytest.approx(float(value.detach()), rel=1e-6)
+    assert float(output.statistics["bce_threshold"]) == pytest.approx(float(moved.detach()), rel=1e-6)
+    # The trained parameters are float32.
+    assert float(ours[0]) == pytest.approx(float(by_threshold) * -0.7, rel=1e-6)
+    assert float(ours[1]) == pytest.approx(float(by_tau) * 0.7, rel=1e-6)
+    for one, other in zip(ours[2:], expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_cosent_is_the_loss_of_sentence_transformers_over_all_pairs() -> None:
+    from sentence_transformers.sentence_transformer.losses import CoSENTLoss
+
+    batch = example(2)
+    rows = list(query_scores(batch.queries, batch.passages, batch.ids, LossConfig()))
+    labels = torch.cat([torch.cat([torch.ones_like(r.positives), torch.zeros_like(r.negatives)]) for r in rows])
+    scores = torch.cat([torch.cat([row.positives, row.negatives]) for row in rows])
+    theirs = CoSENTLoss(None, 1 / 0.7, lambda left, right: left)  # pairs of which the similarity is known
+    value = theirs.compute_loss_from_embeddings([scores, scores], labels)
+    assert_near(computed(LossConfig("cosent", 0.7), batch), gradients(value, batch))
+
+
+@pytest.mark.parametrize("name", ["cosent", "bce"])
+def test_panels_of_a_large_batch_are_one_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest score of CoSENT changes from panel to panel."""
+    batch, config = example(3, batch=12, hard=5), LossConfig(name, 0.05)
+    monkeypatch.setattr(panels, "PANEL_BYTES", 2 * 8 * len(batch.passages))
+    with torch.no_grad():
+        batch.queries *= torch.linspace(0.1, 3, 12)[:, None]
+    assert_near(computed(config, batch), literal(config, batch))
 
 
 @every_loss

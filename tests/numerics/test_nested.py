@@ -88,7 +88,7 @@ def test_statistics_of_each_width_are_those_of_cut_embeddings(name: str) -> None
         for statistic in ("batch_auc", "query_positive_distance", "query_positive_mmd"):
             torch.testing.assert_close(output.statistics[statistic + after], plain.statistics[statistic])
         torch.testing.assert_close(output.statistics[f"loss_at_{width}"], plain.value)
-        total += float(plain.value)
+        total += float(plain.value.detach())
     assert output.value.item() == pytest.approx(total, rel=1e-6)
     assert all(not number.requires_grad and number.ndim == 0 for number in output.statistics.values())
 

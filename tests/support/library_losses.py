@@ -40,7 +40,7 @@ _MORE: dict[str, Case] = {
 }
 CASES: list[Case] = [
     {"loss": "mw", "reduction": "sum"},
-    {"loss": "mw+infonce", "loss_weights": "1,0.3"},
+    {"loss": "mw+bce", "loss_weights": "1,0.3"},
     *({"loss": name, **_MORE.get(name, {})} for name in LOSS_NAMES),
 ]
 MW: Case = {"loss": "mw"}

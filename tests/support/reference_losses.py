@@ -18,10 +18,13 @@ from dataclasses import dataclass, replace
 import torch
 from batch_ids import BatchIds
 from torch import Tensor
+from torch.nn import functional
 
 from raytriever.losses.config import LossConfig
 
 __all__ = [
+    "bce",
+    "cosent",
     "distribution_distance",
     "infonce",
     "joint",
@@ -42,6 +45,20 @@ __all__ = [
 def mann_whitney(p: Tensor, n: Tensor, tau: float) -> Tensor:
     """Mean over all pairs of a positive and a negative of the batch, across queries (AUC paper, Eq. 2)."""
     return _softplus((n[None, :] - p[:, None]) / tau).mean()
+
+
+def cosent(p: Tensor, n: Tensor, tau: float) -> Tensor:
+    """log(1 + the sum of exp((n - p) / tau) over all pairs of the batch, across queries) (CoSENT, 2024)."""
+    return lsepair(p, n, tau)
+
+
+def bce(p: Tensor, n: Tensor, tau: float, threshold: float, positive_weight: float, queries: int) -> Tensor:
+    """Sigmoid loss of all pairs of the batch, divided by the number of queries (SigLIP, 2023)."""
+    logits = (torch.cat([p, n]) - threshold) / tau
+    target = torch.cat([torch.ones_like(p), torch.zeros_like(n)])
+    weight = torch.tensor(positive_weight, dtype=torch.float64)
+    total = functional.binary_cross_entropy_with_logits(logits, target, reduction="sum", pos_weight=weight)
+    return total / queries
 
 
 def infonce(p: Tensor, n: Tensor, tau: float) -> Tensor:
@@ -133,8 +150,12 @@ def reference_loss(config: LossConfig, queries: Tensor, passages: Tensor, ids: B
         return _regularised(value, config, queries, passages, ids)
     rows = list(query_scores(queries, passages, ids, config))
     tau = config.temperature
-    if config.loss == "mw":
-        p, n = torch.cat([row.positives for row in rows]), torch.cat([row.negatives for row in rows])
+    p, n = torch.cat([row.positives for row in rows]), torch.cat([row.negatives for row in rows])
+    if config.loss == "cosent":
+        value = cosent(p, n, tau)
+    elif config.loss == "bce":
+        value = bce(p, n, tau, config.threshold, config.positive_weight, len(queries))
+    elif config.loss == "mw":
         value = mann_whitney(p, n, tau)
         value = value if config.reduction == "mean" else value * len(p) * len(n) / len(queries)
     elif config.loss == "infonce-symmetric":

@@ -134,6 +134,7 @@ class Candidates:
         relevance: positives of each row, and pairs that are no negatives.
         log_temperature: log of tau.
         largest_score: upper bound of every |score| / tau over all workers.
+        bias: what `bce` adds to every score in units of tau; None without it.
     """
 
     queries: Float[Tensor, "rows width"]
@@ -141,6 +142,7 @@ class Candidates:
     relevance: RowRelevance
     log_temperature: Float[Tensor, ""]
     largest_score: float = torch.inf
+    bias: Float[Tensor, ""] | None = None
 
     @property
     def scaled_queries(self) -> Float[Tensor, "rows width"]:

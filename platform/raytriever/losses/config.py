@@ -89,6 +89,15 @@ class LossConfig:
         needs=Need("loss", "mw"),
         flag=False,
     )
+    threshold: float = option(
+        0.5,
+        "score at which bce takes a pair for relevant with probability 1/2, when training starts; it is trained",
+        needs=Need("loss", "bce"),
+        flag=False,
+    )
+    positive_weight: float = option(
+        1.0, "weight of a positive pair in bce; a negative one has 1", above=0, needs=Need("loss", "bce"), flag=False
+    )
     distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
     teacher_temperature: float = option(
         1.0, "the teacher's scores are divided by it", above=0, needs=Need("loss", *DISTILLATION_LOSSES), flag=False

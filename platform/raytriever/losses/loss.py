@@ -39,6 +39,8 @@ from raytriever.losses.scores import ScoreLoss
 UNIT = 1 + 2.0**-7
 # Below this temperature mw places its grid by the positives, for which the host waits anyway.
 SMALLEST_KNOWN_TEMPERATURE = 2.0**-9
+# A step of Adam changes a parameter by the learning rate at most, 2e-5: the bias of `bce` by 0.02 of tau.
+BIAS_UNIT = 1000.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,20 @@ class Loss(nn.Module):
             self.log_temperature = nn.Parameter(log_temperature.float()[None])
         else:
             self.register_buffer("log_temperature", log_temperature, persistent=False)
+        if "bce" in config.terms:
+            self.bias = nn.Parameter(torch.zeros(1))
+
+    def bias_of(self, log_temperature: Float[Tensor, ""]) -> Float[Tensor, ""] | None:
+        """Return the bias of `bce` in units of tau: minus its threshold, the score of a pair with p = 1/2.
+
+        The parameter is the distance from the configured threshold in units of `BIAS_UNIT` configured temperatures. Its
+        gradient is that of one temperature: it would dominate the norm by which gradients are clipped.
+        """
+        if "bce" not in self.config.terms:
+            return None
+        bias = self.bias.to(log_temperature).reshape(())
+        moved = bias + (bias * (BIAS_UNIT - 1)).detach()
+        return (moved * self.config.temperature - self.config.threshold) * torch.exp(-log_temperature)
 
     def forward(
         self,
@@ -120,7 +136,8 @@ class Loss(nn.Module):
         # At least float32: scores have this precision with every encoder.
         precise = torch.promote_types(queries.dtype, torch.float32)
         log_temperature = self.log_temperature.to(queries.device, precise).reshape(())
-        batch = Candidates(queries.to(precise), embeddings.to(precise), relevance, log_temperature)
+        bias = self.bias_of(log_temperature)
+        batch = Candidates(queries.to(precise), embeddings.to(precise), relevance, log_temperature, bias=bias)
         bound = self._bound_without_wait(batch)
         if bound is None:
             bound = self._largest_score(batch, passages, workers)

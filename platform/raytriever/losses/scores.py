@@ -158,10 +158,12 @@ class Reduction:
 
     `dense`: the reduction writes a derivative of every score of the panel. `sparse`: further derivatives, as (rows,
     columns, derivatives). `statistics`: values to log, by name. The last two are complete after `finish`. `values` are
-    the panels' parts of this worker's share of the loss, in double precision.
+    the panels' parts of this worker's share of the loss, in double precision. `factor`: the derivatives of all earlier
+    panels are multiplied by it before those of a panel are added, and all of them after `finish`; None leaves them.
     """
 
     dense = True
+    factor: Tensor | None = None
 
     def __init__(self) -> None:
         self.sparse: list[Sparse] = []
@@ -226,6 +228,9 @@ class _ReduceScores(torch.autograd.Function):
             for panel in score_panels(rows, documents, candidates, products):
                 reduction.reduce(panel, differentiate)
                 if differentiate and reduction.dense:
+                    if panel.rows.start and reduction.factor is not None:
+                        by_query[: panel.rows.start] *= reduction.factor
+                        by_embedding *= reduction.factor
                     derivatives = products.operand(panel.derivatives)
                     products.write(derivatives, documents, by_query[panel.rows])
                     sum_up = products.add if panel.rows.start else products.write
@@ -233,6 +238,9 @@ class _ReduceScores(torch.autograd.Function):
             share = reduction.finish().to(queries.dtype)
             if not differentiate:
                 return share
+            if reduction.dense and reduction.factor is not None:
+                by_query *= reduction.factor
+                by_embedding *= reduction.factor
             for row, column, by_score in reduction.sparse:
                 add_rows(by_query, row, documents[column] * by_score[:, None])
                 add_rows(by_embedding, column, rows[row] * by_score[:, None])

@@ -49,6 +49,8 @@ _TRIPLET = Paper(
     "Florian Schroff and Dmitry Kalenichenko and James Philbin",
     "1503.03832",
 )
+_COSENT = Paper("{CoSENT}: Consistent Sentence Embedding via Similarity Ranking", "Xiang Huang and others")
+_BCE = Paper("Sigmoid Loss for Language Image Pre-Training", "Xiaohua Zhai and others", "2303.15343")
 _KL = Paper(
     "{ColBERTv2}: Effective and Efficient Retrieval via Lightweight Late Interaction",
     "Keshav Santhanam and others",
@@ -73,6 +75,8 @@ LOSSES = {
     "lsepair-minp-maxn": LossEntry("rows.LSEPAIR_MINP_MAXN", _MULTI_POSITIVE),
     "triplet": LossEntry("rows.triplet", _TRIPLET),
     "mw": LossEntry("mw.pairwise.mw", _MW),
+    "cosent": LossEntry("pooled.cosent", _COSENT),
+    "bce": LossEntry("pooled.bce", _BCE),
     "kl": LossEntry("teacher.kl", _KL, has_teacher=True),
     "margin-mse": LossEntry("teacher.margin_mse", _MARGIN_MSE, has_teacher=True),
 }

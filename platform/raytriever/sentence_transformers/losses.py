@@ -41,6 +41,12 @@ _GRADIENT_CACHING = Paper(
 )
 
 
+def _average(gradient: Tensor) -> Tensor:
+    """Return the mean over devices of a gradient of the loss's own parameter, which DDP does not see."""
+    workers = current_workers()
+    return workers.all_reduce(gradient) / workers.size
+
+
 class RetrievalLoss(CachedLossMixin, nn.Module):
     """Loss over the score matrix of a batch, for the columns (anchor, positives, negatives) in the data set's order.
 
@@ -50,6 +56,9 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         temperature: tau, by which scores are divided; not used by `triplet`.
         margin: margin of `triplet`: a positive should score this much above a negative.
         reduction: reduction of `mw`: the mean over pairs, or their sum divided by the number of anchors.
+        threshold: score at which `bce` gives the probability 1/2, when training starts. It is trained: `bias` is a
+            parameter of this module.
+        positive_weight: weight of a positive pair in `bce`; a negative one has 1.
         loss_weights: weight of each loss of a sum, such as `1,0.3`.
         teacher_temperature: by which a teacher's scores are divided, in `kl` and `margin-mse`.
         distribution_weight: weight of the distribution regulariser, which keeps queries near the documents of the
@@ -84,6 +93,8 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         temperature: float = 0.01,
         margin: float = 0.1,
         reduction: Literal["mean", "sum"] = "mean",
+        threshold: float = LossConfig.threshold,
+        positive_weight: float = 1.0,
         loss_weights: str | None = None,
         teacher_temperature: float = 1.0,
         distribution_weight: float = 0.0,
@@ -103,6 +114,8 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             temperature=temperature,
             margin=margin,
             reduction=reduction,
+            threshold=threshold,
+            positive_weight=positive_weight,
             loss_weights=loss_weights,
             teacher_temperature=teacher_temperature,
             distribution_weight=distribution_weight,
@@ -128,6 +141,9 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         except ConfigError as error:
             raise error.at(self._where(error.where or "")) from error
         self._loss = (built,)  # in a tuple, so that it is no part of this module: a cast would round its temperature
+        self.bias: nn.Parameter | None = getattr(built, "bias", None)
+        if self.bias is not None:
+            self.bias.register_hook(_average)
         if ids_in_labels and self.settings.needs_teacher:
             raise ConfigError("the labels are the teacher's scores", self._where("ids_in_labels"), "leave it out")
 
@@ -141,9 +157,20 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         columns = list(sentence_features)
         relevance = self._relevance(columns, labels)
         if self.uses_gradient_cache:
-            loss: Tensor = CachedLossMixin.forward_cached(self, columns, relevance)
-            return loss
+            return self._cached(columns, relevance)
         return self._compute(embed_columns(self.model, columns), relevance)
+
+    def _cached(self, columns: list[dict[str, Tensor]], relevance: RowRelevance | None) -> Tensor:
+        """Return the loss with gradient caching; the bias gets its gradient in the backward pass, as the model does."""
+        bias, before = self.bias, None
+        if bias is not None:
+            before, bias.grad = bias.grad, None
+        loss: Tensor = CachedLossMixin.forward_cached(self, columns, relevance)
+        if bias is not None:
+            own, bias.grad = bias.grad, before
+            if own is not None:
+                loss = loss + ((bias - bias.detach()) * own).sum()
+        return loss
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: RowRelevance | None = None, *, with_backward: bool = False
@@ -245,7 +272,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         """Return the loss of the embeddings of each column; 0 for a batch without negatives."""
         if relevance is None:
             logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
-            return sum(each.sum() * 0 for each in embeddings)  # type: ignore[return-value]
+            return sum(each.sum() * 0 for each in [*embeddings, *self._parameters.values()])  # type: ignore[return-value]
         queries, passages = embeddings[0], torch.cat(embeddings[1:])
         with torch.autocast(queries.device.type, enabled=False):
             precise = torch.promote_types(queries.dtype, torch.float32)

@@ -37,6 +37,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from tiny_models import text_of
+from torch.nn import functional
 
 import raytriever as rt
 import raytriever.sentence_transformers as library
@@ -365,6 +366,19 @@ def test_the_librarys_kl_has_the_square_of_the_temperature_more(model: SentenceT
         similarity_fct=util.dot_score,
     )
     assert theirs.item() == pytest.approx(0.25 * ours(features, scores).item(), rel=1e-5)
+
+
+def test_the_bias_is_trained_with_the_model(model: SentenceTransformer) -> None:
+    case: Case = {"loss": "bce", "threshold": 0.2, "positive_weight": 3.0}
+    ours = build_loss(LossConfig("bce", TEMPERATURE, threshold=0.2, positive_weight=3.0), True)
+    documents = [functional.normalize(model(column)["sentence_embedding"], dim=-1) for column in columns(model)]
+    ours(documents[0], torch.cat(documents[1:]), ids_by_hand(case)).value.backward()
+    for cached in (False, True):
+        loss = loss_of(case, model, cached)
+        assert {name for name in loss.state_dict() if not name.startswith("model.")} == {"bias"}
+        for share in (0.25, 0.75):  # as with gradient accumulation
+            (loss(columns(model)) * share).backward()
+        assert float(loss.bias.grad) == pytest.approx(float(ours.bias.grad), rel=1e-6)
 
 
 def test_a_loss_is_no_part_of_the_module(model: SentenceTransformer) -> None:

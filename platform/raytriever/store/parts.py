@@ -7,8 +7,6 @@ as a whole, and removes the parts. The key is a digest of all that decides the p
 another key counts as missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass

@@ -185,7 +185,6 @@ def test_the_progression_counts_looks_without_a_better_one() -> None:
         (5, 2, False),
         (5, 3, True),
     ]
-    assert dataclasses.replace(looks) == looks
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:

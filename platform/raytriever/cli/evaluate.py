@@ -1,7 +1,5 @@
 """`evaluate` and `compare`: measure models on data sets, and compare finished runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Commands of an operator: `runs`, `cache` and `doctor`."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

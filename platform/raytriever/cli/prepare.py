@@ -1,7 +1,5 @@
 """Commands that prepare data."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """`study`: train and measure the arms of a file, and test its claims."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of the encoder. Imports nothing heavy: the command line reads this file for `--help`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any

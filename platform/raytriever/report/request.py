@@ -1,7 +1,5 @@
 """Checks of the arguments of a comparison. This module imports nothing heavy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@
 a service other than MLflow's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,7 +1,5 @@
 """Answer log: an answer that has arrived survives kills, full disks and damaged lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

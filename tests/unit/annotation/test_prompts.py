@@ -1,7 +1,5 @@
 """Prompts: untrusted texts cannot leave their marks, and prompts of a user are validated."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

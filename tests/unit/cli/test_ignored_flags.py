@@ -1,7 +1,5 @@
 """Flags without effect are errors in each stage, before any data is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

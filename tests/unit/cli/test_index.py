@@ -1,7 +1,5 @@
 """`index` from the command line."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Layers of settings: defaults, recipe, file, flags; and the flags of the design."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

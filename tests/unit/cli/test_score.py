@@ -1,7 +1,5 @@
 """`score` by a cross-encoder with random weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

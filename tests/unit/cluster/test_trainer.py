@@ -1,7 +1,5 @@
 """What Ray Train's controller receives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

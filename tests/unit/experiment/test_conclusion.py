@@ -1,7 +1,5 @@
 """Conclusion of a run: the calibration that it writes into its model directory, and its curves over all stages."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

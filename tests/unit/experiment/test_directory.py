@@ -1,7 +1,5 @@
 """State of a run's directory, and directories that are never changed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The device of a process, and the lines where a GPU cannot be used."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """LoRA: only adapters are trained, and the written model contains them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

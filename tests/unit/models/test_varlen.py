@@ -1,7 +1,5 @@
 """Attention over packed texts: blocks of the diagonal, windows, groups of heads, dropout and repeated bits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

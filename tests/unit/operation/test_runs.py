@@ -1,7 +1,5 @@
 """Inventory of run directories: kinds, states, and the files that cleaning removes and keeps."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

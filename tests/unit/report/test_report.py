@@ -1,7 +1,5 @@
 """Pages and figures: their contents, escaped texts, and no requests to the network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

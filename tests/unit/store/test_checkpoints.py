@@ -2,8 +2,6 @@
 
 A host is a folder of copies of its own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Git commit of a run."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batches come in order, never more than `depth` ahead, errors where they belong, and no thread stays."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """The memory planner, compared with bytes that torch's allocator reports, and with the loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

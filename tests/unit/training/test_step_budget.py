@@ -1,7 +1,5 @@
 """Host waits and copies of a training step on a GPU, counted on a simulated one by line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace

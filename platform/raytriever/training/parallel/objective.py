@@ -1,7 +1,5 @@
 """Encoder and loss as one module, so that a strategy synchronizes and shards all parameters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

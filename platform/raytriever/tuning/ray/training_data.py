@@ -1,7 +1,5 @@
 """Training data that the trials of a sweep share, prepared once: data sets, tokens, hard negatives."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace

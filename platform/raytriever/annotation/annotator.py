@@ -12,6 +12,8 @@ the reason. Every answer is on disk before the job uses it. Identical requests a
 at once than requests may be in flight, so the service stays busy while other queries are read.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import json

@@ -4,6 +4,8 @@ A line is one object: the key of the request, the job, the answer, the tokens. A
 counted, and is removed when the log is opened. A line that cannot be read is skipped, and its request is sent again.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -8,6 +8,8 @@ retrievers come first. The fusion only decides the order in which the model sees
 of the query is left out, as in BEIR. Of documents with equal texts the first is kept.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

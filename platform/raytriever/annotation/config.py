@@ -1,5 +1,7 @@
 """Settings of annotation. The module imports nothing heavy, because `--help` reads it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from raytriever.endpoints.config import ServiceConfig, check_service

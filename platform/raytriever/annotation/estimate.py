@@ -6,6 +6,8 @@ that half of the candidates are relevant and that answers have a typical length.
 are relevant and that every answer has `--max-tokens` tokens.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import Callable, Iterable

@@ -1,5 +1,7 @@
 """Annotation job: find candidates, estimate the cost, ask the model, write the data set, summarise."""
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import json

@@ -7,6 +7,8 @@ stays 0. `annotations.jsonl` contains the answers of the model for each query, a
 the data set that have no judgement are written as a table in `negatives/`.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,6 +5,8 @@ may contain only numbers of passages in the prompt, or a text. Anything else is 
 one pass. Nothing that the model writes is run, opened or followed.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re

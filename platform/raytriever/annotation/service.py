@@ -1,5 +1,7 @@
 """Chat completions of an OpenAI-compatible service: the parameters that it accepts, and the parsing of its answers."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass
 from typing import Any

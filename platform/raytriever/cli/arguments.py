@@ -5,6 +5,8 @@ defaults of the settings, a recipe, a configuration file, the flags. argparse is
 generates command lines, because every user error must end in one line.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import os

@@ -4,6 +4,8 @@ A command reads its flags, builds its settings, checks them before anything heav
 and prints. `cli/commands.py` is the table of all commands.
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields

@@ -1,5 +1,7 @@
 """`evaluate` and `compare`: measure models on data sets, and compare finished runs."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

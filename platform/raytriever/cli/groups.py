@@ -1,5 +1,7 @@
 """Settings and arguments that several commands have."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from raytriever.cli.arguments import Argument, quote_command

@@ -5,6 +5,8 @@ stop`, or the SIGHUP of a closed terminal) ends in one line and exit code 130. A
 because it is a defect of raytriever. `--debug` shows all tracebacks.
 """
 
+from __future__ import annotations
+
 import atexit
 import gc
 import os

@@ -1,5 +1,7 @@
 """Commands of an operator: `runs`, `cache` and `doctor`."""
 
+from __future__ import annotations
+
 import re
 import sys
 import time

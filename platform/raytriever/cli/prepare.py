@@ -1,5 +1,7 @@
 """Commands that prepare data."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator
 

@@ -1,5 +1,7 @@
 """`study`: train and measure the arms of a file, and test its claims."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,6 +3,8 @@
 One table serves all commands. A suggestion is made only if the command has every flag in it.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection
 

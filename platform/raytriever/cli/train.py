@@ -3,6 +3,8 @@
 The settings come from the defaults, a recipe, a configuration file and the flags.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,5 +1,7 @@
 """`tune`: search the settings of `train`, measure the best trial, and print the tables."""
 
+from __future__ import annotations
+
 import argparse
 import re
 from collections.abc import Iterator

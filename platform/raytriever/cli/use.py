@@ -1,5 +1,7 @@
 """Commands that use a model."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 

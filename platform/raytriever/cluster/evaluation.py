@@ -1,5 +1,7 @@
 """Evaluate on a cluster: with actors that encode and search the corpora, or in a task with a GPU."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,7 @@
 """Events that the workers of a run and the controller of their group send to the driver."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,6 +4,8 @@ Ray 2.60 exports the values that were set since its last report and forgets them
 every gauge again as long as its owner exists; the gauges of ended or killed processes disappear. Values are timestamps
 and totals; rates are left to the query."""
 
+from __future__ import annotations
+
 import shutil
 import threading
 import time

@@ -6,6 +6,8 @@
    processes died ends the preparation.
 3. User errors travel between processes as JSON text; nothing is unpickled for them."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os

@@ -4,6 +4,8 @@ numba stores compiled functions next to the source, or under a name made of the 
 unpacked into a new folder, so each would compile everything again (about 30 s). numba compares the content of the
 source, so one cache for all uploads is safe."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 from typing import Any

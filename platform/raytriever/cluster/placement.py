@@ -1,5 +1,7 @@
 """Placement of actors and tasks: nodes, GPUs that are free, and GPUs that a process may see."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from typing import Any

@@ -11,6 +11,8 @@
    time, and a result is merged as soon as it arrives. The bytes are those of `search.exact`.
 4. Ray restarts an actor that dies, on any node with free resources, and repeats its calls."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

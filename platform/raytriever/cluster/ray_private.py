@@ -3,6 +3,8 @@
 Each function imports what it needs when it is called, because every worker loads this file. The other exception is
 `train/controller.py`: Ray Train loads its callback classes by name, and their base classes are private."""
 
+from __future__ import annotations
+
 
 def head_address() -> str:
     """Return `HOST:PORT` of the Ray cluster that runs on this machine, as `RAY_ADDRESS=auto` finds it."""

@@ -5,6 +5,8 @@ reclaims the space or the cluster ends. Therefore a submitted job changes to a l
 `RAYTRIEVER_HOME`, or `~/raytriever` of the head node. Relative paths (`--output`, `runs/`, `mlflow.db`, a data set) are
 resolved there; files of the upload that the command line names, such as a configuration, are read from the upload."""
 
+from __future__ import annotations
+
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -6,6 +6,8 @@ The budget belongs to the job, not to the run: it includes the costs of earlier 
 command does not double it.
 """
 
+from __future__ import annotations
+
 import asyncio
 from dataclasses import dataclass, field
 

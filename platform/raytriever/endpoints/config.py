@@ -1,5 +1,7 @@
 """Settings of a service with OpenAI's interface, and of an encoder that may be one. Imports nothing heavy."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable

@@ -5,6 +5,8 @@ and the checksum of its embedding, which is in the same row of `embeddings.bin`.
 so a row that a kill cut short, or whose checksum is wrong, was never there. Several processes may append.
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os

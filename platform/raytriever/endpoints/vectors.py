@@ -1,5 +1,7 @@
 """Requests for embeddings in OpenAI's form, and their answers."""
 
+from __future__ import annotations
+
 import base64
 import binascii
 import json

@@ -3,6 +3,8 @@
 The plan needs only `config.json`, so it is made before the weights of a large model are downloaded.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -6,6 +6,8 @@ A finished one is not trained again. All are opened first, so that an error in t
 one trains.
 """
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress

@@ -8,6 +8,8 @@
 4. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -4,6 +4,8 @@ The card is a README with the metadata that the hub reads. Its facts come only f
 `results.json` of its evaluation and of another. A figure that was not measured does not appear.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """Settings of an export. This module imports nothing heavy: the command line reads it for `--help`."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 

@@ -7,6 +7,8 @@ tower. The files have the names that these backends expect. The exporter uses `t
 tracing, gives wrong embeddings at lengths that its example did not have.
 """
 
+from __future__ import annotations
+
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping

@@ -7,6 +7,8 @@
 4. Write the model card from the files of the run and the evaluation.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace

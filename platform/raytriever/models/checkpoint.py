@@ -4,6 +4,8 @@
 flattened tensors. `RUN/checkpoints/model.json` has the settings of the model that the run trains. The model is put
 together as the run would write it to `RUN/model`."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack

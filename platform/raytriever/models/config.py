@@ -1,5 +1,7 @@
 """Settings of the encoder. Imports nothing heavy: the command line reads this file for `--help`."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any

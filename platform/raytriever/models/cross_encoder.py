@@ -5,6 +5,8 @@ sentence-transformers. Weights are safetensors only, and no code of the director
 activation, by default a sigmoid. A call returns scores after the activation, `logits` returns them before it.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ such as Qwen3-Embedding and E5-Mistral are trained with an end token after every
 that does not append this token silently gives the state of the last word instead.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

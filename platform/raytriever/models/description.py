@@ -5,6 +5,8 @@ Three kinds of directories are read: those of raytriever (`raytriever.json`), th
 sentence-transformers assumes: the last token of a causal language model, else the mean.
 """
 
+from __future__ import annotations
+
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any

@@ -7,6 +7,8 @@ segment reductions: each sum is one loop over the tokens of a text, and each tok
 same bits on a GPU at every call. Padding them for `pool` would take the memory of the longest text for every text.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

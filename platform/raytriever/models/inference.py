@@ -9,6 +9,8 @@ Nothing waits for a GPU before all batches are queued. A thread makes the next b
 on a stream of their own, and embeddings are copied back once a batch, into pinned memory.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from abc import abstractmethod

@@ -9,6 +9,8 @@ By default every linear layer of the blocks gets adapters, because Dettmers et a
 found this more important than the rank. The pooler gets none, because embeddings do not depend on it.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Memory of a device: what is free, models that have to fit, the one error of what does not, and copies to the host."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar

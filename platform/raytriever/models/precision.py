@@ -3,6 +3,8 @@
 Trained weights are float32, and `bf16` is autocast. The frozen weights under LoRA adapters are never updated, so they
 are held once, in the precision of the arithmetic."""
 
+from __future__ import annotations
+
 import os
 import warnings
 from functools import cache

@@ -1,5 +1,7 @@
 """Preparation of a loaded retriever for training, in place: LoRA adapters and activation checkpointing."""
 
+from __future__ import annotations
+
 import torch
 from torch import nn
 

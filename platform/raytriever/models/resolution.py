@@ -6,6 +6,8 @@ by `base_model_name_or_path` in `adapter_config.json`. `peft` merges the adapter
 the digest of the adapters and the state of the base's files.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re

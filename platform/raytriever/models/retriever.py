@@ -3,6 +3,8 @@
 A shared tower is the usual bi-encoder; separate towers are those of DPR (Karpukhin et al., 2020, section 3).
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -4,6 +4,8 @@
 file. Any other name is a local directory or a repository on the model hub.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path

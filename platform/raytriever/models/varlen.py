@@ -11,6 +11,8 @@ first to see whether it can be left out, and a CPU would wait for the GPU there.
 the keys of texts above 256 tokens over blocks, and adds up in any order, unless deterministic algorithms are selected.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise

@@ -4,6 +4,8 @@ A retriever with one transformer is written as a plain sentence-transformers dir
 `AutoModel.from_pretrained` reads too. Two transformers are written in sentence-transformers' Router layout, where each
 has a directory. The settings of raytriever are in `raytriever.json`."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -10,6 +10,8 @@ for retrieval, our figures of all its splits exist. The same command continues a
 a task after the last encoded shard of its corpus.
 """
 
+from __future__ import annotations
+
 import hashlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence

@@ -5,6 +5,8 @@ unless a process writes it or has it open. An entry is a folder or a file direct
 one of its collections.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Iterable, Iterator

@@ -4,6 +4,8 @@ Nothing heavy is imported, and a server gets one request. All checks run in para
 `SECONDS`, such as one of a disk whose server is down, is an error.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import socket

@@ -4,6 +4,8 @@ The inventory reads the files of a directory, never a registry, so it lists runs
 directory without the files that a command writes first is not a run. It is neither listed nor cleaned.
 """
 
+from __future__ import annotations
+
 import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -9,6 +9,8 @@ The other tests of a comparison say whether these encoders differ on such querie
 so only several seeds say whether their settings differ.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Figures and page of an evaluation, made only from the files of its directory, and of a training run."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

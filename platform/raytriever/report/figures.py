@@ -4,6 +4,8 @@ Colours are safe for colour-blind readers. Each figure is written as PNG for doc
 pages, where text stays text. Both depend only on the drawn data: they contain no date and no random ids.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

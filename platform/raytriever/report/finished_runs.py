@@ -4,6 +4,8 @@ An evaluation is read from its directory, and a training from `evaluation/` in i
 filter; the same files are artifacts there, and the tag of a run says what it is.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager

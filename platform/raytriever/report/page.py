@@ -9,6 +9,8 @@ page with all queries of a large data set. Each list contributes its first query
 `MAX_QUERIES` are chosen. Every list is therefore complete to the depth that the page shows.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import json

@@ -1,5 +1,7 @@
 """Checks of the arguments of a comparison. This module imports nothing heavy."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from pathlib import Path

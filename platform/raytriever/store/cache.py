@@ -7,6 +7,8 @@ its folder, which the kernel releases with the process. Where folders cannot be 
 Embeddings that a command writes elsewhere have their paths in `locations/`, so that later commands find there what has
 not changed."""
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import json

@@ -4,6 +4,8 @@ A stage gives the bytes that it will write. Another process may use the space me
 while writing, too (`errors.disk_errors`).
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 from pathlib import Path

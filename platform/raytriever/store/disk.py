@@ -1,5 +1,7 @@
 """The disk: whether it can be written, folders that a group shares, and what is below a folder."""
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import os

@@ -9,6 +9,8 @@
 3. A holder whose object was removed, because it was stopped for too long, commits nothing more (`lock.check_owner`).
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable
 from contextlib import suppress

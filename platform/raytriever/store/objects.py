@@ -6,6 +6,8 @@ A path below the folder of the copies names an object. Stores are read and writt
 region and endpoint from the usual variables of the environment. One that does not answer is asked again for minutes.
 """
 
+from __future__ import annotations
+
 import errno
 import io
 import os

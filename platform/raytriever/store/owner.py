@@ -1,5 +1,7 @@
 """Owner of a lock or a lease: the process that writes a path, as the lock's file names it to every other command."""
 
+from __future__ import annotations
+
 import json
 import os
 import secrets

@@ -9,6 +9,8 @@
 3. Other files, such as logs that grow, are uploaded by `push_changes` of the writer, who has a lease (`lease`).
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import shutil

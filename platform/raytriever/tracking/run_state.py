@@ -1,5 +1,7 @@
 """State of a run at a tracker, as `run.json` and `run-NAME.json` in the run directory hold it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -5,6 +5,8 @@ does not have yet; and any reader of a run directory. A whole line is durable. A
 the process is removed before the next line is written. Its step is repeated, because no later checkpoint was committed.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import threading

@@ -4,6 +4,8 @@
 a service other than MLflow's.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 

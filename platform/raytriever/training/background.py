@@ -9,6 +9,8 @@ step.
 3. `adopt` applies the result of the last stage. `reject` logs why a job failed; a failed job never ends training.
 4. `recover` applies recorded results after a restart, and submits unfinished work again, with the same checkpoint."""
 
+from __future__ import annotations
+
 import json
 import time
 from abc import ABC, abstractmethod

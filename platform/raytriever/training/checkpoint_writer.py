@@ -10,6 +10,8 @@ So a checkpoint with a manifest is complete, whichever process died. After each 
 collective whether they are writing, whether they failed and whether a checkpoint is due by time. All workers decide
 alike, and an error of one writer ends the next step on all of them."""
 
+from __future__ import annotations
+
 import math
 import os
 import secrets

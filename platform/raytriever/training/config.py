@@ -1,6 +1,8 @@
 """Settings of training, of its validations by retrieval, and of the refresh of hard negatives. Imports nothing heavy,
 because the command line reads it for `--help`."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -6,6 +6,8 @@
 4. Callbacks validate checkpoints by retrieval and refresh hard negatives in the background (`background`).
 5. At the end the best weights are loaded. Interrupted anywhere, the same call resumes from the newest checkpoint."""
 
+from __future__ import annotations
+
 import socket
 import time
 from collections.abc import Callable, Mapping

@@ -3,6 +3,8 @@
 All workers end a step together. So a slow worker is found by the time until it first waits for the others, compared
 over a window of steps."""
 
+from __future__ import annotations
+
 import resource
 import sys
 import time

@@ -1,5 +1,7 @@
 """Optimizer of training, and its learning rate: a pure function of the step, so that no scheduler has a state."""
 
+from __future__ import annotations
+
 import torch
 from torch import nn
 

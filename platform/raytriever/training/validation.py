@@ -9,6 +9,8 @@ So the best checkpoint does not depend on when a value became known, or on resta
 written once, by the evaluator. A run that is killed after the value that ends patience stops at its last logged
 step."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace

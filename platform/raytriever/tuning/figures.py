@@ -1,5 +1,7 @@
 """Figure of a sweep: the metric over one searched number. MLflow draws the parallel coordinates and the curves."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,6 +4,8 @@ A proposal is a function of the seed, the trial's number and the results of earl
 sweep that is killed and resumed proposes the same points. Optuna gets the earlier trials again for each proposal.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -3,6 +3,8 @@
 A space is given by short names for ranges around the papers' values (`NAMED`), or by a YAML file in the form of a
 configuration file. Imports nothing heavy: the command line reads it for `--help`."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math

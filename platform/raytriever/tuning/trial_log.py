@@ -1,5 +1,7 @@
 """Trial log of a sweep (`trials.json`, rewritten whole after every change) and its table, the best trial first."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence

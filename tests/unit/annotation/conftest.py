@@ -1,5 +1,7 @@
 """Chat-completions services of the test's own, and jobs that ask them."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Callable, Iterator

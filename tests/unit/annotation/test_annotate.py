@@ -1,5 +1,7 @@
 """The steps of one query after another, against a real service and a real log."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Answer log: an answer that has arrived survives kills, full disks and damaged lines."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

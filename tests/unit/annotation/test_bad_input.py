@@ -1,5 +1,7 @@
 """User errors of `annotate`: one line with the remedy, no output, and no key in the message."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The whole job against a real service, from the command line."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

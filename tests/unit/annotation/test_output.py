@@ -1,5 +1,7 @@
 """Written data set: it contains the annotations and all previous data."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Prompts: untrusted texts cannot leave their marks, and prompts of a user are validated."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Parser of answers, and their JSON schema."""
 
+from __future__ import annotations
+
 import pytest
 
 from raytriever.annotation.prompts import (

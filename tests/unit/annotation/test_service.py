@@ -1,5 +1,7 @@
 """Requests to a real server: retries of temporary failures, and errors."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

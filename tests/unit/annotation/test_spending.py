@@ -1,5 +1,7 @@
 """Budgets: never exceeded, and not given up while something under way may leave room."""
 
+from __future__ import annotations
+
 import asyncio
 
 import pytest

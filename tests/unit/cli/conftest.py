@@ -1,5 +1,7 @@
 """Fixtures that run the command line in this process, in an empty folder, with a data set that a test may damage."""
 
+from __future__ import annotations
+
 import re
 import shutil
 from collections.abc import Callable

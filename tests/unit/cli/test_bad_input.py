@@ -1,5 +1,7 @@
 """User errors end in one line and exit code 2, and leave no files."""
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,7 @@
 """`compare` from the command line: user errors, and runs in MLflow."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path

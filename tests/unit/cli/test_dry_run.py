@@ -1,5 +1,7 @@
 """`train --dry-run` plans the memory from `config.json` alone, and starts nothing."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable

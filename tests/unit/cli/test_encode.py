@@ -1,5 +1,7 @@
 """`encode` from the command line, in this process."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Console script, exit codes and imports of `--help`."""
 
+from __future__ import annotations
+
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """User errors of `evaluate` end in one line and leave no files."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

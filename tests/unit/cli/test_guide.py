@@ -1,5 +1,7 @@
 """A guide that no hub has, and its bytes in the plan of the memory."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

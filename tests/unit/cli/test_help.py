@@ -1,5 +1,7 @@
 """Help and suggestions: usage lines, common flags, and flags of other programs."""
 
+from __future__ import annotations
+
 import argparse
 import re
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Flags without effect are errors in each stage, before any data is read."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

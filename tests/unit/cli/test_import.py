@@ -1,5 +1,7 @@
 """`import` from the command line: a folder of documents and questions becomes a data set that other commands read."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Import to the output of an earlier import: it is replaced, splits stay, and a kill leaves one data set."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,7 @@
 """`index` from the command line."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Callable

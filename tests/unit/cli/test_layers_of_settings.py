@@ -1,5 +1,7 @@
 """Layers of settings: defaults, recipe, file, flags; and the flags of the design."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """A directory that another command writes is refused by every stage at its start."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """`mine` from the command line."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path

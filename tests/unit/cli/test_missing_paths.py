@@ -1,5 +1,7 @@
 """Every stage reports a missing or empty path before heavy imports."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """`prepare` from the command line."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

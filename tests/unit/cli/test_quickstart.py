@@ -1,5 +1,7 @@
 """The command `quickstart` is `train` with the MW loss and a name."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """`score` by a cross-encoder with random weights."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from collections.abc import Callable

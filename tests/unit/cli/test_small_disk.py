@@ -1,5 +1,7 @@
 """A stage whose output does not fit on the disk ends in one line before it writes."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """Stages in a configuration file: their layers, their checks and their errors."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

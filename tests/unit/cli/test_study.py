@@ -1,5 +1,7 @@
 """`study`: user errors before anything is trained."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path

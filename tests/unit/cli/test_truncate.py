@@ -1,5 +1,7 @@
 """`--truncate-dim` and `--dtype` from the command line: stores and indexes of two widths are never confused."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path

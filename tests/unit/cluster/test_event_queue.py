@@ -1,5 +1,7 @@
 """Event queue between workers and driver: the class of the actor without Ray, and the queue in the process."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

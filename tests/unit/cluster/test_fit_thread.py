@@ -1,5 +1,7 @@
 """The thread on which a trainer or a tuner fits: a waiting caller gets its result, and may stop waiting."""
 
+from __future__ import annotations
+
 import gc
 import signal
 import sys

@@ -1,5 +1,7 @@
 """A round in one process: what it mines, what it keeps of earlier rounds, what it removes and what it logs."""
 
+from __future__ import annotations
+
 import gc
 import shutil
 import time

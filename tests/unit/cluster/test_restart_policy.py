@@ -1,5 +1,7 @@
 """Restart policy: conditions under which a failed worker group may start again."""
 
+from __future__ import annotations
+
 import itertools
 
 import pytest

@@ -1,5 +1,7 @@
 """An actor that searches opens its shards once, however many batches of queries it answers."""
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Ray session: a cluster that does not answer, Ray that does not start, too little shared memory."""
 
+from __future__ import annotations
+
 import socket
 import time
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """What Ray Train's controller receives."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

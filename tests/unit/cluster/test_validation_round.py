@@ -1,5 +1,7 @@
 """What a checkpoint is worth: as much as the model that would be written of it, and recorded once."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """A node of another raytriever, or of another Python: one line that names the host. Undocumented Ray is there."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from types import SimpleNamespace

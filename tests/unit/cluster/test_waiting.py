@@ -1,5 +1,7 @@
 """Wait for the workers of a group: what is shown, and when and how it ends."""
 
+from __future__ import annotations
+
 import re
 
 import pytest

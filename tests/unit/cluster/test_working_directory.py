@@ -1,5 +1,7 @@
 """Working directory of submitted jobs, their environment and their numba cache."""
 
+from __future__ import annotations
+
 import inspect
 import json
 import os

@@ -1,5 +1,7 @@
 """A service of the test's own, and an empty folder without a key in the environment."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Callable, Iterator

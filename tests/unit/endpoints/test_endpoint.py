@@ -1,5 +1,7 @@
 """An endpoint encodes as a model does, each text is paid once, and what is wrong with it is one line."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """A function and a model of sentence-transformers are measured as the model itself."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Conclusion of a run: the calibration that it writes into its model directory, and its curves over all stages."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """State of a run's directory, and directories that are never changed."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from pathlib import Path

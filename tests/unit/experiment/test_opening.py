@@ -1,5 +1,7 @@
 """Opening of a run: what is checked before anything is written, and queries that are in two splits."""
 
+from __future__ import annotations
+
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Commit of a hub model, from the hub's cache or from the configuration of a resumed run."""
 
+from __future__ import annotations
+
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Every stage puts the prompts of a data set in front of its texts: the token ids that reach the encoder begin so."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Recorder of a run's events: each step is logged once, also after restarts."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Mapping, Sequence

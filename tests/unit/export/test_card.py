@@ -1,5 +1,7 @@
 """The model card has metadata that the hub reads, and no figure that was not measured."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

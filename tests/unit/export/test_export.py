@@ -1,5 +1,7 @@
 """Exported graphs give the embeddings of the encoder, and a failed export leaves no files."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

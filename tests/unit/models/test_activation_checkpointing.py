@@ -1,5 +1,7 @@
 """Activation checkpointing: the same gradients with dropout, and less memory."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

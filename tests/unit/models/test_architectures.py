@@ -1,5 +1,7 @@
 """Architectures of transformers with tiny random weights: loading, training and encoding agree with transformers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

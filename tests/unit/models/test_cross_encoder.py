@@ -1,5 +1,7 @@
 """Cross-encoder: scores equal those of transformers and sentence-transformers; unusable directories are refused."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from pathlib import Path

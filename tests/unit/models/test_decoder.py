@@ -1,5 +1,7 @@
 """Decoders: the end token, attention to later tokens, padding on either side, and no cache."""
 
+from __future__ import annotations
+
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """The device of a process, and the lines where a GPU cannot be used."""
 
+from __future__ import annotations
+
 import warnings
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Damaged or hostile model directories: each ends in one line, and none runs code or uses random weights."""
 
+from __future__ import annotations
+
 import json
 import logging
 import shutil

@@ -1,5 +1,7 @@
 """Directories of sentence-transformers that are not read: each ends in one line. Heads are trained like the encoder."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from functools import partial

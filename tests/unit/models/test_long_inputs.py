@@ -1,6 +1,8 @@
 """Texts of 8,192 tokens: embeddings and training steps equal those of sentence-transformers, in memory that is linear
 in the length."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 

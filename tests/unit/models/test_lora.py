@@ -1,5 +1,7 @@
 """LoRA: only adapters are trained, and the written model contains them."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import sys

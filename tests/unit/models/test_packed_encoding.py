@@ -1,5 +1,7 @@
 """Packed batches give the embeddings and gradients of padded ones, are chosen on CUDA, and cause no wait."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Packed batches of tokens; buckets keep order and values, and their cut is the cheapest."""
 
+from __future__ import annotations
+
 from itertools import combinations
 from pathlib import Path
 

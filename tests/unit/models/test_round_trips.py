@@ -1,5 +1,7 @@
 """Directories are read as sentence-transformers reads them, and written ones encode alike in all libraries."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import Any

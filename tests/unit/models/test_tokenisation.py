@@ -1,5 +1,7 @@
 """Contents and templates give the output of the tokenizer, for tokenizers of every kind."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Truncated embeddings: in raytriever, on disk, in sentence-transformers, and in exported graphs."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Prompts that are not pooled (`include_prompt: false`), when texts of one batch have different prompts."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Attention over packed texts: blocks of the diagonal, windows, groups of heads, dropout and repeated bits."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Tasks of MTEB by our encoders and exact search: MTEB's own figures and files, with ours next to them."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

@@ -1,5 +1,7 @@
 """Inventory and pruning of the cache: the least recently used entries go first, and never one in use."""
 
+from __future__ import annotations
+
 import os
 import time
 from pathlib import Path

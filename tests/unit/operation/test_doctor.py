@@ -1,5 +1,7 @@
 """The doctor: one line for each thing, exit code 1 for an error, and a timeout for a check that hangs."""
 
+from __future__ import annotations
+
 import socket
 import subprocess
 import sys

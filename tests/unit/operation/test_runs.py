@@ -1,5 +1,7 @@
 """Inventory of run directories: kinds, states, and the files that cleaning removes and keeps."""
 
+from __future__ import annotations
+
 import json
 import os
 from pathlib import Path

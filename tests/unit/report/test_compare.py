@@ -1,5 +1,7 @@
 """Comparison of finished runs: reading of directories, names of rows, and contents of the page."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil

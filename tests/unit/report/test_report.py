@@ -1,5 +1,7 @@
 """Pages and figures: their contents, escaped texts, and no requests to the network."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import json

@@ -1,5 +1,7 @@
 """Machines of which each is a folder of copies of its own."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 

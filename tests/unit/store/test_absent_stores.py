@@ -1,5 +1,7 @@
 """What a command says of a store that refuses, is away, is silent, or is none; the store is a real S3 server."""
 
+from __future__ import annotations
+
 import http.server
 import re
 import threading

@@ -2,6 +2,8 @@
 
 A host is a folder of copies of its own."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from pathlib import Path

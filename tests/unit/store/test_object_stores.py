@@ -2,6 +2,8 @@
 
 The store is a real S3 server. A machine is a folder of copies of its own."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable

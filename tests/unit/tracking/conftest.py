@@ -1,5 +1,7 @@
 """MLflow database for all tests of tracking, and a server that can be made to fail."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

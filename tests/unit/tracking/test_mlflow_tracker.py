@@ -1,5 +1,7 @@
 """Runs in a real MLflow database, and wrong addresses of it."""
 
+from __future__ import annotations
+
 import json
 import socket
 import sqlite3

@@ -1,5 +1,7 @@
 """What a person sees: lines in a log file, a bar on a terminal."""
 
+from __future__ import annotations
+
 import io
 import os
 import pty

@@ -1,5 +1,7 @@
 """Git commit of a run."""
 
+from __future__ import annotations
+
 import subprocess
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Tracker with a server that fails at any point: no data is lost, repeated or reordered, and no caller waits."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Files of a tracker in the run directory: whole after kills, damaged lines and full disks, and small in memory."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import replace
 from pathlib import Path

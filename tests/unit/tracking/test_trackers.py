@@ -1,5 +1,7 @@
 """W&B, TensorBoard and Trackio on this machine: what they have is what was logged, once, also after a kill."""
 
+from __future__ import annotations
+
 import json
 import os
 import shlex

@@ -1,5 +1,7 @@
 """A whole assignment for one worker, on a tiny encoder, with or without the scores of a teacher."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

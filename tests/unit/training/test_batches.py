@@ -1,5 +1,7 @@
 """The batch of a step: whose passages they are, that workers share it out, and that chunks hold every text once."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """A checkpoint is restored to the bit, from any writer, or not at all; a state that does not fit is one line."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Training on a CUDA device equals training on the CPU: every loss, gradient caching, precision, dropout."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 

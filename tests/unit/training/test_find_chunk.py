@@ -1,5 +1,7 @@
 """The chunk is what was asked for, refused where it is too large, and else what the memory allows, found once."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Adapters over a base in bf16: what is trained, what a checkpoint has, and which runs it continues."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

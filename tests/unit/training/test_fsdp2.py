@@ -1,5 +1,7 @@
 """FSDP2 in a group of one process: the steps, states and errors of DDP."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """A guide in training: its own reading of the texts, gradient caching, a frozen state, and refusals."""
 
+from __future__ import annotations
+
 import dataclasses
 import shutil
 from collections.abc import Callable

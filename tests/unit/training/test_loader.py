@@ -1,5 +1,7 @@
 """Batches come in order, never more than `depth` ahead, errors where they belong, and no thread stays."""
 
+from __future__ import annotations
+
 import signal
 import threading
 import time

@@ -1,5 +1,7 @@
 """The loop learns and stops at the best; its steps are those of the page that one reads first; the learning rate."""
 
+from __future__ import annotations
+
 import dataclasses
 from itertools import pairwise
 from pathlib import Path

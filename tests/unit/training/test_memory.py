@@ -1,5 +1,7 @@
 """The memory planner, compared with bytes that torch's allocator reports, and with the loss."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """A step that runs out of memory is done again with smaller chunks, and ends with the same result."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """Hard negatives are refreshed so that every step is a function of what is recorded, whenever a run is interrupted."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import shutil

@@ -1,5 +1,7 @@
 """A run that is interrupted, anywhere, ends bit-equal to one that never was."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

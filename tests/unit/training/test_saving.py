@@ -1,5 +1,7 @@
 """Checkpoints are written behind the steps, one at a time, whole or not at all."""
 
+from __future__ import annotations
+
 import socket
 import time
 from collections.abc import Callable, Iterable

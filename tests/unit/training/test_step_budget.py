@@ -1,5 +1,7 @@
 """Host waits and copies of a training step on a GPU, counted on a simulated one by line."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace

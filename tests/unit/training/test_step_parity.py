@@ -1,5 +1,7 @@
 """One training step equals that of sentence-transformers on the same batch: loss, and gradient of every parameter."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """A teacher's scores on their way into the steps: batches, training data, several data sets."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 

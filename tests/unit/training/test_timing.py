@@ -1,5 +1,7 @@
 """The phases of a step are timed, its tokens are counted, and a slow worker is named."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Training data: one data set or several, equal in every process."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 

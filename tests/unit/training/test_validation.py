@@ -1,5 +1,7 @@
 """Checkpoints are validated during the steps; the best one does not depend on delays or deaths."""
 
+from __future__ import annotations
+
 import dataclasses
 import shutil
 from collections.abc import Callable, Mapping

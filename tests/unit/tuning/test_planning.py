@@ -1,5 +1,7 @@
 """Searcher and scheduler of Ray Tune: the next trial, and trials that are behind others, also of earlier calls."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

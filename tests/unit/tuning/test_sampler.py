@@ -1,5 +1,7 @@
 """Samplers: a proposal depends only on the seed, the trial's number and the results of earlier trials."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """Search spaces of names and files, their grids, and errors that name the file and the key."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

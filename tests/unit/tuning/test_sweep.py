@@ -1,5 +1,7 @@
 """Trial log, table and figures of a sweep."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

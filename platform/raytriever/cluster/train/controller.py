@@ -4,6 +4,8 @@ Imports nothing heavy, because the controller loads it. An interrupted driver en
 inside `fit` crashes the process when the session ends. Ray Train forgets the placement group of a worker group that
 failed before training; `Housekeeping` releases it, so that the next group finds a place on a full cluster."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -4,6 +4,8 @@ On the main thread `fit` would handle Ctrl-C itself. On a thread of its own, an 
 thread, which ends `fit` before the Ray session ends; otherwise a call to Ray would crash the process. Ray Train
 restarts a group that failed during training or during its creation, but ends `fit` when a worker dies in between."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable

@@ -8,6 +8,8 @@ Where training leaves no GPU for other processes, a thread of the first worker d
 training waits. No second process takes memory of the GPU, and the memory of a job is given back before the next
 step."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager

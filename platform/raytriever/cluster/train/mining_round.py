@@ -6,6 +6,8 @@ negatives/embeddings/step-500/  embeddings of the running round, and finished bl
 
 A round that was killed uses the committed shards and blocks, because it mines with the same checkpoint again."""
 
+from __future__ import annotations
+
 import itertools
 import time
 from collections.abc import Callable, Sequence

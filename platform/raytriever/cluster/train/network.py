@@ -3,6 +3,8 @@
 By themselves gloo and tensorpipe listen at the address of the host's name, which is 127.0.1.1 in `/etc/hosts` of Debian
 and Ubuntu. Another host cannot reach it: `connectFullMesh failed ... remote=[127.0.1.1]`."""
 
+from __future__ import annotations
+
 import os
 import re
 

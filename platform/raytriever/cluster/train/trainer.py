@@ -4,6 +4,8 @@ The training loop writes its own checkpoints: a damaged state file of Ray Train 
 Train is discarded with each call. A group that starts again, after a death or because the cluster changed its size,
 resumes from the newest complete checkpoint."""
 
+from __future__ import annotations
+
 import os
 import re
 import time

@@ -3,6 +3,8 @@
 The dev sets are opened and checked before training starts.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import time

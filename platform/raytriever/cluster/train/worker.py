@@ -1,5 +1,7 @@
 """Worker of a Ray Train group: its job, the size of the group, model and data, training."""
 
+from __future__ import annotations
+
 import os
 import socket
 from collections.abc import Callable, Iterator

@@ -3,6 +3,8 @@
 A head is a sequence of Dense layers, normalisations and dropouts. Their weights are trained with the encoder.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

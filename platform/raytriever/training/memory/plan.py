@@ -13,6 +13,8 @@ and the embeddings of the whole batch exist.
   autograd's gradients of a chunk.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 

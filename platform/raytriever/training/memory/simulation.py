@@ -12,6 +12,8 @@ Two kernels of CUDA keep other tensors than those of a CPU, and are replaced her
 2. Autocast computes layer norms in float32 (on a CPU in the type of their inputs).
 """
 
+from __future__ import annotations
+
 import weakref
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,6 +5,8 @@
 3. All workers use the smallest result. A chunk with which a step ran out of memory is halved, and the cache folder
    keeps the half, under everything that it depends on: no later search tries more."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress

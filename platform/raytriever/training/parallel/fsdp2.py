@@ -8,6 +8,8 @@ workers encode the same number of chunks: those with fewer encode one of theirs 
 Gradient caching takes gradients by `torch.autograd.grad`, which FSDP2 does not see. So each chunk has a backward pass
 of its own. The gradients that these passes leave, as those of the loss, are reduced by a backward pass of nothing."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

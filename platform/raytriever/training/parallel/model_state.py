@@ -7,6 +7,8 @@ the number of workers, so any strategy reads the state of any other.
 Frozen weights are not among them: they do not change, so a run reads them again from the model that it trains.
 Checkpoints hold a digest of them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256

@@ -1,5 +1,7 @@
 """Encoder and loss as one module, so that a strategy synchronizes and shards all parameters."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 

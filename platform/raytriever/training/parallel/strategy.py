@@ -2,6 +2,8 @@
 
 Trained weights stay float32 and `bf16` is autocast, so every strategy trains the same model."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -11,6 +11,8 @@ a parameter has the position of its slice. Stage 3 gives each worker an equal sl
 moments of the optimizer belong to the float32 tensors of these ranges. DeepSpeed's own checkpoints are pickled and tied
 to the number of workers, and are not used."""
 
+from __future__ import annotations
+
 import logging
 import os
 import sys

@@ -2,6 +2,8 @@
 
 Ray Tune's loop calls from one thread and the trials' events arrive on another; every call takes the same lock."""
 
+from __future__ import annotations
+
 import io
 import threading
 import time

@@ -8,6 +8,8 @@
 An interrupted sweep resumes when called again: finished and stopped trials stay, a running one resumes from its newest
 checkpoint, and failed ones are repeated."""
 
+from __future__ import annotations
+
 import shutil
 import time
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """Training data that the trials of a sweep share, prepared once: data sets, tokens, hard negatives."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace

@@ -4,6 +4,8 @@ A trial of one worker trains in the process of the trial, which Tune keeps warm 
 workers holds no processor itself: its workers are a Ray Train group whose resources are reserved all at once or not at
 all, so that concurrent trials cannot each hold half of what they need."""
 
+from __future__ import annotations
+
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

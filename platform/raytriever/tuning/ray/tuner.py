@@ -3,6 +3,8 @@
 Tune keeps a state of its own, of pickles, in a folder that is deleted with the call. A sweep resumes from `trials.json`
 and the run directories of its trials."""
 
+from __future__ import annotations
+
 import math
 import os
 import threading

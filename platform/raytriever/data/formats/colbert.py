@@ -78,7 +78,8 @@ def triple_ids(row: Sequence[str], records: Records, split: str) -> None:
             raise BadRow(f"not JSON ({error})") from error
     if len(values) < 3:
         raise BadRow(f"{_columns(values)}, not 3 or more: ids of the query, the positive and negatives")
-    query, (positive, _), *negatives = _id(values[0]), *map(_scored, values[1:])
+    query = _id(values[0])
+    (positive, _), *negatives = map(_scored, values[1:])
     records.judgements.append(Judgement(split, query, positive, 1))
     records.negatives += [
         Negative(query, document, "bm25", rank, score) for rank, (document, score) in enumerate(negatives)

@@ -109,7 +109,7 @@ def _related(archive: zipfile.ZipFile, part: str) -> dict[str, tuple[str, str]]:
             one.get("Type", "").rpartition("/")[2],
             posixpath.normpath(posixpath.join("/", folder, one.get("Target", ""))).lstrip("/"),
         )
-        for one in (_xml(archive, path) if path in archive.NameToInfo else ())
+        for one in (list(_xml(archive, path)) if path in archive.NameToInfo else [])
         if one.get("TargetMode") != "External"
     }
 

@@ -49,14 +49,10 @@ class ParsedDocument:
 
 @dataclass
 class Outline:
-    """Collector of headings and blocks in the order of the document; their characters are made plain.
-
-    Args:
-        blocks: those of the section that was begun.
-    """
+    """Collector of headings and blocks in the order of the document; their characters are made plain."""
 
     title: str = ""
-    blocks: list[str] = field(default_factory=list)
+    blocks: list[str] = field(default_factory=list)  # of the section that was begun
     _sections: list[Section] = field(default_factory=list)
     _path: list[tuple[int, str]] = field(default_factory=list)
     _anchor: str = ""

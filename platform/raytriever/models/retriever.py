@@ -284,7 +284,10 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
         raise ModelError("has two towers", str(directory), f"remove {setting('towers')} shared")
     tokenizer = load_tokenizer(transformers["query"])
     if not has_one:
-        _check_same_tokenizer(tokenizer, load_tokenizer(transformers["passage"]), directory)
+        other = load_tokenizer(transformers["passage"])
+        if any(read(tokenizer) != read(other) for read in (content_tokenizer_json, Template.of)):
+            remedy = "use a model with one tokenizer for both sides"
+            raise ModelError("has two different tokenizers", str(directory), remedy)
     append_end_token(tokenizer, description.append_eos, description.pooling, directory)
     heads = head_modules(files, description, config)
     query = _load_tower(transformers["query"], description, heads["query"], {}, dtype, weights)
@@ -310,7 +313,10 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
     for each, length in ((query, description.query_length), (passage, description.passage_length)):
         check_tokens(tokenizer, each.backbone, directory)
         _check_length(each.backbone, length, directory)
-        _choose_padding_side(tokenizer, each.backbone)
+        if _learned_positions(each.backbone) is not None:
+            # Positions count from the first column. Padding before a text would shift its positions, and its embedding
+            # would depend on the other texts of a batch. The saved tokenizer pads after the text too.
+            tokenizer.padding_side = "right"
     retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
     retriever.check_prompts(retriever.prompts.of())
     return retriever
@@ -344,14 +350,6 @@ def _loaded(modules: Sequence[Module], tower: Encoder) -> dict[Path, nn.Module]:
     return {module.folder: loaded for module, loaded in zip(modules, tower.head, strict=True)}
 
 
-def _check_same_tokenizer(query: Any, passage: Any, directory: Path) -> None:
-    """Check that both towers read the same tokens; raises `ModelError`."""
-    if content_tokenizer_json(query) != content_tokenizer_json(passage) or Template.of(query) != Template.of(passage):
-        raise ModelError(
-            "has two different tokenizers", str(directory), "use a model with one tokenizer for both sides"
-        )
-
-
 def _learned_positions(backbone: nn.Module) -> nn.Embedding | None:
     """Return the table of positions of a BERT- or GPT-2-like model; None for rotary and relative positions."""
     for name, module in backbone.named_modules():
@@ -370,13 +368,3 @@ def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
     if length > positions:
         remedy = f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}"
         raise ModelError(f"has {positions} positions, but texts may have {length} tokens", str(directory), remedy)
-
-
-def _choose_padding_side(tokenizer: Any, backbone: nn.Module) -> None:
-    """Pad after the text if the model has learned positions, in place, also in the saved tokenizer.
-
-    Such models count positions from the first column. Padding before a text would shift its positions, and its
-    embedding would depend on the other texts of a batch.
-    """
-    if _learned_positions(backbone) is not None:
-        tokenizer.padding_side = "right"

@@ -124,11 +124,6 @@ def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
     return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])
 
 
-def failure_reason(error: Exception) -> str:
-    """Return one line for the user on why a job failed."""
-    return str(error) if isinstance(error, UserError | JobError) else f"{type(error).__name__}: {error}"
-
-
 # --------------------------------------------------------------------------------------------------------------- job
 
 
@@ -301,7 +296,8 @@ class BackgroundJob(ABC):
         try:
             yield
         except Exception as error:
-            self._message, self._reason = JobMessage(JobStatus.FAILED), failure_reason(error)
+            self._message = JobMessage(JobStatus.FAILED)
+            self._reason = str(error) if isinstance(error, UserError | JobError) else f"{type(error).__name__}: {error}"
 
     def _check_checkpoint(self, step: int) -> JobMessage:
         return JobMessage(JobStatus.DONE) if self.is_first and self._checkpoint.is_dir() else RUNNING

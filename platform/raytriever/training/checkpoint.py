@@ -106,14 +106,6 @@ def read_state(path: Path) -> State:
     return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
 
 
-def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise `StorageError` with the first value of the origin in which a checkpoint differs from this run."""
-    for name, value in here.items():
-        if name in there and there[name] != value:
-            difference = f"was made with {name} {there[name]!r}, but this run has {value!r}"
-            raise StorageError(difference, str(path), SAME_RUN)
-
-
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint, and a line for the log on each newer one that is damaged."""
     lines: list[str] = []
@@ -207,7 +199,9 @@ def resume(
         if error.where != CHECKPOINT:
             raise
         raise error.at(str(path)) from error
-    check_origin(path, state.origin, origin)
+    for name, value in origin.items():
+        if (there := state.origin.get(name, value)) != value:
+            raise StorageError(f"was made with {name} {there!r}, but this run has {value!r}", str(path), SAME_RUN)
     if workers.rank == 0:
         log(f"Resumed from checkpoint step-{step}.")
     if best_is_whole:

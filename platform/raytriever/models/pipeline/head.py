@@ -99,7 +99,9 @@ def load_head(
         if module.kind == DENSE:
             known = loaded.get(module.folder)
             dense = known if isinstance(known, Dense) else _load_dense(module, weights)
-            _check_width(dense, width, module.file)
+            if (expected := dense.linear.in_features) != width:
+                what = f"expects vectors of {expected} components, but the modules before it return {width}"
+                raise ModelError(what, str(module.file), "use the Dense module that belongs to this model")
             width = dense.linear.out_features
             head.append(dense)
         elif module.kind == NORMALIZE:
@@ -127,12 +129,6 @@ def head_text(head: Sequence[nn.Module]) -> list[str]:
         elif isinstance(each, Normalize):
             texts.append("Normalize")
     return texts
-
-
-def _check_width(dense: Dense, width: int, file: Path) -> None:
-    if dense.linear.in_features != width:
-        what = f"expects vectors of {dense.linear.in_features} components, but the modules before it return {width}"
-        raise ModelError(what, str(file), "use the Dense module that belongs to this model")
 
 
 def _load_dense(module: Module, weights: bool) -> Dense:

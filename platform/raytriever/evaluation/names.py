@@ -227,7 +227,8 @@ def _fields_of(tree: SystemTree) -> list[tuple[str, PathKind]]:
 
 
 def _expand(tree: SystemTree) -> SystemTree:
-    return replace(tree, **{field: kind(getattr(tree, field)) for field, kind in _fields_of(tree)})
+    changed: dict[str, Any] = {field: kind(getattr(tree, field)) for field, kind in _fields_of(tree)}
+    return replace(tree, **changed)
 
 
 def _exists(word: str) -> bool:

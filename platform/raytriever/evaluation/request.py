@@ -331,9 +331,9 @@ def build_evaluation_job(
             remedy = f"give {setting('data_root')}, the folder that holds the data sets"
             raise DataError("no data set of the suite exists", where, remedy)
         job = replace(job, datasets=[*job.datasets, *suite], missing=missing)
-    for config in (config for model in models for config in encoders_of(model.system)):
-        if config.dataset_prompts:
-            check_prompts(config.dataset_prompts, job.datasets)
+    for encoder in (encoder for model in models for encoder in encoders_of(model.system)):
+        if encoder.dataset_prompts:
+            check_prompts(encoder.dataset_prompts, job.datasets)
     return job
 
 

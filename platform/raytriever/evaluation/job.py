@@ -55,7 +55,7 @@ from raytriever.store.commit import committed_directory, remove, write_atomicall
 from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
-_SAME_QUERIES = "thresholds are chosen on the queries that chose the weight, so they promise less than they state"
+_SAME_QUERIES = "thresholds are chosen on the queries that chose the weight, so a promised share is not exact"
 
 
 def run_evaluation(

@@ -227,8 +227,8 @@ def _fields_of(tree: SystemTree) -> list[tuple[str, PathKind]]:
 
 
 def _expand(tree: SystemTree) -> SystemTree:
-    expanded_fields: dict[str, Any] = {field: kind(getattr(tree, field)) for field, kind in _fields_of(tree)}
-    return replace(tree, **expanded_fields)
+    changed: dict[str, Any] = {field: kind(getattr(tree, field)) for field, kind in _fields_of(tree)}
+    return replace(tree, **changed)
 
 
 def _exists(word: str) -> bool:

@@ -331,7 +331,7 @@ def build_evaluation_job(
             remedy = f"give {setting('data_root')}, the folder that holds the data sets"
             raise DataError("no data set of the suite exists", where, remedy)
         job = replace(job, datasets=[*job.datasets, *suite], missing=missing)
-    for encoder in (one for model in models for one in encoders_of(model.system)):
+    for encoder in (encoder for model in models for encoder in encoders_of(model.system)):
         if encoder.dataset_prompts:
             check_prompts(encoder.dataset_prompts, job.datasets)
     return job

@@ -498,7 +498,7 @@ def test_a_fusion_and_a_reranking_decide_by_their_own_calibration(
             search_system(parse_system(name), str(tiny_dataset), texts[0], 2, None, "fp32", other)
     notes = results.about["letters"].notes
     [weighted] = [model for model in results.models if model.endswith("weighted")]
-    said = "thresholds are chosen on the queries that chose the weight, so they promise less than they state"
+    said = "thresholds are chosen on the queries that chose the weight, so a promised share is not exact"
     assert [said in lines for lines in notes.values()] == [model == weighted for model in notes]
     assert said in format_results(results)
     assert said not in format_results(measure(f"bm25+{tiny_encoder}:weighted"))

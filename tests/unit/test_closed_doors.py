@@ -69,6 +69,8 @@ OWN_READERS = {
     ("endpoints/client.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
     ("endpoints/vectors.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
     ("data/formats/delimited.py", "json.loads"): "a cell of a table that looks like a list; other values stay text",
+    ("data/formats/colbert.py", "json.loads"): "a line of ids; what is no JSON is a bad row",
+    ("encoding/vectors.py", "np.memmap"): "rows of numbers behind a header that was checked, in a file of their size",
     ("models/tokenisation.py", "json.loads"): "the tokenizer in memory, as its library has just written it",
     ("cluster/ingest.py", "json.loads"): "reports and errors of this program's own tasks",
     ("evaluation/measurements.py", "np.load"): "a measurement of this program's own, whose digest was compared",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ def test_a_searcher_opens_its_documents_once(monkeypatch: pytest.MonkeyPatch) ->
     documents, opened = np.eye(6, dtype=np.float32), []
 
     class Store:
-        meta: ClassVar = {"shard_rows": 6}
+        plan: ClassVar = SimpleNamespace(shard_rows=6)
 
         def __len__(self) -> int:
             return len(documents)

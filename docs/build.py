@@ -304,7 +304,7 @@ def main() -> None:
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
     status = subprocess.run(command, env=environment, check=False).returncode
-    for page in PAGES.rglob("*.md"):  # for the links of llms.txt
+    for page in PAGES.rglob("*.md") if status == 0 else ():  # for the links of llms.txt
         shutil.copy(page, SITE / page.relative_to(PAGES))
     sys.exit(status)
 

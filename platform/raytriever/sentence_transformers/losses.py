@@ -272,7 +272,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         """Return the loss of the embeddings of each column; 0 for a batch without negatives."""
         if relevance is None:
             logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
-            return sum(each.sum() * 0 for each in [*embeddings, *self._parameters.values()])  # type: ignore[return-value]
+            return sum(each.sum() * 0 for each in [*embeddings, *self.parameters(recurse=False)])  # type: ignore[return-value]
         queries, passages = embeddings[0], torch.cat(embeddings[1:])
         with torch.autocast(queries.device.type, enabled=False):
             precise = torch.promote_types(queries.dtype, torch.float32)

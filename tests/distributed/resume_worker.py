@@ -65,7 +65,7 @@ def main(
         dataset_folder,
         folder,
         total_steps=STEPS,
-        loss=LossConfig("mw", temperature=0.05, learn_temperature=True),
+        loss=LossConfig("mw+bce", temperature=0.05, learn_temperature=True),
         workers=current_workers(),
         precision=precision,
         warmup_steps=2,

@@ -8,7 +8,8 @@ import pytest
 import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
 
-from raytriever.errors import LossInputError
+from raytriever.config import Config, check_config
+from raytriever.errors import ConfigError, LossInputError
 from raytriever.losses.config import LossConfig
 from raytriever.losses.table import LOSS_NAMES
 
@@ -22,7 +23,7 @@ def spoilt(value: float) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("name", ["infonce", "mw"])
+@pytest.mark.parametrize("name", ["infonce", "mw", "cosent", "bce"])
 @pytest.mark.parametrize(
     ("queries", "passages", "ids", "message"),
     [
@@ -70,6 +71,31 @@ def test_extreme_embeddings_have_finite_gradients_or_are_refused(name: str, dtyp
         measured.append(of_queries * of_passages)
     assert all("overflow" in line or (name == "mw" and "2^30" in line) for line in refusals)
     assert max(measured) >= (1e4 if name == "mw" else 1e7 if name == "margin-mse" else 1e18)
+
+
+@pytest.mark.parametrize("name", ["cosent", "bce"])
+@pytest.mark.parametrize("scale", [-1e3, float("nan")])
+def test_a_scale_that_is_lost_is_named(name: str, scale: float) -> None:
+    loss = build_loss(LossConfig(name, learn_temperature=True))
+    with torch.no_grad():
+        loss.log_temperature.fill_(scale)
+    with pytest.raises(LossInputError, match=r"scores overflow.*the temperature was trained to 0"):
+        loss(EMBEDDINGS[:2], EMBEDDINGS, IDS)
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "words"),
+    [
+        ("bce", {"threshold": float("nan")}, "threshold"),
+        ("bce", {"positive_weight": 0.0}, "positive_weight"),
+        ("mw", {"positive_weight": 2.0}, "positive_weight: has no effect with loss mw"),
+        ("mw+cosent", {"threshold": 0.2}, r"threshold: has no effect with loss mw\+cosent"),
+    ],
+)
+def test_a_wrong_setting_of_bce_is_one_line(loss: str, settings: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        check_config(Config(loss=LossConfig(loss, **settings)))
+    assert "\n" not in str(error.value)
 
 
 def test_a_batch_whose_every_other_query_has_negatives_is_fine() -> None:

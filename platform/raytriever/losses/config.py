@@ -213,4 +213,5 @@ def check_loss(config: LossConfig) -> None:
             )
     for own in config.files:
         own.arguments()
-    check_changed(config, only=["learn_temperature", "reduction", "loss_precision", "guide_margin"])
+    only = ["learn_temperature", "reduction", "threshold", "positive_weight", "loss_precision", "guide_margin"]
+    check_changed(config, only=only)

@@ -92,13 +92,23 @@ class Loss(nn.Module):
         """Return the bias of `bce` in units of tau: minus its threshold, the score of a pair with p = 1/2.
 
         The parameter is the distance from the configured threshold in units of `BIAS_UNIT` configured temperatures. Its
-        gradient is that of one temperature: it would dominate the norm by which gradients are clipped.
+        gradient is divided by `BIAS_UNIT`: otherwise it would dominate the norm by which gradients are clipped.
         """
         if "bce" not in self.config.terms:
             return None
         bias = self.bias.to(log_temperature).reshape(())
         moved = bias + (bias * (BIAS_UNIT - 1)).detach()
         return (moved * self.config.temperature - self.config.threshold) * torch.exp(-log_temperature)
+
+    def probability(self) -> dict[str, float]:
+        """Return the `threshold` and the `temperature` of `bce`, empty without it.
+
+        A document is relevant to a query with p = sigmoid((score - threshold) / temperature), as far as the batches of
+        training are like the corpus.
+        """
+        log_temperature = self.log_temperature.detach().double().reshape(())
+        bias, temperature = self.bias_of(log_temperature), float(log_temperature.exp())
+        return {} if bias is None else {"threshold": -float(bias.detach()) * temperature, "temperature": temperature}
 
     def forward(
         self,
@@ -194,7 +204,7 @@ class Loss(nn.Module):
         if spoilt_queries or spoilt_passages:
             raise _not_finite(batch.queries, passages)
         width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
-        scores = largest[0] * largest[1] * width / min(temperature, 1.0)
+        scores = largest[0] * largest[1] * width / min(temperature, 1.0) if temperature else torch.inf
         distances = (largest[0] + largest[1]) ** 2 * width
         if not max(scores, distances) < most or (self._squares_scores and not 2 * scores < most**0.5):
             raise LossInputError(

@@ -38,7 +38,7 @@ class Description:
     `truncate_dim` is the number of first components of an embedding that are kept, or None for all. `prompts` are the
     prompts of the model by name. `pool_prompt` includes the tokens of the prompt in pooling. `append_eos` adds the end
     token to texts (`auto`, `yes` or `no`). `bidirectional` lets the tokens of a decoder attend to later ones, or
-    not; None leaves it to `config.json`.
+    not; None leaves it to `config.json`. `probability` has the trained threshold and temperature of the loss `bce`.
     """
 
     pooling: str = "mean"
@@ -53,6 +53,7 @@ class Description:
     pool_prompt: bool = True
     append_eos: str = "auto"
     bidirectional: bool | None = None
+    probability: dict[str, float] = field(default_factory=dict)
 
     def flags(self) -> dict[str, Any]:
         """Return the settings that `ModelConfig` has too, by name."""

@@ -167,7 +167,7 @@ def test_a_finished_study_is_analyzed_and_written(tmp_path: Path, monkeypatch: p
     assert analysis.results.rows == [UNTRAINED, "CL", "MW", "MW+CL"]
     assert [len(analysis.results.cells[row, POOLED]) for row in analysis.results.rows] == [1, 2, 2, 2]
     page = (output / "abstain.md").read_text()
-    assert page.count("stated before the run") == 6
+    assert page.count("stated before the run") == 8
     assert "![Share of wrong documents" in page
     assert (output / "risk-coverage.png").exists()
-    assert len(json.loads((output / "abstain.json").read_text())["claims"]) == 8
+    assert len(json.loads((output / "abstain.json").read_text())["claims"]) == 10

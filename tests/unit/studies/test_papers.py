@@ -179,7 +179,10 @@ def test_the_gap_from_a_base_encoder_is_that_of_the_paper(checkout: Path) -> Non
 def test_dev_of_abstain_chooses_from_all_trainings(checkout: Path) -> None:
     study = load_study(STUDIES / "abstain.yaml")
     candidates = candidates_of(study)
-    assert {loss: len(rows) for loss, rows in candidates.items()} == {"CL": 2, "MW": 2, "MW+CL": 4}
+    assert {loss: len(rows) for loss, rows in candidates.items()} == {
+        **dict.fromkeys(("CL", "MW", "CoSENT", "BCE", "MW+BCE"), 2),
+        "MW+CL": 4,
+    }
     sets = study.arms[0].datasets
     rules = {(one.split, one.max_bad_rows, one.protocol.drop_own) for one in sets.values()}
     assert rules == {("test", 1.0, False), ("dev", 1.0, False)}

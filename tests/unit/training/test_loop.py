@@ -18,6 +18,8 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.losses.table import LOSS_NAMES
 from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.models.writer import write_model
 from raytriever.recipes.one_page import fit, train_on_one_page
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import train
@@ -60,6 +62,23 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
     assert first.relevance.is_positive.sum(1).tolist() == [2] * 16
     learned = Objective(work.retriever, build_loss(work.loss), "fp32")(first, ALONE).value.item()
     assert learned < recorder.losses[0]  # of the same batch, before the first step
+
+
+def test_a_model_trained_with_bce_stores_its_probability(make_assignment, tmp_path: Path) -> None:
+    loss = LossConfig("bce", 0.05, threshold=0.3, learn_temperature=True)
+    work, recorder = make_assignment(total_steps=6, eval_steps=6, loss=loss)
+    train(work)
+    (tmp_path / "model").mkdir()
+    write_model(work.retriever, tmp_path / "model")
+    stored = load_retriever(ModelConfig(str(tmp_path / "model"))).description.probability
+    assert stored == work.retriever.description.probability
+    # The last update follows the last report.
+    assert stored["threshold"] == pytest.approx(recorder.steps[6]["bce_threshold"], abs=0.05)
+    assert stored["threshold"] != 0.3
+    assert stored["temperature"] == pytest.approx(0.05, rel=0.1)
+    other, _ = make_assignment(total_steps=1, folder=tmp_path / "third", model=ModelConfig(str(tmp_path / "model")))
+    train(other)
+    assert other.retriever.description.probability == {}  # of mw
 
 
 def test_the_first_losses_are_the_golden_ones(make_assignment) -> None:

@@ -27,8 +27,8 @@ from raytriever.training.checkpoint import (
 from raytriever.training.loop import TrainingSetup, train
 
 STEPS = 6
-# The temperature is learnt and dropout drawn: both must come back, and the schedule still falls.
-SETTINGS = {"total_steps": STEPS, "dropout": 0.1, "warmup_steps": 2, "loss": LossConfig("infonce", 0.05, True)}
+# Temperature and bias are learnt and dropout drawn: all must come back, and the schedule still falls.
+SETTINGS = {"total_steps": STEPS, "dropout": 0.1, "warmup_steps": 2, "loss": LossConfig("bce", 0.05, True)}
 
 
 @dataclass
@@ -45,9 +45,9 @@ KNOWN: dict[str, Whole] = {}
 
 
 def state_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    """Weights and moments of a checkpoint, the temperature's too."""
+    """Weights and moments of a checkpoint, those of the loss too."""
     results = {one.name: one.values.clone() for one in read_slices(folder / f"step-{step}", WEIGHTS, MOMENTS)}
-    assert "loss.log_temperature:exp_avg_sq" in results
+    assert {"loss.log_temperature:exp_avg_sq", "loss.bias:exp_avg_sq"} <= set(results)
     return results
 
 
@@ -240,7 +240,7 @@ def test_a_damaged_best_is_named_and_the_best_from_there_counts(
 REFUSED: dict[str, dict[str, object]] = {
     "was made with data 'one', but this run has 'other'": {"data_digest": "other"},
     "was made with training.seed 0, but this run has 9": {"seed": 9},
-    "was made with loss.temperature 0.05, but this run has 0.07": {"loss": LossConfig("infonce", 0.07, True)},
+    "was made with loss.temperature 0.05, but this run has 0.07": {"loss": LossConfig("bce", 0.07, True)},
     "was made with total_steps 6, but this run has 9": {"total_steps": 9},
     "is of another model": {"towers": "separate"},
 }

@@ -28,10 +28,10 @@ from numpy import ndarray
 
 from ends import machine, parser
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
-from raytriever.evaluation.ranking.lists import FusedSystem, ListingSystem, RunSystem
-from raytriever.metrics.answering import AnswerAim, achieve_answers, decide
-from raytriever.metrics.confidence import ENTROPY, SCORE, RankedQuestions
-from raytriever.metrics.passages import RankedPassages, choose_kept_threshold
+from raytriever.evaluation.composed.fusion_and_reranking import FusedSystem, ListingSystem, RunSystem
+from raytriever.metrics.answer_confidence import ENTROPY, SCORE, RankedQuestions
+from raytriever.metrics.answer_threshold import AnswerAim, achieve_answers, decide
+from raytriever.metrics.passage_threshold import RankedPassages, choose_kept_threshold
 
 SYSTEMS, QUESTIONS, POPULATION, PASSAGES = ("cosine", "ties", "fusion", "run"), (20, 30, 60, 200), 5_000, 200
 ALPHAS = (0.05, 0.1, 0.2)

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from raytriever.evaluation.files import read_pools
+from raytriever.evaluation.evaluation_files import read_pools
 from raytriever.evaluation.results import Results
+from raytriever.experiments.report.figures import COLOURS, picture
 from raytriever.metrics.auc import pooled_auc
-from raytriever.metrics.calibration import ScoredPools, best_f1_threshold
-from raytriever.report.figures import COLOURS, picture
+from raytriever.metrics.pair_threshold import ScoredPools, best_f1_threshold
 
 
 def f1_at(pools: ScoredPools, threshold: float) -> float:

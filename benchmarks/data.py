@@ -33,10 +33,10 @@ def peak_megabytes() -> float:
 
 def minilm() -> Any:
     """Return the tokenisation of the embedded encoder."""
-    from raytriever.data.prepare.tokenisation import Tokenisation
-    from raytriever.models.pipeline.transformer import Transformer
-    from raytriever.models.source import embedded_minilm
-    from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
+    from raytriever.data.prepare.corpus_tokenization import Tokenisation
+    from raytriever.models.directory.hub_or_local import embedded_minilm
+    from raytriever.models.directory.transformer_settings import Transformer
+    from raytriever.models.tokenization import content_tokenizer_json, load_tokenizer
 
     return Tokenisation(content_tokenizer_json(load_tokenizer(Transformer.read(embedded_minilm()))))
 
@@ -54,10 +54,10 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
     from transformers import AutoTokenizer
 
     from raytriever.cluster.ingest import run_in_ray_tasks
-    from raytriever.cluster.session import ray_session
-    from raytriever.data.prepare.open import open_all_splits
-    from raytriever.data.prepare.pipeline import Request, in_processes, prepare
-    from raytriever.models.resolution import resolve_model
+    from raytriever.cluster.ray_session import ray_session
+    from raytriever.data.prepare.open_dataset import open_all_splits
+    from raytriever.data.prepare.prepare_dataset import Request, in_processes, prepare
+    from raytriever.models.resolve_model import resolve_model
 
     tokenisation = minilm()
     run = run_in_ray_tasks if runner == "ray" else in_processes
@@ -100,8 +100,8 @@ def large(passages: int) -> dict[str, float]:
     from tokenizers import Tokenizer
 
     from raytriever.cluster.ingest import run_in_ray_tasks
-    from raytriever.data.prepare.open import open_all_splits
-    from raytriever.data.prepare.pipeline import Request, prepare
+    from raytriever.data.prepare.open_dataset import open_all_splits
+    from raytriever.data.prepare.prepare_dataset import Request, prepare
 
     folder = Path(os.environ["RAYTRIEVER_CACHE"]) / "generated"
     (folder / "qrels").mkdir(parents=True)
@@ -139,7 +139,7 @@ def large(passages: int) -> dict[str, float]:
 
 def again(dataset: Path) -> dict[str, float]:
     """Prepare the same data a second time."""
-    from raytriever.data.prepare.pipeline import Request, in_processes, prepare
+    from raytriever.data.prepare.prepare_dataset import Request, in_processes, prepare
 
     request = Request(str(dataset), minilm())
     lines: list[str] = []

@@ -35,7 +35,7 @@ QUERIES, K = 500, 10_000
 
 def paragraphs(count: int) -> list[str]:
     """Return paragraphs of SQuAD, evenly spread."""
-    from raytriever.data.prepare.open import open_dataset
+    from raytriever.data.prepare.open_dataset import open_dataset
 
     passages = open_dataset(DATA / "squad", []).passages()
     return [passages[index * len(passages) // count] for index in range(count)]
@@ -47,12 +47,12 @@ def speed(arguments: argparse.Namespace) -> dict[str, float]:
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from raytriever.encoding.encode import encode_texts
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.models.config import ModelConfig
-    from raytriever.models.precision import choose_precision
-    from raytriever.models.resolution import resolve_model
+    from raytriever.models.device_and_precision import choose_precision
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.models.resolve_model import resolve_model
     from raytriever.models.retriever import Retriever
+    from raytriever.retrieval.encoding.encode_texts import encode_texts
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
     torch.set_num_threads(1)
     texts, cpu = paragraphs(arguments.texts), torch.device("cpu")
@@ -90,14 +90,14 @@ def loss(arguments: argparse.Namespace) -> dict[str, float]:
     import numpy as np
     import torch
 
-    from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.corpus import embed_corpus
-    from raytriever.encoding.encode import encode_texts
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.store import file_of, read_embeddings, stored_values
+    from raytriever.data.prepare.open_dataset import open_dataset
     from raytriever.evaluation.systems import evaluate_embeddings
-    from raytriever.models.config import ModelConfig
-    from raytriever.models.precision import choose_precision
+    from raytriever.models.device_and_precision import choose_precision
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.retrieval.encoding.embed_corpus import embed_corpus
+    from raytriever.retrieval.encoding.embedding_store import file_of, read_embeddings, stored_values
+    from raytriever.retrieval.encoding.encode_texts import encode_texts
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
     config = ModelConfig(passage_length=256, query_length=256)
     dataset = open_dataset(DATA / "scifact", ["test"])
@@ -120,15 +120,15 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     """Time this process and one actor with as many threads, from the end of the first shard to the end of the last."""
     import torch
 
-    from raytriever.cluster.pool import ActorPool
-    from raytriever.cluster.session import ray_session
-    from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.corpus import encode_store, plan_embeddings
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.shards import encode_in_process, tokenisation_of
-    from raytriever.encoding.writer import StoreWriter
-    from raytriever.models.config import ModelConfig
-    from raytriever.models.precision import choose_precision
+    from raytriever.cluster.actor_pool import ActorPool
+    from raytriever.cluster.ray_session import ray_session
+    from raytriever.data.prepare.open_dataset import open_dataset
+    from raytriever.models.device_and_precision import choose_precision
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+    from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenisation_of
+    from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
     config, threads = ModelConfig(), os.cpu_count() or 1
     torch.set_num_threads(threads)
@@ -188,10 +188,10 @@ def on_a_gpu(arguments: argparse.Namespace) -> dict[str, End]:
     import numpy as np
     import torch
 
-    from raytriever.encoding.encode import encode_texts
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.models.config import ModelConfig
+    from raytriever.models.model_settings import ModelConfig
     from raytriever.models.packing import move
+    from raytriever.retrieval.encoding.encode_texts import encode_texts
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
     device, rng = torch.device("cuda", 0), np.random.default_rng(0)
     lengths = rng.integers(20, 250, arguments.texts)
@@ -272,13 +272,13 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     import psutil
     import ray
 
-    from raytriever.cluster.pool import ActorPool
-    from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.corpus import encode_store, plan_embeddings
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.shards import tokenisation_of
-    from raytriever.encoding.writer import StoreWriter
-    from raytriever.models.config import ModelConfig
+    from raytriever.cluster.actor_pool import ActorPool
+    from raytriever.data.prepare.open_dataset import open_dataset
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+    from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+    from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
     cache = Path(os.environ["RAYTRIEVER_CACHE"])
     config = ModelConfig(str(wide(cache / "wide")))

@@ -22,8 +22,8 @@ import torch
 from numpy import ndarray
 
 from ends import End, add_device, check_device, parser, report
-from raytriever.index.exact import Corpus, top_k, top_k_of_blocks
-from raytriever.index.ranking import TieOrder
+from raytriever.retrieval.index.exact_top_k import Corpus, top_k, top_k_of_blocks
+from raytriever.retrieval.index.rank_keys import TieOrder
 
 DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
 SHARD = 25_000

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raytriever.data.keys import normalise
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.errors import DataError
-from raytriever.reading.regular import open_regular
+from raytriever.core.errors import DataError
+from raytriever.core.reading.regular_files import open_regular
+from raytriever.data.hashed_ids import normalise
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 TEXT_FILES = (".txt", ".txt.gz")
 HELD_OUT = 50  # one text of so many

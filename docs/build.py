@@ -4,7 +4,7 @@
 
     commands    the flags of every command, from the argparse parsers
     settings    the settings of a configuration file, from their declarations
-    layers      the packages, from the layers of import-linter and the packages' docstrings
+    layers      the rooms of the package, from the layers of import-linter and their docstrings
     api         the public names, from their signatures and docstrings
     front       the README above its list of pages
 
@@ -93,7 +93,7 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def settings() -> Iterator[str]:
     """Yield a table for each section of a configuration file."""
-    from raytriever.config import SECTIONS
+    from raytriever.training.run_config import SECTIONS
 
     for section, kind in SECTIONS.items():
         yield f"### `{section}:`\n\n| setting | default | |\n| --- | --- | --- |"
@@ -200,24 +200,21 @@ def _markdown(docstring: str | None) -> str:
 
 
 def layers() -> Iterator[str]:
-    """Yield the packages as a table: the number of the layer, the package or module, and its first line."""
+    """Yield the rooms as a table: the number of the layer, the room, and the first line of its docstring."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
     rows = contracts[0]["layers"]
-    yield "| layer | package | |\n| --- | --- | --- |"
+    yield "| layer | room | |\n| --- | --- | --- |"
     for number, row in zip(range(len(rows), 0, -1), rows, strict=True):
         for name in row.split(" | "):
-            package = ROOT / "platform" / "raytriever" / name
-            yield f"| {number} | `{name}` | {_cell(_idea(package))} |"
-            for file in sorted(package.glob("*/**/__init__.py")):
-                yield f"| | `{file.parent.relative_to(package.parent)}` | {_cell(_idea(file.parent))} |"
+            yield f"| {number} | `{name}` | {_cell(_idea(ROOT / 'platform' / 'raytriever' / name))} |"
 
 
-def _idea(module: Path) -> str:
-    """Return the first line of the docstring of a package or a module."""
-    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
-    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]
+def _idea(package: Path) -> str:
+    """Return the first line of the docstring of a package."""
+    text = (package / "__init__.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
 
 
 def front() -> Iterator[str]:

@@ -16,13 +16,13 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from measures import POOLED, QuestionReader, SystemMeasures, of_all
-from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.differences.differences_by_seed import Cell, SeededResults, SeedMetrics
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.results import without_nan
-from raytriever.metrics.confidence import NAMES, SCORE
-from raytriever.metrics.selective import bootstrap_interval, resampling_weights
-from raytriever.report.figures import PANEL, label, lines, picture
+from raytriever.experiments.report.figures import PANEL, label, lines, picture
+from raytriever.metrics.answer_confidence import NAMES, SCORE
+from raytriever.metrics.selective_retrieval import bootstrap_interval, resampling_weights
 from selection import pseudo_values, risk_coverage
 
 SAMPLES, SEED = 1_000, 0

@@ -29,16 +29,16 @@ from numpy import ndarray
 
 import raytriever as rt
 from effort import at_recall, efforts, finder_bytes
-from raytriever.data.prepare.open import open_dataset
-from raytriever.errors import DataError
-from raytriever.evaluation.datasets import distinct_names
+from raytriever.core.errors import DataError
+from raytriever.core.store.commit import write_atomically
+from raytriever.core.terminal import text_table
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.evaluated_datasets import distinct_names
 from raytriever.evaluation.results import without_nan
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.index.approximate.measure import OperatingPoint, format_count, measure
-from raytriever.index.exact import top_k
-from raytriever.store.commit import write_atomically
-from raytriever.terminal import text_table
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.index_recall import OperatingPoint, format_count, measure
+from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
+from raytriever.retrieval.index.exact_top_k import top_k
 
 RECALL, K = 0.95, 10  # candidates are compared at this recall@K
 BUDGETS = (0.01, 0.02, 0.05)  # shares of the documents that an index may score for a query

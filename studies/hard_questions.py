@@ -36,7 +36,7 @@ from entities import (
     tokens_of,
 )
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.keys import normalise
+from raytriever.data.hashed_ids import normalise
 
 _POOL = 3_000  # entities of a type that may replace another
 _OCCURRENCES = 5  # least number of occurrences of a name that replaces another

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from raytriever.annotation.output import JUDGEMENT_COLUMNS, judgement_lines, write_beir
+from raytriever.core.errors import DataError
+from raytriever.core.store.commit import committed_directory
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.keys import normalise
-from raytriever.data.prepare.open import open_dataset, with_lent_dev
-from raytriever.data.records import ORIGINS
-from raytriever.errors import DataError
-from raytriever.store.commit import committed_directory
+from raytriever.data.hashed_ids import normalise
+from raytriever.data.prepare.open_dataset import open_dataset, with_lent_dev
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.evaluation.annotation.annotated_dataset import JUDGEMENT_COLUMNS, judgement_lines, write_beir
 
 # Folder of each pack by a short name, and its splits for training, validation and measuring. A split is empty if there
 # is none, or if validation uses training queries.

@@ -29,13 +29,13 @@ from scipy.sparse.csgraph import connected_components
 
 from hard_questions import hard_questions
 from packs import id_hash
-from raytriever.annotation.output import write_beir
+from raytriever.core.errors import DataError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import committed_directory
 from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
-from raytriever.data.keys import normalise
-from raytriever.errors import DataError
+from raytriever.data.hashed_ids import normalise
+from raytriever.evaluation.annotation.annotated_dataset import write_beir
 from raytriever.evaluation.protocol import FOREIGN, REMOVED
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import committed_directory
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"

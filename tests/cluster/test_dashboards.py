@@ -26,7 +26,7 @@ from processes import free_port
 import describe
 import programs
 from raytriever.cluster import ingest
-from raytriever.data.prepare.pipeline import Request
+from raytriever.data.prepare.prepare_dataset import Request
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.slow, pytest.mark.timeout(900)]
 RULES = yaml.safe_load((programs.HERE / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]

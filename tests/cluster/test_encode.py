@@ -11,14 +11,14 @@ from beir import write_beir
 from deadly_encoder import LoadDeadly
 from encoding_case import Case, files
 
-from raytriever.cluster.pool import ActorPool
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.corpus import encode_store, plan_embeddings
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import ShardEncoder, encode_in_process
-from raytriever.encoding.writer import StoreWriter
-from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.cluster.actor_pool import ActorPool
+from raytriever.core.errors import ModelError
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, encode_in_process
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 DOCUMENTS, SKULL = 96, 41
 POOL = ActorPool(1, 2)

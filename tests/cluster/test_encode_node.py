@@ -13,7 +13,7 @@ from processes import children_of, ended, processes, wait_for
 from ray.cluster_utils import Cluster
 
 from raytriever.cli.main import run
-from raytriever.encoding.store import EmbeddingStore
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 
 SHARDS = 12
 pytestmark = pytest.mark.slow

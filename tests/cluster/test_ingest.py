@@ -11,11 +11,11 @@ from beir import write_beir
 from prepared import prepare
 
 from raytriever.cluster.ingest import run_in_ray_tasks
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request, in_this_process
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.errors import DataError
-from raytriever.store.commit import read_manifest
+from raytriever.core.errors import DataError
+from raytriever.core.store.commit import read_manifest
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Request, in_this_process
 
 ROWS = 6_000
 

@@ -16,9 +16,9 @@ from mlflow import MlflowClient
 from processes import children_of, ended, parent, processes, steps, wait_for
 from ray.cluster_utils import Cluster
 
-from raytriever.data.negatives import read_negatives
-from raytriever.data.prepare.open import open_dataset
-from raytriever.training.refresh import Ledger, read_ledger, round_path
+from raytriever.data.hard_negatives import read_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.training.negative_refresh import Ledger, read_ledger, round_path
 
 EVERY_STEP = ("refresh_wait_seconds", "refresh_age_steps", "refresh_failures")
 

@@ -10,10 +10,10 @@ from batch_ids import BatchIds, build_loss
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses import scores as panels
-from raytriever.losses.config import LossConfig
-from raytriever.losses.guide import GuideEmbeddings
-from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
+from raytriever.losses import score_matrix as panels
+from raytriever.losses.false_negative_mask import GuideEmbeddings
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.training.memory.memory_of_states import WorkerTexts, batch_bytes
 
 QUERIES, PASSAGES, WIDTH, PANEL = 1_024, 2_048, 8, 1 << 18
 ALL_SCORES = QUERIES * PASSAGES * 4

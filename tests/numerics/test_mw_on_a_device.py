@@ -8,9 +8,9 @@ from batch_ids import build_loss
 from examples import Example, example
 from simulated_gpu import CUDA, Counts, values
 
-from raytriever.losses import scores as panels
-from raytriever.losses.config import LossConfig
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses import score_matrix as panels
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
 
 
 def unit(seed: int, **sizes: int) -> Example:

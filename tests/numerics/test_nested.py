@@ -11,10 +11,10 @@ from examples import Example, assert_near, computed, example, gradients
 from reference_losses import reference_loss
 from torch import Tensor
 
-from raytriever.errors import ConfigError
-from raytriever.losses.config import LossConfig, read_widths
+from raytriever.core.errors import ConfigError
 from raytriever.losses.loss import check_widths
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses.loss_settings import LossConfig, read_widths
+from raytriever.losses.named_losses import LOSS_NAMES
 
 WIDTHS = (6, 4, 1)
 every_loss = pytest.mark.parametrize("name", LOSS_NAMES)

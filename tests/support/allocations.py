@@ -13,10 +13,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import PretrainedConfig
 
-from raytriever.models.config import ModelConfig
+from raytriever.models.device_and_precision import autocast, base_type
 from raytriever.models.encoder import Encoder
-from raytriever.models.precision import autocast, base_type
-from raytriever.training.memory.simulation import prepare_encoder, text_encoder_of
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.memory.simulated_encoder import prepare_encoder, text_encoder_of
 
 CPU = torch.device("cpu")
 

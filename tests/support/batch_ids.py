@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses import registry
-from raytriever.losses.batch import PAD, RowRelevance, copy_all
-from raytriever.losses.config import LossConfig
+from raytriever.losses import build_loss as registry
+from raytriever.losses.batch_and_temperature import PAD, RowRelevance, copy_all
+from raytriever.losses.batch_relevance import GlobalIds, find_relevance
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.guide import GuideEmbeddings
+from raytriever.losses.false_negative_mask import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
-from raytriever.losses.relevance import GlobalIds, find_relevance
+from raytriever.losses.loss_settings import LossConfig
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
 
 SKULL, STONE = "☠", "⛰"
 

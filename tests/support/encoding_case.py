@@ -10,11 +10,11 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
-from raytriever.encoding.store import EmbeddingPlan, EmbeddingStore
-from raytriever.encoding.writer import StoreWriter
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus, encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingPlan, EmbeddingStore
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
 
 
 def compute(*arguments: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.approximate.store import save_index, write_embeddings
-from raytriever.store.commit import committed_directory
+from raytriever.core.store.commit import committed_directory
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex
+from raytriever.retrieval.index.approximate.stored_index import save_index, write_embeddings
 
 
 def write_index(path: Path, index: ApproximateIndex, kind: str, meta: Mapping[str, Any]) -> None:

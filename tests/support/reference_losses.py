@@ -20,7 +20,7 @@ from batch_ids import BatchIds
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses.config import LossConfig
+from raytriever.losses.loss_settings import LossConfig
 
 __all__ = [
     "bce",

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import Model, ModelLike, Run, path_of, precision_of
-from raytriever.api.tables import require_package
-from raytriever.encoding.config import EncodeConfig
-from raytriever.endpoints.config import EncoderConfig
-from raytriever.errors import ConfigError
-from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.names import SYSTEM, SystemTree, parse_system, replace_nodes, system_text
-from raytriever.options import check_changed
-from raytriever.terminal import warn
-from raytriever.tracking.trackers import read_trackers
+from raytriever.api.tables_in_memory import require_package
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import check_changed
+from raytriever.core.terminal import warn
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
+from raytriever.evaluation.system_names import SYSTEM, SystemTree, parse_system, replace_nodes, system_text
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
+from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig
+from raytriever.tracking.tracker_names import read_trackers
 
 if TYPE_CHECKING:
     import pandas
 
-    from raytriever.endpoints.function import FunctionEncoder
-    from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
+    from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
     from raytriever.evaluation.results import Results
+    from raytriever.retrieval.endpoints.encode_function import FunctionEncoder
 
 EncodeFunction: TypeAlias = Callable[[list[str], str], Any]
 
@@ -105,7 +105,7 @@ class Report:
         Raises:
             StorageError: `output` exists or cannot be written.
         """
-        from raytriever.store.commit import MANIFEST, committed_directory
+        from raytriever.core.store.commit import MANIFEST, committed_directory
 
         folder = path_of(output)
         with working("save", folder), committed_directory(folder, {"kind": "evaluation"}) as aside:
@@ -114,7 +114,7 @@ class Report:
         return folder
 
     def __str__(self) -> str:
-        from raytriever.evaluation.document import format_results
+        from raytriever.evaluation.report_document import format_results
 
         return format_results(self._results).strip()
 
@@ -209,7 +209,7 @@ def evaluate(
     arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
 
     from raytriever.evaluation.protocol import asks_removed
-    from raytriever.evaluation.request import build_evaluation_job
+    from raytriever.evaluation.requested_models import build_evaluation_job
 
     trackers = read_trackers(tracker)
     made = [one if isinstance(one, str) and asks_removed(one) else source_of(one) for one in unanswerable]
@@ -231,9 +231,9 @@ def evaluate(
 
 def _measure(job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bool, trackers: Sequence[str]) -> Results:
     with working("evaluate", folder):
-        from raytriever.cluster.evaluation import evaluate_in_session
-        from raytriever.evaluation.job import run_evaluation
-        from raytriever.report.evaluation import write_evaluation_report
+        from raytriever.cluster.evaluate_on_cluster import evaluate_in_session
+        from raytriever.evaluation.run_evaluation import run_evaluation
+        from raytriever.experiments.report.evaluation_page import write_evaluation_report
 
         run = partial(run_evaluation, job, report=write_evaluation_report)
         return evaluate_in_session(run, encoding, folder, fresh, trackers, warn)
@@ -268,7 +268,7 @@ def compare(
     words = [str(one._folder if isinstance(one, Report) else one.path if isinstance(one, Run) else one) for one in runs]
     page = path_of(output)
 
-    from raytriever.report.comparison import compare_runs
+    from raytriever.experiments.report.comparison_page import compare_runs
 
     with working("compare"):
         compare_runs(words, page)
@@ -279,8 +279,8 @@ def _evaluated(
     models: Sequence[ModelLike | EncodeFunction] | Mapping[str, ModelLike | EncodeFunction],
     functions: list[FunctionEncoder],
 ) -> list[EvaluatedModel]:
-    from raytriever.endpoints.function import function_encoder
-    from raytriever.evaluation.request import name_models
+    from raytriever.evaluation.requested_models import name_models
+    from raytriever.retrieval.endpoints.encode_function import function_encoder
 
     labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
     own: dict[str, SystemTree] = {}  # systems that a fusion can name

@@ -14,19 +14,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.config import SplitConfig
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.options import check_options, did_you_mean
+from raytriever.core.paths import FILE
+from raytriever.core.store.object_stores import is_uri
+from raytriever.core.terminal import warn
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.data_sources import Files, Row, Rows, json_value
 from raytriever.data.formats.beir import UNANSWERABLE
-from raytriever.data.formats.delimited import TableFile
-from raytriever.data.formats.division import Division, Shares, shares_of
+from raytriever.data.formats.csv_and_tsv import TableFile
+from raytriever.data.formats.csv_tables import PASSAGE, QUERY, choose_columns, column_names, value_of, votes_note
 from raytriever.data.formats.plan import ANSWERABLE, is_answerable
-from raytriever.data.formats.tables import PASSAGE, QUERY, choose_columns, column_names, value_of, votes_note
-from raytriever.data.records import BadRow
-from raytriever.data.sources import Files, Row, Rows, json_value
-from raytriever.errors import ConfigError, DataError, setting
-from raytriever.options import check_options, did_you_mean
-from raytriever.paths import FILE
-from raytriever.store.objects import is_uri
-from raytriever.terminal import warn
+from raytriever.data.formats.train_dev_test import Division, Shares, shares_of
+from raytriever.data.records_and_bad_rows import BadRow
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from raytriever.cli.suggestions import removed, suggest_for_flag
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.masking import refuse_secrets
-from raytriever.options import read_option
-from raytriever.paths import PATH, PathKind
-from raytriever.store.lock import acquire
-from raytriever.terminal import show, warn
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.masking import refuse_secrets
+from raytriever.core.options import read_option
+from raytriever.core.paths import PATH, PathKind
+from raytriever.core.store.lock import acquire
+from raytriever.core.terminal import show, warn
 from raytriever.tracking.mlflow_tracker import EXPERIMENT_NAME
-from raytriever.tracking.trackers import DEFAULT_TRACKERS, NONE, TITLES, read_trackers
+from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, NONE, TITLES, read_trackers
 
 WIDTH = 100  # characters of a line in the help of common flags
 _CHOICES = "; one of: "

@@ -5,18 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from raytriever.annotation.config import AnnotationConfig, LlmConfig
 from raytriever.cli.arguments import Argument, number
 from raytriever.cli.command import Command, Given, SettingsGroup
-from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, next_command, optional_path
-from raytriever.data.config import DataConfig, ImportConfig, SplitConfig
-from raytriever.endpoints.config import endpoint_needs
-from raytriever.errors import ConfigError
-from raytriever.mining.config import MiningConfig, ScoreConfig
-from raytriever.models.config import READING, ModelConfig
-from raytriever.options import Need
-from raytriever.paths import DOCUMENTS, PATH
-from raytriever.terminal import warn
+from raytriever.cli.shared_arguments import (
+    DATA,
+    EMBEDDINGS,
+    MODEL,
+    PRECISION,
+    PRECISION_AND_SEED,
+    next_command,
+    optional_path,
+)
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import Need
+from raytriever.core.paths import DOCUMENTS, PATH
+from raytriever.core.terminal import warn
+from raytriever.data.data_settings import DataConfig, ImportConfig, SplitConfig
+from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig, LlmConfig
+from raytriever.models.model_settings import READING, ModelConfig
+from raytriever.retrieval.endpoints.endpoint_settings import endpoint_needs
+from raytriever.retrieval.mining.mining_settings import MiningConfig, ScoreConfig
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _IMPORT = ("model", "revision", "passage_prompt", "passage_prompt_name", "passage_length")
@@ -38,8 +46,8 @@ def _new_split(text: str) -> str:
 
 def import_documents(given: Given) -> Iterator[str]:
     """Write a folder of documents as a data set."""
-    from raytriever.documents.job import import_folder
-    from raytriever.documents.summary import summary_lines
+    from raytriever.data.documents.import_folder import import_folder
+    from raytriever.data.documents.import_summary import summary_lines
 
     summary = import_folder(given.folder, given.output, given.documents, given.model, warn)
     yield from summary_lines(summary, given.documents, given.model.model)
@@ -101,7 +109,7 @@ PREPARE = Command(
 
 def annotate(given: Given) -> Iterator[str]:
     """Select positives with a language model."""
-    from raytriever.annotation.job import run_annotation, summary
+    from raytriever.evaluation.annotation.annotate_queries import run_annotation, summary
 
     estimate, annotated = run_annotation(
         given.annotation,
@@ -156,7 +164,7 @@ ANNOTATE = Command(
 
 def mine(given: Given) -> Iterator[str]:
     """Find hard negatives."""
-    from raytriever.mining.job import format_counts, run_mining
+    from raytriever.retrieval.mining.mining_job import format_counts, run_mining
 
     mined, quarantined = run_mining(
         given.mining,
@@ -204,7 +212,7 @@ MINE = Command(
 
 def score(given: Given) -> Iterator[str]:
     """Score pairs with a cross-encoder."""
-    from raytriever.mining.teacher import run_scoring
+    from raytriever.retrieval.mining.teacher_scoring import run_scoring
 
     precision = given.training.precision
     result = run_scoring(given.teacher, given.data, given.output, warn, split=given.split, precision=precision)

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 
 from raytriever.cli.arguments import Argument, number
 from raytriever.cli.command import Command, Given, SettingsGroup
-from raytriever.cli.groups import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, optional_path
-from raytriever.data.config import DataConfig
-from raytriever.encoding.config import EncodeConfig
-from raytriever.endpoints.config import ENCODER, EncoderConfig, endpoint_needs
-from raytriever.errors import ConfigError
-from raytriever.evaluation.names import SYSTEM, parse_system
-from raytriever.export.config import ExportConfig
-from raytriever.index.approximate.config import IndexConfig
-from raytriever.models.config import READING, ModelConfig
-from raytriever.options import Need
-from raytriever.paths import PATH
-from raytriever.terminal import warn
+from raytriever.cli.shared_arguments import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, optional_path
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import Need
+from raytriever.core.paths import PATH
+from raytriever.core.terminal import warn
+from raytriever.data.data_settings import DataConfig
+from raytriever.evaluation.system_names import SYSTEM, parse_system
+from raytriever.experiments.export.export_settings import ExportConfig
+from raytriever.models.model_settings import READING, ModelConfig
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
+from raytriever.retrieval.endpoints.endpoint_settings import ENCODER, EncoderConfig, endpoint_needs
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 
 _TOP = Argument(
     "--top",
@@ -40,8 +40,8 @@ def _question(flag: str | None) -> Callable[[str], str]:
 
 def search(given: Given) -> Iterator[str]:
     """Find the best passages for a query."""
-    from raytriever.evaluation.ranking.opening import search_system
-    from raytriever.search.exact import format_hits
+    from raytriever.evaluation.composed.open_systems import search_system
+    from raytriever.retrieval.search.exact_search import format_hits
 
     words = given.query, given.top, given.threshold, given.training.precision
     system = parse_system(given.system, given.model)
@@ -94,8 +94,8 @@ SEARCH = Command(
 
 def encode(given: Given) -> Iterator[str]:
     """Encode the passages or the queries of a data set."""
-    from raytriever.cluster.encoding import run_encoding
-    from raytriever.encoding.store import EMBEDDINGS, SCALES
+    from raytriever.cluster.encode_on_cluster import run_encoding
+    from raytriever.retrieval.encoding.embedding_store import EMBEDDINGS, SCALES
 
     precision = given.training.precision
     store = run_encoding(given.encoding, given.model, given.data, given.output, warn, precision=precision)
@@ -114,9 +114,9 @@ ENCODE = Command(
 
 def index(given: Given) -> Iterator[str]:
     """Build an approximate index, or open it, measure it and search it."""
-    from raytriever.index.approximate.store import FINDER
-    from raytriever.search.approximate import format_answers, format_measurements, run_index
-    from raytriever.store.disk import files_below
+    from raytriever.core.store.disk import files_below
+    from raytriever.retrieval.index.approximate.stored_index import FINDER
+    from raytriever.retrieval.search.approximate_search import format_answers, format_measurements, run_index
 
     opened = run_index(
         given.approximate,
@@ -162,7 +162,7 @@ INDEX = Command(
 
 def export_model(given: Given) -> Iterator[str]:
     """Write a model for other runtimes."""
-    from raytriever.export.model import export, push_to_hub
+    from raytriever.experiments.export.export_model import export, push_to_hub
 
     yield from map(str, export(given.model, given.export, given.output, warn))
     if given.export.push_to_hub:

@@ -12,10 +12,16 @@ from pathlib import Path
 from raytriever.cli.arguments import Argument
 from raytriever.cli.command import Command, Given
 from raytriever.cli.suggestions import removed
-from raytriever.errors import ConfigError
-from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, format_time
-from raytriever.operation.doctor import ERROR, WARNING, examine
-from raytriever.operation.runs import (
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import did_you_mean
+from raytriever.core.paths import PATH, runs_folder
+from raytriever.core.store.cache import cache_folder, remove_entry
+from raytriever.core.store.capacity import UNITS, format_size
+from raytriever.core.store.lock import InUseError
+from raytriever.core.terminal import text_table, warn
+from raytriever.experiments.operation.cache_inventory import CacheEntry, cache_entries, entries_to_prune, format_time
+from raytriever.experiments.operation.doctor import ERROR, WARNING, examine
+from raytriever.experiments.operation.run_inventory import (
     FINISHED,
     INTERRUPTED,
     RunEntry,
@@ -24,12 +30,6 @@ from raytriever.operation.runs import (
     find_runs,
     remove_checkpoints,
 )
-from raytriever.options import did_you_mean
-from raytriever.paths import PATH, runs_folder
-from raytriever.store.cache import cache_folder, remove_entry
-from raytriever.store.capacity import UNITS, format_size
-from raytriever.store.lock import InUseError
-from raytriever.terminal import text_table, warn
 
 RUN_ACTIONS, CACHE_ACTIONS = ("list", "clean"), ("list", "prune")
 

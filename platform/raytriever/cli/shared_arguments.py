@@ -6,10 +6,10 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Argument, quote_command
 from raytriever.cli.command import SettingsGroup
-from raytriever.data.config import DataConfig
-from raytriever.endpoints.config import ENCODER, EncoderConfig
-from raytriever.paths import EMBEDDINGS as EMBEDDINGS_PATH
-from raytriever.training.config import TrainingConfig
+from raytriever.core.paths import EMBEDDINGS as EMBEDDINGS_PATH
+from raytriever.data.data_settings import DataConfig
+from raytriever.retrieval.endpoints.endpoint_settings import ENCODER, EncoderConfig
+from raytriever.training.training_settings import TrainingConfig
 
 MODEL = SettingsGroup("model", EncoderConfig, "model, or the service of openai:NAME", *ENCODER)
 DATA = SettingsGroup("data", DataConfig, "data", "dataset", "max_bad_rows")

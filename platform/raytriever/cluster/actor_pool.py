@@ -8,7 +8,7 @@
    counts its attempts and ends that.
 3. Of the actors that search, each has some shards, copied to its GPU once if they fit, and returns its k best documents
    as keys of eight bytes. Queries are sent in batches whose result has `RESULT_BYTES` for each actor, two batches at a
-   time, and a result is merged as soon as it arrives. The bytes are those of `search.exact`.
+   time, and a result is merged as soon as it arrives. The bytes are those of `search.exact_search`.
 4. Ray restarts an actor that dies, on any node with free resources, and repeats its calls."""
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from numpy import ndarray
 from ray.data import ActorPoolStrategy
 from ray.exceptions import RayActorError
 
-from raytriever.activity import activity
+from raytriever.cluster.gpus_and_placement import SPREAD, count_nodes
 from raytriever.cluster.ingest import deserialize_error, quiet_data_context, serialize_error
-from raytriever.cluster.placement import SPREAD, count_nodes
-from raytriever.cluster.session import DriverContext, result_or_error
-from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, UserError
-from raytriever.index.exact import Corpus
-from raytriever.index.ranking import NONE, TieOrder, merge_keys
-from raytriever.index.score import check_finite
-from raytriever.machine import usable_cores
+from raytriever.cluster.ray_session import DriverContext, result_or_error
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, UserError
+from raytriever.core.machine import usable_cores
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder
+from raytriever.retrieval.index.exact_top_k import Corpus
+from raytriever.retrieval.index.pair_scores import check_finite
+from raytriever.retrieval.index.rank_keys import NONE, TieOrder, merge_keys
 
 # One running and one waiting: an actor is not idle while Ray Data processes its result.
 _TASKS_PER_ACTOR = 2
@@ -89,7 +89,7 @@ class ActorPool:
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, **({} if self.cpus or self.gpus else SPREAD)}
 
     def encode(self, encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
-        """Encode shards; see `encoding.corpus.Runner`.
+        """Encode shards; see `encoding.embed_corpus.Runner`.
 
         Raises:
             UserError: a shard cannot be encoded.
@@ -128,7 +128,7 @@ class ActorPool:
         k: int,
         ties: Int64[ndarray, " documents"],
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Search as `search.exact.search_store` does, with `most` actors.
+        """Search as `search.exact_search.search_store` does, with `most` actors.
 
         Raises:
             ModelError: the shapes of the store, the queries and the ties differ, or an embedding is not finite.
@@ -141,7 +141,8 @@ class ActorPool:
 
 @dataclass(frozen=True)
 class PooledCorpus:
-    """Store that actors of a pool search; see `index.exact.Corpus`. Ray ends the actors when this object is deleted."""
+    """Store that actors of a pool search; see `index.exact_top_k.Corpus`. Ray ends the actors when this object is
+    deleted."""
 
     pool: ActorPool
     store: EmbeddingStore

@@ -11,25 +11,25 @@ from pathlib import Path
 import ray
 import torch
 
+from raytriever.cluster.actor_pool import ActorPool
 from raytriever.cluster.gauges import Gauges, with_encoding_gauges
+from raytriever.cluster.gpus_and_placement import count_gpus
 from raytriever.cluster.ingest import choose_runner
-from raytriever.cluster.placement import count_gpus
-from raytriever.cluster.pool import ActorPool
-from raytriever.cluster.session import ray_session
-from raytriever.data.config import DataConfig
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.config import EncodeConfig
-from raytriever.encoding.corpus import encode_store, plan_embeddings
-from raytriever.encoding.loading import open_encoder, report_prompts
-from raytriever.encoding.shards import encode_in_process, tokenisation_of
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import StoreWriter
-from raytriever.errors import ConfigError, setting
-from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
-from raytriever.prompts import Side
-from raytriever.store.cache import record_location
-from raytriever.store.disk import check_writable
+from raytriever.cluster.ray_session import ray_session
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.store.cache import record_location
+from raytriever.core.store.disk import check_writable
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.device_and_precision import choose_precision
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Side
+from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
+from raytriever.retrieval.encoding.load_for_encoding import open_encoder, report_prompts
+from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenisation_of
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 
 def run_encoding(

@@ -8,18 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from raytriever.cluster.encoding import choose_actor_pool, open_encoding_session
+from raytriever.cluster.actor_pool import ActorPool
+from raytriever.cluster.encode_on_cluster import choose_actor_pool, open_encoding_session
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges
-from raytriever.cluster.pool import ActorPool
-from raytriever.cluster.session import run_with_gpu
-from raytriever.encoding.config import EncodeConfig
-from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.request import EvaluationJob
+from raytriever.cluster.ray_session import run_with_gpu
+from raytriever.evaluation.requested_models import EvaluationJob
 from raytriever.evaluation.results import RESULTS, Results
+from raytriever.evaluation.run_evaluation import run_evaluation
 from raytriever.evaluation.systems import RetrievalBackend
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
 from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.tracker import Tracker
-from raytriever.tracking.trackers import check_trackers
+from raytriever.tracking.tracker_names import check_trackers
 
 Evaluated = TypeVar("Evaluated")
 

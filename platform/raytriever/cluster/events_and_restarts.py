@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytriever.cluster.events import RestartsExhausted, StepEvent
-from raytriever.errors import UserError
+from raytriever.cluster.worker_events import RestartsExhausted, StepEvent
+from raytriever.core.errors import UserError
 
 IDLE_RESTARTS = 3  # restarts in a row without a new step
 POLL_SECONDS = 0.25

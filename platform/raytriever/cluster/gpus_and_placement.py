@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from raytriever.cluster.ray_private import expected_gpus, free_resources, is_worker
-from raytriever.errors import ConfigError, setting
+from raytriever.core.errors import ConfigError, setting
 
 # Options of actors that need no CPU and belong on different nodes. Ray forwards the request of an actor that needs no
 # resource to a random node, and each node counts for itself, so half of all pairs would share one of two nodes. A byte

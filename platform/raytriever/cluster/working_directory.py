@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
-from raytriever.errors import StorageError, flag_of
-from raytriever.paths import expanded
-from raytriever.store.disk import check_writable, files_below
+from raytriever.core.errors import StorageError, flag_of
+from raytriever.core.paths import expanded
+from raytriever.core.store.disk import check_writable, files_below
 
 HOME = "RAYTRIEVER_HOME"
 UPLOADS = "working_dir_files"  # the folder into which Ray unpacks uploads

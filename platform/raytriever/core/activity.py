@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from raytriever.terminal import end_of_silence, seconds_of_silence, warn
+from raytriever.core.terminal import end_of_silence, seconds_of_silence, warn
 
 # With `SHORT_SECONDS` less than the ten that are promised: a thread may have to wait for the interpreter's lock.
 SILENCE_SECONDS = 8.5

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from raytriever.errors import DataError, setting
+from raytriever.core.errors import DataError, setting
 
 HIDDEN = "***"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from raytriever.errors import ConfigError, setting
-from raytriever.masking import refuse_secrets
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.masking import refuse_secrets
 
 
 class Need:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from raytriever.errors import ConfigError, DataError, ModelError, UserError, setting
-from raytriever.options import did_you_mean
-from raytriever.reading.regular import irregular
-from raytriever.store.commit import complete
-from raytriever.store.objects import address_of, copy_of, has_object, is_uri
+from raytriever.core.errors import ConfigError, DataError, ModelError, UserError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.reading.regular_files import irregular
+from raytriever.core.store.commit import complete
+from raytriever.core.store.object_stores import address_of, copy_of, has_object, is_uri
 
 _LOCAL = "file://"
 # Beginnings of names of encoders that have no files: services with OpenAI's interface, and functions of a program.

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
-from raytriever.interruption import end_with_parent
-from raytriever.machine import clean_processes, safe_imports, usable_cores
+from raytriever.core.interruption import end_with_parent
+from raytriever.core.machine import clean_processes, safe_imports, usable_cores
 
 TRIES = 3  # processes that may die over one item
 Item = TypeVar("Item")

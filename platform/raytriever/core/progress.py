@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from raytriever.activity import activity
-from raytriever.terminal import end_of_silence, presentable, write_line
+from raytriever.core.activity import activity
+from raytriever.core.terminal import end_of_silence, presentable, write_line
 
 LINE_SECONDS = 10.0
 LINE_COLUMNS = 100  # notes that would make a line longer are left out

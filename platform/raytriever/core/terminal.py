@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TextIO
 
-from raytriever.errors import StorageError, translated
-from raytriever.masking import masked
+from raytriever.core.errors import StorageError, translated
+from raytriever.core.masking import masked
 
 # C0 but tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates,
 # interlinear marks, tags, and halves of surrogate pairs.

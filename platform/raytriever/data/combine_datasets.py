@@ -24,8 +24,8 @@ from raytriever.data.dataset import (
     TextPrompts,
     Tokens,
 )
-from raytriever.data.keys import Forms, key_of, keys_of
-from raytriever.data.records import QuarantineReport
+from raytriever.data.hashed_ids import Forms, key_of, keys_of
+from raytriever.data.records_and_bad_rows import QuarantineReport
 
 
 class Chained(Column):

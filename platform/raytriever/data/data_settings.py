@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations
 
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.options import option
+from raytriever.core.paths import DATASET, DATASETS, NEGATIVES, QUESTIONS, SCORES
 from raytriever.data.languages import AUTO, LANGUAGES
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.options import option
-from raytriever.paths import DATASET, DATASETS, NEGATIVES, QUESTIONS, SCORES
 
 
 @dataclass(frozen=True)

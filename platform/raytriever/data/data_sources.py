@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, unquote
 
-from raytriever.errors import DataError, UserError, disk_errors, setting
-from raytriever.masking import refuse_secrets
-from raytriever.paths import DATASET, expanded
-from raytriever.reading.regular import check_regular, open_regular
-from raytriever.store.cache import cache_folder, hold
-from raytriever.store.commit import committed_directory
-from raytriever.store.objects import LOCAL, SCHEMES, PatientFile, is_uri, open_file_system
-from raytriever.store.parts import make_once
+from raytriever.core.errors import DataError, UserError, disk_errors, setting
+from raytriever.core.masking import refuse_secrets
+from raytriever.core.paths import DATASET, expanded
+from raytriever.core.reading.regular_files import check_regular, open_regular
+from raytriever.core.store.cache import cache_folder, hold
+from raytriever.core.store.commit import committed_directory
+from raytriever.core.store.object_stores import LOCAL, SCHEMES, PatientFile, is_uri, open_file_system
+from raytriever.core.store.unfinished_parts import make_once
 
 _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from raytriever.core.errors import DataError, setting
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.keys import Forms
-from raytriever.errors import DataError, setting
+from raytriever.data.hashed_ids import Forms
 
 PERCENTILES = (50, 90, 99)
 

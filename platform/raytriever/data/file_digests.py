@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from raytriever.activity import activity
-from raytriever.data.sources import SourceFile, open_raw
-from raytriever.errors import StorageError
-from raytriever.reading.structured import read_json
-from raytriever.store.cache import cache_folder
-from raytriever.store.commit import MANIFEST, Manifest, check_digests, check_files, read_manifest, write_atomically
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.commit import MANIFEST, Manifest, check_digests, check_files, read_manifest, write_atomically
+from raytriever.data.data_sources import SourceFile, open_raw
 
 _BLOCK = 1 << 22
 MOST_MEMOS = 100_000  # files of 4 KB on most disks

@@ -4,7 +4,7 @@ In memory each column is one array. The rows of a query are adjacent, hardest fi
 a gigabyte. `NegativesTable.of` builds every table, by two rules:
 
 1. A document that is relevant to a query or to an equal one is no negative of it, and nor are its copies
-   (`data.keys`). Such rows are left out and counted.
+   (`data.hashed_ids`). Such rows are left out and counted.
 2. A document occurs once in the rows of a query. If two origins found it, it belongs to the one that ranked it higher,
    and at equal ranks to the first in `records.ORIGINS`. So no group contains it twice, and shares by origin are exact.
 
@@ -24,14 +24,14 @@ import numpy as np
 from jaxtyping import Float32, Int8, Int32, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError
+from raytriever.core.options import did_you_mean
+from raytriever.core.paths import NEGATIVES, PathKind
+from raytriever.core.reading.arrays import INTEGER, NUMBER, TEXT, positions_of, read_columns
+from raytriever.core.store.commit import committed_directory, read_manifest
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.records import ORIGINS
-from raytriever.errors import DataError
-from raytriever.options import did_you_mean
-from raytriever.paths import NEGATIVES, PathKind
-from raytriever.reading.arrays import INTEGER, NUMBER, TEXT, positions_of, read_columns
-from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.data.records_and_bad_rows import ORIGINS
 
 TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 

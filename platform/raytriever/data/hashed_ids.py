@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 from numpy import ndarray
 
-from raytriever.reading.characters import remove_invisible
+from raytriever.core.reading.characters import remove_invisible
 
 WIDTH = 16
 Keys = UInt64[ndarray, "rows 2"]

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.core.store.disk import walk
+from raytriever.core.store.unfinished_parts import make_once
 from raytriever.data.formats.beir import QRELS_HEADER
-from raytriever.store.cache import cache_folder
-from raytriever.store.commit import committed_directory, read_manifest
-from raytriever.store.disk import walk
-from raytriever.store.parts import make_once
 
 PYDOCS = "pydocs"
 _FORMAT = 4

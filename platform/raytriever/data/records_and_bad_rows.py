@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from raytriever.errors import DataError, setting
-from raytriever.reading.structured import parse_json
-from raytriever.store.commit import remove, write_atomically
+from raytriever.core.errors import DataError, setting
+from raytriever.core.reading.json_and_yaml import parse_json
+from raytriever.core.store.commit import remove, write_atomically
 
 SOURCES = ("human", "llm")
 # Document of the judgement of a query without an answer in the corpus. No document has an empty id.

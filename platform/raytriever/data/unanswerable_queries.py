@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from raytriever.data.combine import Chained
+from raytriever.data.combine_datasets import Chained
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.keys import forms_of, key_of
+from raytriever.data.hashed_ids import forms_of, key_of
 
 
 def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], kind: str) -> RetrievalDataset:

@@ -1,7 +1,7 @@
 """Decision to answer: the confidences and thresholds of each model on a data set, as rows of `results.json`.
 
 Thresholds are chosen on one split, and checked on the evaluated one; with few questions those of both choose them, and
-are counted (`metrics.answering.decide`). Thresholds of pairs need no confidence: they are scores.
+are counted (`metrics.answer_threshold.decide`). Thresholds of pairs need no confidence: they are scores.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, cast
 import numpy as np
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.data.keys import key_of
-from raytriever.errors import DataError
-from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError
+from raytriever.data.hashed_ids import key_of
+from raytriever.evaluation.evaluate_split import Evaluation, UnansweredRanking
+from raytriever.evaluation.kept_passages import PassageDecision, decide_passages, notes_on_passages
 from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
-from raytriever.evaluation.passages import PassageDecision, decide_passages, notes_on_passages
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
     PAIR_AIMS,
@@ -30,24 +30,7 @@ from raytriever.evaluation.protocol import (
     is_missed,
 )
 from raytriever.evaluation.results import ConfidenceRow, ErrorRow, ThresholdRow, finite
-from raytriever.metrics.answering import (
-    CONFORMAL,
-    FEWEST_ANSWERED,
-    AnswerAim,
-    AnswerDecision,
-    Threshold,
-    achieve_answers,
-    decide,
-    fewest_answers,
-    unreachable,
-)
-from raytriever.metrics.calibration import (
-    PairsAchieved,
-    achieve_pairs,
-    choose_pair_threshold,
-    ranked_relevance,
-)
-from raytriever.metrics.confidence import (
+from raytriever.metrics.answer_confidence import (
     COMBINED,
     DEPTH,
     ENTROPY,
@@ -58,17 +41,34 @@ from raytriever.metrics.confidence import (
     fit_confidence,
     held_out_confidence,
 )
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.answer_threshold import (
+    CONFORMAL,
+    FEWEST_ANSWERED,
+    AnswerAim,
+    AnswerDecision,
+    Threshold,
+    achieve_answers,
+    decide,
+    fewest_answers,
+    unreachable,
+)
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.passages import KEPT, PassagesKept
-from raytriever.metrics.probability import CalibrationError, calibration_error_of_scores
-from raytriever.metrics.selective import (
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.pair_threshold import (
+    PairsAchieved,
+    achieve_pairs,
+    choose_pair_threshold,
+    ranked_relevance,
+)
+from raytriever.metrics.passage_threshold import KEPT, PassagesKept
+from raytriever.metrics.score_to_probability import CalibrationError, calibration_error_of_scores
+from raytriever.metrics.selective_retrieval import (
     area_under_risk_coverage,
     bootstrap_interval,
     normalized_abstention_auc,
     resampling_weights,
 )
-from raytriever.mining.bm25 import Bm25Index, compare_best
+from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 
 _SAMPLES = 500  # of the intervals of areas
 _Shares = dict[str, Proportion]
@@ -147,7 +147,7 @@ def decide_questions(
     aims: Sequence[tuple[AnswerAim, float | None]],
     confidence: str = ENTROPY,
 ) -> AnswerDecision:
-    """Choose and check thresholds of one model; see `metrics.answering.decide`."""
+    """Choose and check thresholds of one model; see `metrics.answer_threshold.decide`."""
     try:
         return decide(choosing, checking, aims, confidence)
     except MetricInputError as error:

@@ -17,20 +17,23 @@ from typing import cast
 import numpy as np
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.paths import expanded
+from raytriever.core.store.commit import write_atomically
+from raytriever.core.store.disk import check_writable
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.statistics import MOST_SHARED, overlaps
-from raytriever.errors import DataError, StorageError
-from raytriever.evaluation.datasets import distinct_names
-from raytriever.evaluation.decision import ModelDecision
+from raytriever.data.dataset_statistics import MOST_SHARED, overlaps
+from raytriever.evaluation.answer_decisions import ModelDecision
+from raytriever.evaluation.evaluated_datasets import distinct_names
+from raytriever.evaluation.kept_passages import PassageDecision
 from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.passages import PassageDecision
 from raytriever.evaluation.protocol import aim_text, is_missed
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
-from raytriever.metrics.answering import AnswerAim, AnswerDecision
-from raytriever.metrics.confidence import FOLDS, RankedQuestions, folds_of
-from raytriever.metrics.passages import DEPTH, KEPT
-from raytriever.metrics.probability import (
+from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
+from raytriever.metrics.answer_confidence import FOLDS, RankedQuestions, folds_of
+from raytriever.metrics.answer_threshold import AnswerAim, AnswerDecision
+from raytriever.metrics.passage_threshold import DEPTH, KEPT
+from raytriever.metrics.score_to_probability import (
     CalibrationError,
     IsotonicMap,
     PlattMap,
@@ -38,11 +41,10 @@ from raytriever.metrics.probability import (
     fit_isotonic,
     fit_platt,
 )
-from raytriever.models.config import ModelConfig
-from raytriever.models.resolution import resolve_model
-from raytriever.models.source import has_files
-from raytriever.paths import expanded
-from raytriever.search.calibration import (
+from raytriever.models.directory.hub_or_local import has_files
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import resolve_model
+from raytriever.retrieval.search.calibration_file import (
     FILE,
     FORMAT,
     AnswerThreshold,
@@ -51,8 +53,6 @@ from raytriever.search.calibration import (
     read_calibration,
     sample_of,
 )
-from raytriever.store.commit import write_atomically
-from raytriever.store.disk import check_writable
 
 # Folder of the calibrations in an evaluation directory, and a calibration with its model.
 FOLDER = "calibration"

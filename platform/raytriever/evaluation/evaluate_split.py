@@ -2,8 +2,8 @@
 
 1. Every query of the split that has a relevant document is searched in the whole corpus. A document with the query's
    own id is left out of its results, but a judgement of it counts, as in BEIR's evaluator.
-2. Ranking metrics are means over those queries (`metrics.ranking`). They use the results that the run file holds: 100,
-   or as many as a metric needs. A query without results counts 0.
+2. Ranking metrics are means over those queries (`metrics.ranking_metrics`). They use the results that the run file
+   holds: 100, or as many as a metric needs. A query without results counts 0.
 3. AUC compares the scores of all positives with the 500 highest-scoring non-positives of each query, all queries in one
    pool (Optimizing What Matters, section 5.1). So it also measures whether scores of different queries compare.
    Documents that are judged not relevant are non-positives too. A positive to which the system gives no score is below
@@ -21,9 +21,9 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.keys import normalise
+from raytriever.data.hashed_ids import normalise
 from raytriever.evaluation.protocol import (
     ACCURACY,
     AUC,
@@ -35,10 +35,10 @@ from raytriever.evaluation.protocol import (
     check_answers,
     select_judged_queries,
 )
+from raytriever.metrics.answer_confidence import DEPTH
 from raytriever.metrics.auc import auc_per_query, pooled_auc
-from raytriever.metrics.confidence import DEPTH
-from raytriever.metrics.ranking import PerQuery, Relevance, accuracy, measure_ranking
-from raytriever.mining.filters import contains_answer
+from raytriever.metrics.ranking_metrics import PerQuery, Relevance, accuracy, measure_ranking
+from raytriever.retrieval.mining.filters import contains_answer
 
 AUC_NEGATIVES = 500
 

@@ -23,13 +23,13 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.core.errors import ConfigError, UserError, setting
+from raytriever.core.paths import expanded
+from raytriever.data.data_sources import IR_DATASETS
 from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
-from raytriever.data.sources import IR_DATASETS
-from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.protocol import Protocol
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.paths import expanded
-from raytriever.prompts import PromptTable
+from raytriever.models.prompts import PromptTable
+from raytriever.retrieval.mining.bm25 import Bm25Index
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
 # Length of the reason for which a data set of a suite is missing.

@@ -15,17 +15,17 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError, disk_errors
+from raytriever.core.reading.arrays import read_arrays
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import write_atomically
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import StorageError, disk_errors
-from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.evaluate_split import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import AUC
-from raytriever.metrics.calibration import ScoredPools
-from raytriever.reading.arrays import read_arrays
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import write_atomically
+from raytriever.metrics.pair_threshold import ScoredPools
 
 PER_QUERY, LATEX = "per_query", "table.tex"
 # Contents of `per_query/`: documents ranked, relevant documents, characters of a text.

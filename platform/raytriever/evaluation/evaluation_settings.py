@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.options import Need, did_you_mean, option
-from raytriever.paths import FOLDER
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.options import Need, did_you_mean, option
+from raytriever.core.paths import FOLDER
 
-# Those of `metrics.confidence`, which imports NumPy.
+# Those of `metrics.answer_confidence`, which imports NumPy.
 CONFIDENCES = ("score", "entropy", "combined")
 MTEB = "mteb"
 DTYPES = ("fp32", "int8", "binary", "ubinary")

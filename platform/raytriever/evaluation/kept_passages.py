@@ -11,13 +11,13 @@ from functools import reduce
 
 import numpy as np
 
-from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.evaluate_split import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import JudgedQueries, is_missed
+from raytriever.evaluation.result_tables import Cell
 from raytriever.evaluation.results import ThresholdRow
-from raytriever.evaluation.tables import Cell
-from raytriever.metrics.answering import WORTH, Threshold, has_two_splits
-from raytriever.metrics.passages import (
+from raytriever.metrics.answer_threshold import WORTH, Threshold, has_two_splits
+from raytriever.metrics.passage_threshold import (
     DEPTH,
     PassagesKept,
     RankedPassages,
@@ -25,7 +25,7 @@ from raytriever.metrics.passages import (
     choose_kept_threshold,
     unreachable_kept,
 )
-from raytriever.metrics.ranking import Relevance
+from raytriever.metrics.ranking_metrics import Relevance
 
 KEPT_TITLES = ["relevant passages kept", "passages kept per question"]
 KEPT_ABOUT = f" Relevant passages kept: the mean over the questions; of each at most {DEPTH} passages are kept."
@@ -50,7 +50,7 @@ def decide_passages(measured: DatasetMeasurement, model: str, wanted: Sequence[f
     """Choose thresholds of the passages to keep on one split, and check them on the other.
 
     If a split has few questions, all questions of both choose the thresholds and are counted at them, as
-    `metrics.answering.decide` does.
+    `metrics.answer_threshold.decide` does.
     """
     checking = reduce(
         RankedPassages.joined, [ranked_passages(part.judged, part.evaluations[model]) for part in measured.parts]

@@ -17,15 +17,15 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
+from raytriever.core.store.unfinished_parts import Parts
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.datasets import EvaluationDataset, safe_name
-from raytriever.evaluation.differences.significance import testable_values
-from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
+from raytriever.evaluation.differences.system_significance import testable_values
+from raytriever.evaluation.evaluate_split import Evaluation, UnansweredRanking
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.protocol import AUC, JudgedQueries
 from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
-from raytriever.metrics.calibration import ScoredPools
-from raytriever.store.parts import Parts
+from raytriever.metrics.pair_threshold import ScoredPools
 
 
 def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluation: Evaluation) -> int:

@@ -2,8 +2,8 @@
 
 A form is a system of the evaluation like a model. Nothing is encoded for it. A form in fp32 keeps the first components,
 normalised again for a cosine, and equals the model read with `truncate_dim`. The other types are those of
-`index.quantised`: the first results, as many as the run file holds, are chosen among `rescore_multiplier` times as many
-candidates. The scores of all its results, also those in the AUC, are the scores of rescoring.
+`index.quantized_search`: the first results, as many as the run file holds, are chosen among `rescore_multiplier` times
+as many candidates. The scores of all its results, also those in the AUC, are the scores of rescoring.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from raytriever.core.errors import DataError, setting
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import DataError, setting
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import RUN_DEPTH, aim_text
-from raytriever.evaluation.request import StoredForm
+from raytriever.evaluation.requested_models import StoredForm
 from raytriever.evaluation.results import FormRow, ThresholdRow
 from raytriever.evaluation.systems import DenseSystem, score_pairs
-from raytriever.index.exact import top_k_of_blocks
-from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
-from raytriever.metrics.calibration import achieve_pairs, best_f1_threshold
-from raytriever.metrics.confidence import SCORE
-from raytriever.search.calibration import digest_of
+from raytriever.metrics.answer_confidence import SCORE
+from raytriever.metrics.pair_threshold import achieve_pairs, best_f1_threshold
+from raytriever.retrieval.index.exact_top_k import top_k_of_blocks
+from raytriever.retrieval.index.quantized_search import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
+from raytriever.retrieval.search.calibration_file import digest_of
 
 # Documents of the sample from which int8 takes its ranges, at equal distances in the corpus.
 SAMPLE, FEWEST = 10_000, 2

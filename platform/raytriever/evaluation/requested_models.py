@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.store.object_stores import address_of
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.unanswerable import with_questions
-from raytriever.errors import ConfigError, DataError, setting
-from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.datasets import (
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import in_processes
+from raytriever.data.unanswerable_queries import with_questions
+from raytriever.evaluation.evaluated_datasets import (
     EvaluationDataset,
     check_prompts,
     describe_datasets,
@@ -35,20 +36,7 @@ from raytriever.evaluation.datasets import (
     safe_name,
     unique_names,
 )
-from raytriever.evaluation.names import (
-    Reranking,
-    SystemTree,
-    check_questions,
-    describe_system,
-    encoders_of,
-    has_weight,
-    parse_system,
-    paths_of,
-    replace_nodes,
-    short_text,
-    split_label,
-    system_text,
-)
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
 from raytriever.evaluation.protocol import (
     FOREIGN,
     PAIR_AIMS,
@@ -63,14 +51,26 @@ from raytriever.evaluation.protocol import (
     removed_share,
     select_judged_queries,
 )
-from raytriever.metrics.answering import check_enough
-from raytriever.metrics.confidence import ENTROPY
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.models.config import ModelConfig
-from raytriever.models.resolution import commit_of
-from raytriever.models.source import check_revision
-from raytriever.options import did_you_mean
-from raytriever.store.objects import address_of
+from raytriever.evaluation.system_names import (
+    Reranking,
+    SystemTree,
+    check_questions,
+    describe_system,
+    encoders_of,
+    has_weight,
+    parse_system,
+    paths_of,
+    replace_nodes,
+    short_text,
+    split_label,
+    system_text,
+)
+from raytriever.metrics.answer_confidence import ENTROPY
+from raytriever.metrics.answer_threshold import check_enough
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.models.directory.hub_or_local import check_revision
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import commit_of
 
 # Of sentence-transformers.
 RESCORE_MULTIPLIER = 2
@@ -202,7 +202,7 @@ class OpenPart:
 
 
 def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
-    """Read the systems that a user named; `settings` say how all encoders read texts. See `evaluation.names`."""
+    """Read the systems that a user named; `settings` say how all encoders read texts. See `evaluation.system_names`."""
     return name_models([(label, parse_system(name, settings)) for label, name in map(split_label, words)])
 
 

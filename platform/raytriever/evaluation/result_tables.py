@@ -17,8 +17,8 @@ from functools import cached_property
 from html import escape
 from itertools import pairwise
 
-from raytriever.evaluation.datasets import unique_names
-from raytriever.evaluation.differences.significance import (
+from raytriever.core.terminal import markdown_cell, markdown_table, one_line
+from raytriever.evaluation.differences.system_significance import (
     CORRECTED,
     MEAN,
     best_models,
@@ -27,10 +27,10 @@ from raytriever.evaluation.differences.significance import (
     marks_legend,
     pairs_with,
 )
+from raytriever.evaluation.evaluated_datasets import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import TestedPair, datasets_of, metrics_of
-from raytriever.metrics.significance import LEVEL
-from raytriever.terminal import markdown_cell, markdown_table, one_line
+from raytriever.metrics.significance_tests import LEVEL
 
 TEXT_WIDTH = 12  # least width of a column of numbers in text
 TWO_LINES = 20  # characters of a cell that takes two lines on a page

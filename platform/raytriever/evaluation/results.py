@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.metrics.answering import AnswerAim
-from raytriever.metrics.calibration import PairAim
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.core.reading.json_and_yaml import conform, read_json
+from raytriever.core.store.commit import write_atomically
+from raytriever.metrics.answer_threshold import AnswerAim
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.passages import PassageAim, PassagesKept
-from raytriever.reading.structured import conform, read_json
-from raytriever.store.commit import write_atomically
+from raytriever.metrics.pair_threshold import PairAim
+from raytriever.metrics.passage_threshold import PassageAim, PassagesKept
 
 RESULTS, FORMAT = "results.json", 3
 EVALUATION = "evaluation"  # folder of the evaluation of a training run
@@ -155,7 +155,7 @@ class ThresholdRow:
         checked: the share that the aim wants.
         kept: what a threshold of passages keeps; None for another aim, or if it is out of reach.
         unanswerable: queries without an answer that are shown one, by their kind.
-        calibration_error: of scores as probabilities, between the splits; see `metrics.probability`.
+        calibration_error: of scores as probabilities, between the splits; see `metrics.score_to_probability`.
         notes: sentences on missing or uncertain figures.
     """
 

@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from numpy import ndarray
 
+from raytriever.core.errors import flag_of
+from raytriever.core.store.commit import committed_directory, remove, write_atomically
+from raytriever.core.store.disk import check_writable
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import flag_of
-from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
-from raytriever.evaluation.costs import cost_rows
-from raytriever.evaluation.datasets import EvaluationDataset, rename_duplicates
-from raytriever.evaluation.decision import ModelDecision, confidence_rows, decide_dataset, threshold_rows
-from raytriever.evaluation.differences.significance import pair_rows
-from raytriever.evaluation.document import document, points_of
-from raytriever.evaluation.evaluate import Evaluation, PreparedSystem, evaluate
-from raytriever.evaluation.files import LATEX, write_measured_files
+from raytriever.evaluation.answer_decisions import ModelDecision, confidence_rows, decide_dataset, threshold_rows
+from raytriever.evaluation.calibrate_system import Calibrated, check_apart, save_calibrations, write_calibrations
+from raytriever.evaluation.composed.fusion_and_reranking import notes_of
+from raytriever.evaluation.composed.open_systems import SystemOpener
+from raytriever.evaluation.differences.system_significance import pair_rows
+from raytriever.evaluation.evaluate_split import Evaluation, PreparedSystem, evaluate
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, rename_duplicates
+from raytriever.evaluation.evaluation_files import LATEX, write_measured_files
 from raytriever.evaluation.measurements import (
     UNFINISHED,
     DatasetMeasurement,
@@ -32,12 +34,10 @@ from raytriever.evaluation.measurements import (
     PartMeasurement,
     auc_rows,
 )
-from raytriever.evaluation.names import Bm25, encoders_of, has_weight, nodes_of
 from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol
-from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
-from raytriever.evaluation.ranking.lists import notes_of
-from raytriever.evaluation.ranking.opening import SystemOpener
-from raytriever.evaluation.request import (
+from raytriever.evaluation.quantized_variants import FormSystem, check_samples, form_rows
+from raytriever.evaluation.report_document import document, points_of
+from raytriever.evaluation.requested_models import (
     EvaluationJob,
     OpenPart,
     StoredForm,
@@ -45,14 +45,14 @@ from raytriever.evaluation.request import (
     check_enough_questions,
     open_parts,
 )
+from raytriever.evaluation.result_tables import latex
 from raytriever.evaluation.results import Results, as_read, check_output
+from raytriever.evaluation.system_costs import cost_rows
+from raytriever.evaluation.system_names import Bm25, encoders_of, has_weight, nodes_of
 from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBackend
-from raytriever.evaluation.tables import latex
-from raytriever.mining.analyser import Analysis
-from raytriever.models.precision import choose_precision, default_device
-from raytriever.prompts import SIDES
-from raytriever.store.commit import committed_directory, remove, write_atomically
-from raytriever.store.disk import check_writable
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.prompts import SIDES
+from raytriever.retrieval.mining.bm25_analyzer import Analysis
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
 _SAME_QUERIES = "thresholds are chosen on the queries that chose the weight, so a promised share is not exact"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raytriever.evaluation.measurements import PartMeasurement
-from raytriever.evaluation.names import Reranking, encoders_of, nodes_of
-from raytriever.evaluation.request import EvaluatedModel
+from raytriever.evaluation.requested_models import EvaluatedModel
+from raytriever.evaluation.result_tables import Cell, ReportTable, Rows
 from raytriever.evaluation.results import CostRow
-from raytriever.evaluation.tables import Cell, ReportTable, Rows
+from raytriever.evaluation.system_names import Reranking, encoders_of, nodes_of
 
 _NOTE = "Passages and queries together. The search is that of all queries, after the passages were encoded or indexed."
 

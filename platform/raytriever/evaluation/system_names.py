@@ -2,7 +2,7 @@
 
     bm25                       BM25
     minilm                     an encoder: minilm, a directory, a run, a hub name or openai:NAME
-    vectors:FOLDER             embeddings that another program made; see `encoding.vectors`
+    vectors:FOLDER             embeddings that another program made; see `encoding.vectors_of_others`
     run:FILE                   rankings that another program made, as a TREC run
     A+B                        reciprocal rank fusion of two or more of the above
     A+B:weighted               weighted sum of the normalized scores of two; the weight is chosen on the dev split
@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from raytriever.endpoints.config import EncoderConfig
-from raytriever.errors import ConfigError, setting
-from raytriever.models.config import ModelConfig
-from raytriever.paths import FOLDER, MODEL, RANKING, TEACHER, PathKind, expanded
-from raytriever.store.objects import address_of
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.paths import FOLDER, MODEL, RANKING, TEACHER, PathKind, expanded
+from raytriever.core.store.object_stores import address_of
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig
 
 BM25, WEIGHTED = "bm25", ":weighted"
 VECTORS, RUN = "vectors:", "run:"

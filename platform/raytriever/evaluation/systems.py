@@ -1,7 +1,7 @@
 """Systems that an evaluation measures: BM25, and dense retrievers with their encoders.
 
-`Encoders` loads each model once to check it, and limits the memory of those that it keeps. `evaluation.ranking` has the
-systems that are made of others or of files.
+`Encoders` loads each model once to check it, and limits the memory of those that it keeps. `evaluation.composed` has
+the systems that are made of others or of files.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.core.errors import ConfigError, setting
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.corpus import Runner, embed_corpus
-from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import open_encoder
-from raytriever.encoding.shards import encode_in_process
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, setting
-from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.names import BM25, Reranking, encoders_of, nodes_of, system_text
+from raytriever.evaluation.evaluate_split import Evaluation, evaluate
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluatedModel
-from raytriever.index.exact import tie_order, top_k
-from raytriever.index.score import pair_scores
-from raytriever.mining.analyser import Analyser
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.config import ModelConfig
+from raytriever.evaluation.requested_models import EvaluatedModel
+from raytriever.evaluation.system_names import BM25, Reranking, encoders_of, nodes_of, system_text
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.inference import TextEncoder
-from raytriever.models.resolution import resolve_model
-from raytriever.prompts import Prompts
-from raytriever.search.calibration import digest_of, encoder_digest
-from raytriever.search.exact import search_store
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Prompts
+from raytriever.models.resolve_model import resolve_model
+from raytriever.retrieval.encoding.embed_corpus import Runner, embed_corpus
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.encode_texts import encode_queries
+from raytriever.retrieval.encoding.load_for_encoding import open_encoder
+from raytriever.retrieval.encoding.shard_encoder import encode_in_process
+from raytriever.retrieval.index.exact_top_k import tie_order, top_k
+from raytriever.retrieval.index.pair_scores import pair_scores
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.bm25_analyzer import Analyser
+from raytriever.retrieval.search.calibration_file import digest_of, encoder_digest
+from raytriever.retrieval.search.exact_search import search_store
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
 KEPT_BYTES = 4 * 2**30
 
 
-# A store, queries, k and the order of ties -> scores and documents; see `search.exact.search_store`.
+# A store, queries, k and the order of ties -> scores and documents; see `search.exact_search.search_store`.
 StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, ndarray]]
 
 

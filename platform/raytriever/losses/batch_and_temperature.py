@@ -15,7 +15,7 @@ from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.errors import LossInputError
+from raytriever.core.errors import LossInputError
 from raytriever.losses.distributed import WorkerGroup
 
 T = TypeVar("T")

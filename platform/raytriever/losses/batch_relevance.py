@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 
-from raytriever.errors import LossInputError
-from raytriever.losses.batch import PAD, RowRelevance, TeacherGroup
+from raytriever.core.errors import LossInputError
+from raytriever.losses.batch_and_temperature import PAD, RowRelevance, TeacherGroup
 
 
 def _no_ids() -> Int64[ndarray, " 0"]:

@@ -8,17 +8,17 @@ from importlib import import_module
 
 import torch
 
-from raytriever.errors import ConfigError, setting
-from raytriever.losses.batch import Candidates
-from raytriever.losses.config import LossConfig, check_loss
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import check_options
+from raytriever.losses.batch_and_temperature import Candidates
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.files import LossFile
 from raytriever.losses.loss import Loss
-from raytriever.losses.own import load_own_loss, probe
-from raytriever.losses.rows import RowLoss, by_row
-from raytriever.losses.scores import LossShare, ScoreLoss
-from raytriever.losses.table import LOSSES
-from raytriever.options import check_options
+from raytriever.losses.loss_settings import LossConfig, check_loss
+from raytriever.losses.named_losses import LOSSES
+from raytriever.losses.row_losses import RowLoss, by_row
+from raytriever.losses.score_matrix import LossShare, ScoreLoss
+from raytriever.losses.user_loss import load_own_loss, probe
+from raytriever.losses.user_loss_file import LossFile
 
 
 def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: Sequence[str]) -> ScoreLoss:

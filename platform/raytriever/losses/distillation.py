@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from raytriever.losses.batch import Candidates, TeacherGroup
-from raytriever.losses.config import LossConfig
+from raytriever.losses.batch_and_temperature import Candidates, TeacherGroup
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.rows import INFONCE, by_row
-from raytriever.losses.scores import LossShare, ScoreLoss
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.row_losses import INFONCE, by_row
+from raytriever.losses.score_matrix import LossShare, ScoreLoss
 
 Scores = Float64[Tensor, "rows group"]
 

@@ -23,10 +23,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from raytriever.errors import LossInputError, setting
-from raytriever.losses.batch import PAD, Candidates, RowRelevance, TeacherGroup, check_batch
+from raytriever.core.errors import LossInputError, setting
+from raytriever.losses.batch_and_temperature import PAD, Candidates, RowRelevance, TeacherGroup, check_batch
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.scores import panel_height
+from raytriever.losses.score_matrix import panel_height
 
 # Names of statistics: the share of all negatives that are masked, and the largest share of one query's negatives.
 MASKED, MOST_MASKED = "guide_masked", "guide_most_masked"

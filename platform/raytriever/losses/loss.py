@@ -28,12 +28,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raytriever.errors import ConfigError, LossInputError, setting
-from raytriever.losses.batch import Candidates, RowRelevance, check_batch
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ConfigError, LossInputError, setting
+from raytriever.losses.batch_and_temperature import Candidates, RowRelevance, check_batch
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.guide import GuideEmbeddings, mask_false_negatives
-from raytriever.losses.scores import ScoreLoss
+from raytriever.losses.false_negative_mask import GuideEmbeddings, mask_false_negatives
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.score_matrix import ScoreLoss
 
 # Longest embedding of length one, rounded to bf16 where it is normalised and where it is sent.
 UNIT = 1 + 2.0**-7

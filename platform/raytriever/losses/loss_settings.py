@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raytriever.errors import ConfigError, setting
-from raytriever.losses.files import PATTERN, LossFile
-from raytriever.losses.table import DISTILLATION_LOSSES, LOSS_NAMES, LOSSES, SCORE_LOSSES
-from raytriever.options import Need, check_changed, did_you_mean, option
-from raytriever.paths import MODEL
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import Need, check_changed, did_you_mean, option
+from raytriever.core.paths import MODEL
+from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES, LOSSES, SCORE_LOSSES
+from raytriever.losses.user_loss_file import PATTERN, LossFile
 
 
 def read_widths(value: Any) -> str:

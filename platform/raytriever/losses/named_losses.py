@@ -63,22 +63,22 @@ _MARGIN_MSE = Paper(
 )
 
 LOSSES = {
-    "infonce": LossEntry("rows.INFONCE", _INFONCE),
-    "infonce-symmetric": LossEntry("rows.symmetric", _INFONCE, both_ways=True),
-    "rand1": LossEntry("rows.RAND1", _MULTI_POSITIVE),
-    "joint": LossEntry("rows.JOINT", _MULTI_POSITIVE),
-    "summarg": LossEntry("rows.SUMMARG", _MULTI_POSITIVE),
-    "lsepair": LossEntry("rows.LSEPAIR", _MULTI_POSITIVE),
-    "lsepair-maxp": LossEntry("rows.LSEPAIR_MAXP", _MULTI_POSITIVE),
-    "lsepair-maxn": LossEntry("rows.LSEPAIR_MAXN", _MULTI_POSITIVE),
-    "lsepair-minp": LossEntry("rows.LSEPAIR_MINP", _MULTI_POSITIVE),
-    "lsepair-minp-maxn": LossEntry("rows.LSEPAIR_MINP_MAXN", _MULTI_POSITIVE),
-    "triplet": LossEntry("rows.triplet", _TRIPLET),
-    "mw": LossEntry("mw.pairwise.mw", _MW),
+    "infonce": LossEntry("row_losses.INFONCE", _INFONCE),
+    "infonce-symmetric": LossEntry("row_losses.symmetric", _INFONCE, both_ways=True),
+    "rand1": LossEntry("row_losses.RAND1", _MULTI_POSITIVE),
+    "joint": LossEntry("row_losses.JOINT", _MULTI_POSITIVE),
+    "summarg": LossEntry("row_losses.SUMMARG", _MULTI_POSITIVE),
+    "lsepair": LossEntry("row_losses.LSEPAIR", _MULTI_POSITIVE),
+    "lsepair-maxp": LossEntry("row_losses.LSEPAIR_MAXP", _MULTI_POSITIVE),
+    "lsepair-maxn": LossEntry("row_losses.LSEPAIR_MAXN", _MULTI_POSITIVE),
+    "lsepair-minp": LossEntry("row_losses.LSEPAIR_MINP", _MULTI_POSITIVE),
+    "lsepair-minp-maxn": LossEntry("row_losses.LSEPAIR_MINP_MAXN", _MULTI_POSITIVE),
+    "triplet": LossEntry("row_losses.triplet", _TRIPLET),
+    "mw": LossEntry("mw.mann_whitney.mw", _MW),
     "cosent": LossEntry("pooled.cosent", _COSENT),
     "bce": LossEntry("pooled.bce", _BCE),
-    "kl": LossEntry("teacher.kl", _KL, has_teacher=True),
-    "margin-mse": LossEntry("teacher.margin_mse", _MARGIN_MSE, has_teacher=True),
+    "kl": LossEntry("distillation.kl", _KL, has_teacher=True),
+    "margin-mse": LossEntry("distillation.margin_mse", _MARGIN_MSE, has_teacher=True),
 }
 LOSS_NAMES = tuple(LOSSES)
 DISTILLATION_LOSSES = tuple(name for name, entry in LOSSES.items() if entry.has_teacher)

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from raytriever.losses.batch import PAD, Candidates, RowRelevance, first_positive
-from raytriever.losses.config import LossConfig
+from raytriever.losses.batch_and_temperature import PAD, Candidates, RowRelevance, first_positive
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.scores import LossShare, Panel, Reduction, ScoreLoss, reduce_scores
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.score_matrix import LossShare, Panel, Reduction, ScoreLoss, reduce_scores
 
 RowValue = Callable[
     [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],

@@ -25,10 +25,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.errors import LossInputError, setting
-from raytriever.losses.batch import Candidates
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import LossInputError, setting
+from raytriever.losses.batch_and_temperature import Candidates
 from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.loss_settings import LossConfig
 
 # A processor's panel stays near its caches. A GPU needs large products, and few launches.
 PANEL_BYTES, GPU_PANEL_BYTES = 64 << 20, 1 << 30

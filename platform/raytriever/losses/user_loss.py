@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raytriever.errors import ConfigError, LossInputError, setting
-from raytriever.losses.batch import PAD, Candidates
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ConfigError, LossInputError, setting
+from raytriever.losses.batch_and_temperature import PAD, Candidates
+from raytriever.losses.batch_relevance import GlobalIds, find_relevance
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.files import SETTINGS, LossFile, errors_of
 from raytriever.losses.loss import Loss
-from raytriever.losses.relevance import GlobalIds, find_relevance
-from raytriever.losses.rows import RowLoss, by_row
-from raytriever.losses.scores import LossShare, ScoreLoss
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.row_losses import RowLoss, by_row
+from raytriever.losses.score_matrix import LossShare, ScoreLoss
+from raytriever.losses.user_loss_file import SETTINGS, LossFile, errors_of
 
 # Score, in units of tau, of pairs that are neither positive nor negative, in a function that does not ask for
 # `negatives`: exp, sigmoid, softplus and hinges of it are 0, and sums with it stay finite.

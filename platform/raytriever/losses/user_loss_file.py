@@ -21,9 +21,9 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from raytriever.errors import ConfigError, UserError, setting
-from raytriever.options import did_you_mean
-from raytriever.reading.regular import irregular
+from raytriever.core.errors import ConfigError, UserError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.reading.regular_files import irregular
 
 PATTERN = r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(@(?P<digest>[0-9a-f]{16}))?"
 # Arguments that a function may ask for by name, besides its own arguments with defaults.

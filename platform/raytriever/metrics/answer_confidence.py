@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
 from scipy.special import expit, logsumexp
 
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.selective import area_under_risk_coverage
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.selective_retrieval import area_under_risk_coverage
 
 NAMES = SCORE, ENTROPY, COMBINED = ("score", "entropy", "combined")
 # Ranked scores that are read, at most: the next 80 change no area under the risk-coverage curve by more than 0.002.

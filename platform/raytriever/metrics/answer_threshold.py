@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
-from raytriever.metrics.confidence import (
+from raytriever.metrics.answer_confidence import (
     COMBINED,
     ENTROPY,
     Confidence,
@@ -37,8 +37,8 @@ from raytriever.metrics.confidence import (
     fit_confidence,
     held_out_confidence,
 )
-from raytriever.metrics.inputs import MetricInputError, scores_of
 from raytriever.metrics.intervals import Proportion, wilson, wilson_by_query
+from raytriever.metrics.metric_inputs import MetricInputError, scores_of
 
 AnswerAim = Literal["top_precision", "answered", "f1", "wrong_answers", "missed"]
 CONFORMAL: tuple[AnswerAim, ...] = ("wrong_answers", "missed")

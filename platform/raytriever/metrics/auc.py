@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 from scipy.special import expit, logit, stdtrit
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence, check_queries, scores_of
+from raytriever.metrics.metric_inputs import MetricInputError, check_confidence, check_queries, scores_of
 
 # Twice the number of pairs is counted in 64 bits.
 MOST_PAIRS = 2**63

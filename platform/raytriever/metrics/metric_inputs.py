@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.errors import UserError
+from raytriever.core.errors import UserError
 
 
 class MetricInputError(UserError, ValueError):

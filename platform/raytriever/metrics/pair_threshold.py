@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 
-from raytriever.metrics.answering import Threshold, find_threshold
+from raytriever.metrics.answer_threshold import Threshold, find_threshold
 from raytriever.metrics.auc import sort_pools
-from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
 from raytriever.metrics.intervals import Proportion, wilson_by_query
+from raytriever.metrics.metric_inputs import MetricInputError, check_queries, scores_of
 
 PairAim = Literal["precision", "recall"]
 

@@ -22,9 +22,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
 
-from raytriever.metrics.answering import Threshold, fewest_questions
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.answer_threshold import Threshold, fewest_questions
 from raytriever.metrics.intervals import wilson_by_query
+from raytriever.metrics.metric_inputs import MetricInputError
 
 PassageAim = Literal["kept"]
 KEPT: PassageAim = "kept"

@@ -21,8 +21,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.options import did_you_mean
+from raytriever.core.options import did_you_mean
+from raytriever.metrics.metric_inputs import MetricInputError
 
 Ranking = Int64[ndarray, "queries depth"]
 Gains = Float32[ndarray, "queries depth"]

@@ -21,10 +21,10 @@ from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
 from scipy.special import expit
 
-from raytriever.metrics.calibration import ScoredPools
-from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
-from raytriever.metrics.selective import BLOCK, bootstrap_interval
-from raytriever.reading.structured import conform
+from raytriever.core.reading.json_and_yaml import conform
+from raytriever.metrics.metric_inputs import MetricInputError, check_queries, scores_of
+from raytriever.metrics.pair_threshold import ScoredPools
+from raytriever.metrics.selective_retrieval import BLOCK, bootstrap_interval
 
 BINS = 15
 # Fewer queries in a bin say little about it, and every bin adds to the error of the estimate.

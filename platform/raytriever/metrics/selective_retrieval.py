@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence, scores_of
+from raytriever.metrics.metric_inputs import MetricInputError, check_confidence, scores_of
 
 # Weights in memory at once.
 BLOCK = 1 << 22

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 from scipy.special import stdtr, stdtrit
 
-from raytriever.metrics.inputs import MetricInputError, paired_differences
+from raytriever.metrics.metric_inputs import MetricInputError, paired_differences
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raytriever.errors import StorageError, setting
-from raytriever.models.config import ModelConfig
-from raytriever.models.files import quiet_transformers
-from raytriever.models.precision import base_type
-from raytriever.models.prepare import prepare_for_training
-from raytriever.models.resolution import keep_model
+from raytriever.core.errors import StorageError, setting
+from raytriever.core.paths import expanded
+from raytriever.core.reading.arrays import open_tensors
+from raytriever.core.reading.json_and_yaml import parse_json, read_json
+from raytriever.core.store.commit import MANIFEST, check_names, read_manifest, sha256_of, write_atomically
+from raytriever.core.store.remote_folders import pull
+from raytriever.models.device_and_precision import base_type
+from raytriever.models.directory.hub_or_local import CHECKPOINTS
+from raytriever.models.directory.model_files import quiet_transformers
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prepare_for_training import prepare_for_training
+from raytriever.models.resolve_model import keep_model
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.source import CHECKPOINTS
-from raytriever.models.writer import write_model
-from raytriever.paths import expanded
-from raytriever.reading.arrays import open_tensors
-from raytriever.reading.structured import parse_json, read_json
-from raytriever.store.commit import MANIFEST, check_names, read_manifest, sha256_of, write_atomically
-from raytriever.store.remote import pull
+from raytriever.models.save_model import write_model
 
 STATE, WEIGHTS = "state.json", "weights"
 _RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint

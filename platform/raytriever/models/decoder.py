@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from raytriever.errors import ConfigError, ModelError, flag_of, setting
-from raytriever.models.files import log_once
-from raytriever.models.tokenisation import Template
+from raytriever.core.errors import ConfigError, ModelError, flag_of, setting
+from raytriever.models.directory.model_files import log_once
+from raytriever.models.tokenization import Template
 
 _PROBE_TOKENS = 6
 

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import ConfigError, ModelError, flag_of, setting
-from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
-from raytriever.models.files import REMEDY, log_once
-from raytriever.models.pipeline.modules import (
+from raytriever.core.errors import ConfigError, ModelError, flag_of, setting
+from raytriever.core.options import check_options
+from raytriever.core.reading.json_and_yaml import conform
+from raytriever.models.directory.model_files import REMEDY, log_once
+from raytriever.models.directory.modules import (
     LIBRARY_FILE,
     MODULES,
     NORMALIZE,
@@ -24,9 +25,8 @@ from raytriever.models.pipeline.modules import (
     Module,
     read_pooling,
 )
-from raytriever.options import check_options
-from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
-from raytriever.reading.structured import conform
+from raytriever.models.model_settings import SIMILARITIES, ModelConfig, check_prompt_names
+from raytriever.models.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
 
 DEFAULT_LENGTH = 512
 

@@ -11,8 +11,8 @@ from functools import cache
 
 import torch
 
-from raytriever.errors import ConfigError, setting
-from raytriever.terminal import one_line, warn
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.terminal import one_line, warn
 
 
 def default_device() -> torch.device:

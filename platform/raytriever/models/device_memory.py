@@ -10,8 +10,8 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError, setting
-from raytriever.machine import free_system_memory
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.machine import free_system_memory
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 # Texts of errors that torch raises as RuntimeError: of allocations by cuBLAS, NCCL, the CUDA driver and the CPU.

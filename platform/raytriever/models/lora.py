@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError, setting
-from raytriever.models.config import ModelConfig
-from raytriever.models.source import MINILM
-from raytriever.options import did_you_mean
-from raytriever.paths import expanded
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.paths import expanded
+from raytriever.models.directory.hub_or_local import MINILM
+from raytriever.models.model_settings import ModelConfig
 
 _PART, _BASE = "lora_", "base_layer"
 DROPOUT = "lora_dropout"  # name of an adapter's dropout in a layer

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raytriever.errors import ConfigError, setting
-from raytriever.options import did_you_mean, option
-from raytriever.paths import MODEL
-from raytriever.prompts import read_prompts
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import did_you_mean, option
+from raytriever.core.paths import MODEL
+from raytriever.models.prompts import read_prompts
 
 POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
 SIMILARITIES = ("cosine", "dot")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from raytriever.errors import ConfigError, setting
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import check_changed
 from raytriever.models.lora import add_adapters, share_frozen
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever
-from raytriever.options import check_changed
 
 
 def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -> None:

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raytriever.errors import ConfigError, ModelError, StorageError, setting
-from raytriever.options import did_you_mean
-from raytriever.reading.structured import parse_json
+from raytriever.core.errors import ConfigError, ModelError, StorageError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.reading.json_and_yaml import parse_json
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, ...] = ("query", "passage")

@@ -17,20 +17,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from raytriever.activity import activity
-from raytriever.errors import ConfigError, ModelError
-from raytriever.models.config import ModelConfig
-from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
-from raytriever.models.pipeline.modules import MODULES, ModelFiles
-from raytriever.models.pipeline.transformer import Transformer
-from raytriever.models.source import ADAPTER, CHECKPOINTS, MINILM, check_revision, find_model, has_files
-from raytriever.paths import expanded
-from raytriever.reading.arrays import open_tensors
-from raytriever.store.cache import cache_folder, hold
-from raytriever.store.commit import MANIFEST, committed_directory, complete, sha256_of
-from raytriever.store.disk import files_below
-from raytriever.store.objects import copy_of
-from raytriever.store.parts import make_once
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, ModelError
+from raytriever.core.paths import expanded
+from raytriever.core.reading.arrays import open_tensors
+from raytriever.core.store.cache import cache_folder, hold
+from raytriever.core.store.commit import MANIFEST, committed_directory, complete, sha256_of
+from raytriever.core.store.disk import files_below
+from raytriever.core.store.object_stores import copy_of
+from raytriever.core.store.unfinished_parts import make_once
+from raytriever.models.directory.hub_or_local import ADAPTER, CHECKPOINTS, MINILM, check_revision, find_model, has_files
+from raytriever.models.directory.model_files import CONFIG, INDEX, read_model_file, stored_tensors
+from raytriever.models.directory.modules import MODULES, ModelFiles
+from raytriever.models.directory.transformer_settings import Transformer
+from raytriever.models.model_settings import ModelConfig
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -51,7 +51,7 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
     complete(Path(name))
     path = expanded(name)
     if re.fullmatch(r"step-\d+", path.name) and (path.parent / CHECKPOINTS).is_file():
-        from raytriever.models.checkpoint import whole_model
+        from raytriever.models.checkpoint_model import whole_model
 
         check_revision([name], revision)
         return whole_model(path)

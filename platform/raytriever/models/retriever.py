@@ -18,22 +18,27 @@ from jaxtyping import Int64
 from numpy import ndarray
 from torch import Tensor, nn
 
-from raytriever.activity import activity
-from raytriever.errors import ConfigError, ModelError, setting
-from raytriever.models.config import ModelConfig
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, ModelError, setting
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, prompt_table
+from raytriever.models.directory.head import head_text, load_head
+from raytriever.models.directory.model_files import check_tokens
+from raytriever.models.directory.modules import Module
+from raytriever.models.directory.transformer_settings import Transformer
 from raytriever.models.encoder import Encoder, load_backbone
-from raytriever.models.files import check_tokens
 from raytriever.models.inference import BatchEncoder
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.packed_attention import (
+    first_position,
+    packing_obstacle,
+    use_packed_attention,
+    use_repeatable_embeddings,
+)
 from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack, spans
-from raytriever.models.pipeline.head import head_text, load_head
-from raytriever.models.pipeline.modules import Module
-from raytriever.models.pipeline.transformer import Transformer
-from raytriever.models.resolution import read_files
-from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.models.varlen import first_position, packing_obstacle, use_packed_attention, use_repeatable_embeddings
-from raytriever.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
+from raytriever.models.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
+from raytriever.models.resolve_model import read_files
+from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
 log = logging.getLogger(__name__)
 # Largest number of tokens per bucket in training on a CPU. For 12,288 tokens forward and backward, MiniLM takes 1.5 to
@@ -51,7 +56,7 @@ class Retriever(BatchEncoder):
 
     Attributes:
         packs: batches are packed instead of padded; see `choose_packing`.
-        is_int8: linear layers multiply 8-bit integers; see `encoding.loading`.
+        is_int8: linear layers multiply 8-bit integers; see `encoding.load_for_encoding`.
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class Retriever(BatchEncoder):
         return "int8" if self.is_int8 else dtype
 
     def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
-        """Return the prompts of a data set with these names; see `raytriever.prompts`."""
+        """Return the prompts of a data set with these names; see `raytriever.models.prompts`."""
         prompts = self.prompts.of(*names, task_type=task_type)
         self.check_prompts(prompts)
         return prompts

@@ -15,12 +15,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
-from raytriever.models.config import ModelConfig
-from raytriever.models.encoder import Encoder
-from raytriever.models.files import WEIGHTS
-from raytriever.models.lora import merged_weights, write_adapters
-from raytriever.models.pipeline.head import Dense, Normalize
-from raytriever.models.pipeline.modules import (
+from raytriever.models.directory.head import Dense, Normalize
+from raytriever.models.directory.model_files import WEIGHTS
+from raytriever.models.directory.modules import (
     DENSE,
     DROPOUT,
     LIBRARY_FILE,
@@ -33,9 +30,12 @@ from raytriever.models.pipeline.modules import (
     TRANSFORMER,
     pooling_settings,
 )
+from raytriever.models.encoder import Encoder
+from raytriever.models.lora import merged_weights, write_adapters
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import SIDES, Side, fill_title
 from raytriever.models.retriever import Retriever
-from raytriever.models.tokenisation import has_lowercase
-from raytriever.prompts import SIDES, Side, fill_title
+from raytriever.models.tokenization import has_lowercase
 
 # The package of class paths in sentence-transformers' file format since 2.0; newer releases still read them.
 _PACKAGE = "sentence_transformers.models"

@@ -19,9 +19,9 @@ from jaxtyping import Int64
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.errors import ModelError
-from raytriever.models.files import log_once, model_errors, quiet_transformers
-from raytriever.models.pipeline.transformer import Transformer
+from raytriever.core.errors import ModelError
+from raytriever.models.directory.model_files import log_once, model_errors, quiet_transformers
+from raytriever.models.directory.transformer_settings import Transformer
 
 TOKENIZER_FILES = (
     "tokenizer.json",

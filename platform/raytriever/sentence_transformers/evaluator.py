@@ -16,12 +16,12 @@ from numpy import ndarray
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import nn
 
+from raytriever.core.errors import ConfigError, DataError
 from raytriever.data.dataset import AbsentDocuments, Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.keys import as_utf8
-from raytriever.errors import ConfigError, DataError
+from raytriever.data.hashed_ids import as_utf8
 from raytriever.evaluation.protocol import AUC, Protocol
 from raytriever.evaluation.systems import evaluate_embeddings
-from raytriever.metrics.calibration import ScoredPools, achieve_pairs, best_f1_threshold, choose_pair_threshold
+from raytriever.metrics.pair_threshold import ScoredPools, achieve_pairs, best_f1_threshold, choose_pair_threshold
 
 _SPLIT, _NDCG = "dev", "ndcg_at_10"
 

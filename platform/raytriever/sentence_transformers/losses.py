@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils import logging
 
-from raytriever.errors import ConfigError, DataError
-from raytriever.losses.batch import RowRelevance
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.core.options import check_changed
+from raytriever.losses.batch_and_temperature import RowRelevance
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE, current_workers
-from raytriever.losses.registry import build_loss
-from raytriever.losses.table import LOSSES, Paper
-from raytriever.options import check_changed
-from raytriever.sentence_transformers.batch import batch_relevance
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSSES, Paper
+from raytriever.sentence_transformers.text_relevance import batch_relevance
 
 logger = logging.get_logger(__name__)
 _SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}

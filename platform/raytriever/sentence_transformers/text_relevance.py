@@ -17,10 +17,10 @@ from jaxtyping import Float, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.errors import LossInputError
-from raytriever.losses.batch import RowRelevance, copy_all
+from raytriever.core.errors import LossInputError
+from raytriever.losses.batch_and_temperature import RowRelevance, copy_all
+from raytriever.losses.batch_relevance import GlobalIds, NoNegativesError, find_relevance, in_ranges
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.relevance import GlobalIds, NoNegativesError, find_relevance, in_ranges
 
 # Inputs of which the token ids of a text say nothing.
 _OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")

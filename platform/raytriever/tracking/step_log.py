@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from raytriever.errors import StorageError, disk_errors, setting
-from raytriever.reading.structured import parse_json
+from raytriever.core.errors import StorageError, disk_errors, setting
+from raytriever.core.reading.json_and_yaml import parse_json
 from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"

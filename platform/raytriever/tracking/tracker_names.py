@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from raytriever.errors import ConfigError, setting
-from raytriever.options import did_you_mean
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import did_you_mean
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.tracker import TrackerClient
 

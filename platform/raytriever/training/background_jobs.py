@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from raytriever.errors import UserError
+from raytriever.core.errors import UserError
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.training.batch import Batch
 from raytriever.training.checkpoint import Progression, checkpoint_path
+from raytriever.training.worker_batch import Batch
 
 Result = TypeVar("Result", covariant=True)
 POLL_SECONDS = 0.02  # between two polls while training waits for a job

@@ -19,15 +19,15 @@ from time import perf_counter
 from typing import Generic, Self, TypeVar
 
 from raytriever.data.dataset import Tokens
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.order import Order, worker_slice
-from raytriever.data.sampling.teacher import TeacherTable
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.sampling.batch_order import Order, worker_slice
+from raytriever.data.sampling.teacher_scores import TeacherTable
+from raytriever.data.sampling.training_examples import Examples
+from raytriever.losses.batch_relevance import GlobalIds, find_relevance
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.relevance import GlobalIds, find_relevance
 from raytriever.models.retriever import Retriever
-from raytriever.training.batch import Batch
-from raytriever.training.guide import GuideTexts
+from raytriever.training.guide_encoder import GuideTexts
+from raytriever.training.worker_batch import Batch
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 2  # batches that the loader prepares ahead

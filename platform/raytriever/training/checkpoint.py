@@ -18,17 +18,25 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from raytriever.errors import StorageError
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import read_manifest, remove
+from raytriever.core.store.object_stores import address_of
+from raytriever.core.store.remote_folders import pull, sweep
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.checkpoint import CHECKPOINT, OTHER_OUTPUT, STATE, WEIGHTS, Slice, read_slices, whole_tensors
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import read_manifest, remove
-from raytriever.store.objects import address_of
-from raytriever.store.remote import pull, sweep
-from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.checkpoint_model import (
+    CHECKPOINT,
+    OTHER_OUTPUT,
+    STATE,
+    WEIGHTS,
+    Slice,
+    read_slices,
+    whole_tensors,
+)
 from raytriever.training.parallel.model_state import SAME_RUN
-from raytriever.training.parallel.strategy import Strategy
+from raytriever.training.parallel.strategies import Strategy
+from raytriever.training.training_settings import DEV_LOSS, MAY_CHANGE, TrainingConfig
 
 MOMENTS = "optimizer"
 

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raytriever.errors import StorageError
+from raytriever.core.errors import StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import read_manifest, remove, write_atomically
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import read_manifest, remove, write_atomically
-from raytriever.training.background import BackgroundJob, JobClient, broadcast_json
+from raytriever.training.background_jobs import BackgroundJob, JobClient, broadcast_json
 from raytriever.training.checkpoint import Progression, checkpoint_path
-from raytriever.training.config import DEV_LOSS, TrainingConfig
+from raytriever.training.training_settings import DEV_LOSS, TrainingConfig
 
 T = TypeVar("T")
 FOLDER = "evaluations"

@@ -20,20 +20,20 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.data.combine import starts_of
+from raytriever.core.errors import ModelError, flag_of, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.paths import MODEL
+from raytriever.data.combine_datasets import starts_of
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.encode import encode_contents
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import SideTexts
-from raytriever.errors import ModelError, flag_of, setting
-from raytriever.losses.guide import MASKED, MOST_MASKED
-from raytriever.models.config import ModelConfig
+from raytriever.losses.false_negative_mask import MASKED, MOST_MASKED
 from raytriever.models.inference import TOKEN_BUDGET
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import Buckets, TokenBatch
+from raytriever.models.prompts import SIDES, Side
 from raytriever.models.retriever import Retriever
-from raytriever.options import did_you_mean
-from raytriever.paths import MODEL
-from raytriever.prompts import SIDES, Side
+from raytriever.retrieval.encoding.encode_texts import encode_contents
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import SideTexts
 
 NEARLY_ALL = 0.95  # share of a query's negatives that is logged if it is masked
 

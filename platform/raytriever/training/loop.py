@@ -19,32 +19,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from raytriever.losses.config import LossConfig
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import WorkerGroup, host_workers
-from raytriever.losses.registry import build_loss
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.device_and_precision import autocast
+from raytriever.models.device_memory import is_out_of_memory
+from raytriever.models.directory.model_files import first_line
 from raytriever.models.encoder import check_precision, set_dropout
-from raytriever.models.files import first_line
-from raytriever.models.memory import is_out_of_memory
-from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
-from raytriever.training.background import BackgroundJob, all_texts
-from raytriever.training.batch import Batch, copy_to, wait_for_copy
+from raytriever.training.background_jobs import BackgroundJob, all_texts
+from raytriever.training.batch_loader import BatchSource, Prefetcher, SourceVersions
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
-from raytriever.training.config import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
-from raytriever.training.guide import Guide, MaskingWatch
-from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
-from raytriever.training.monitoring import StepReports, Stopwatch, StragglerWatch, Throughput
-from raytriever.training.optimizer import build_optimizer, learning_rate_scale, set_learning_rate
+from raytriever.training.dev_validation import ValidationJob, ValidationPlan
+from raytriever.training.guide_encoder import Guide, MaskingWatch
+from raytriever.training.negative_refresh import RefreshJob, RefreshPlan
+from raytriever.training.optimizer_and_schedule import build_optimizer, learning_rate_scale, set_learning_rate
 from raytriever.training.parallel.chunk_size import ChunkChoice
+from raytriever.training.parallel.deepspeed_zero import Zero
 from raytriever.training.parallel.fsdp2 import FullyShard
-from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
+from raytriever.training.parallel.gradient_caching import Agreement, OutOfMemory
 from raytriever.training.parallel.model_state import frozen_digest
 from raytriever.training.parallel.objective import Objective, with_default_operands
-from raytriever.training.parallel.strategy import Readout, Replicas, Strategy
-from raytriever.training.parallel.zero import Zero
-from raytriever.training.refresh import RefreshJob, RefreshPlan
-from raytriever.training.validation import ValidationJob, ValidationPlan
+from raytriever.training.parallel.strategies import Readout, Replicas, Strategy
+from raytriever.training.step_metrics import StepReports, Stopwatch, StragglerWatch, Throughput
+from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
+from raytriever.training.worker_batch import Batch, copy_to, wait_for_copy
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.data.negatives import NegativesTable
-from raytriever.errors import StorageError, setting
+from raytriever.core.errors import StorageError, setting
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import remove, write_atomically
+from raytriever.data.hard_negatives import NegativesTable
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import remove, write_atomically
-from raytriever.training.background import (
+from raytriever.training.background_jobs import (
     RUNNING,
     BackgroundJob,
     JobClient,
@@ -36,9 +36,9 @@ from raytriever.training.background import (
     JobStatus,
     broadcast_json,
 )
-from raytriever.training.batch import Batch
+from raytriever.training.batch_loader import PREFETCH_DEPTH, SourceVersions
 from raytriever.training.checkpoint import Progression, checkpoint_path
-from raytriever.training.loader import PREFETCH_DEPTH, SourceVersions
+from raytriever.training.worker_batch import Batch
 
 ROUNDS = "rounds.json"
 _REMEDY = f"give another {setting('output')}"

@@ -21,16 +21,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError, UserError, setting
-from raytriever.losses.config import LossConfig, check_loss
-from raytriever.losses.table import DISTILLATION_LOSSES
-from raytriever.models.config import ModelConfig
-from raytriever.options import check_changed, check_options, did_you_mean, read_option
-from raytriever.paths import PathKind, fetch_paths
-from raytriever.reading.structured import read_yaml
-from raytriever.store.commit import complete
-from raytriever.training.config import (
+from raytriever.core.errors import ConfigError, UserError, setting
+from raytriever.core.options import check_changed, check_options, did_you_mean, read_option
+from raytriever.core.paths import PathKind, fetch_paths
+from raytriever.core.reading.json_and_yaml import read_yaml
+from raytriever.core.store.commit import complete
+from raytriever.data.data_settings import DataConfig
+from raytriever.losses.loss_settings import LossConfig, check_loss
+from raytriever.losses.named_losses import DISTILLATION_LOSSES
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.training_settings import (
     DEV_LOSS,
     MAY_CHANGE,
     RefreshConfig,

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from raytriever.data.combine import combine, starts_of
-from raytriever.data.config import DataConfig
+from raytriever.core.errors import DataError, setting
+from raytriever.data.combine_datasets import combine, starts_of
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Report, Runner, ignore_line, in_this_process
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.sampling.examples import Examples, parse_mix
-from raytriever.data.sampling.mixture import arrange
-from raytriever.data.sampling.order import Order
-from raytriever.data.sampling.teacher import Coverage, TeacherTable, read_scores
-from raytriever.errors import DataError, setting
-from raytriever.training.guide import Guide, GuideTexts
-from raytriever.training.loader import BatchSource
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Report, Runner, ignore_line, in_this_process
+from raytriever.data.sampling.batch_order import Order
+from raytriever.data.sampling.dataset_mixture import arrange
+from raytriever.data.sampling.teacher_scores import Coverage, TeacherTable, read_scores
+from raytriever.data.sampling.training_examples import Examples, parse_mix
+from raytriever.training.batch_loader import BatchSource
+from raytriever.training.guide_encoder import Guide, GuideTexts
 
 
 @dataclass(frozen=True)

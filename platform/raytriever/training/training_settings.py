@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.config import DataConfig
-from raytriever.data.records import ORIGINS
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.mining.config import MiningConfig
-from raytriever.options import Need, check_changed, option
-from raytriever.paths import DEV_DATASETS
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.options import Need, check_changed, option
+from raytriever.core.paths import DEV_DATASETS
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
@@ -240,7 +240,7 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
     if total_steps is not None and every >= total_steps:
         what = f"no steps are left after the first refresh, at step {every} of {total_steps}"
         raise ConfigError(what, setting("refresh_every"), f"give less than {total_steps}, or train longer")
-    from raytriever.data.sampling.examples import parse_mix  # imports numpy, which `--help` does not need
+    from raytriever.data.sampling.training_examples import parse_mix  # imports numpy, which `--help` does not need
 
     shares = parse_mix(data.negatives_mix)
     if shares is not None and not shares[ORIGINS.index(METHOD)]:

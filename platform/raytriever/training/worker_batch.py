@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raytriever.losses.batch import RowRelevance, copy_all
+from raytriever.losses.batch_and_temperature import RowRelevance, copy_all
 from raytriever.models.packing import Buckets, move
-from raytriever.prompts import Side
+from raytriever.models.prompts import Side
 
 Passes = Sequence[tuple[Buckets, Side]]
 

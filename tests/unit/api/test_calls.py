@@ -15,8 +15,8 @@ from processes import run_python
 
 import raytriever as rt
 from raytriever.api.models import precision_of
+from raytriever.core.store.commit import one_writer
 from raytriever.evaluation.results import Results
-from raytriever.store.commit import one_writer
 
 
 @pytest.fixture
@@ -198,7 +198,9 @@ def test_a_program_keeps_its_own_handlers_of_signals(tmp_path: Path) -> None:
 def test_a_run_in_fp32_encodes_in_fp32_and_bf16_is_said(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raytriever.models.precision.choose_precision", lambda precision, device: precision or "bf16")
+    monkeypatch.setattr(
+        "raytriever.models.device_and_precision.choose_precision", lambda precision, device: precision or "bf16"
+    )
     run = tmp_path / "run"
     shutil.copytree(tiny_encoder, run / "model")
     for content, expected in (("{precision: fp32}", "fp32"), ("{precision: null}", "bf16"), ("", "bf16")):

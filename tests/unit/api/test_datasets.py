@@ -14,7 +14,7 @@ import pytest
 from processes import run_python
 
 import raytriever as rt
-from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
 

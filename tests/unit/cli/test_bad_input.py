@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from raytriever.cli.main import run
-from raytriever.config import Config, dump_config
-from raytriever.data.config import DataConfig
+from raytriever.data.data_settings import DataConfig
+from raytriever.training.run_config import Config, dump_config
 
 ErrorLine = Callable[..., str]
 # A command and its error. LETTERS is a data set, MODEL an encoder.
@@ -160,7 +160,9 @@ def test_a_disk_that_fills_up_while_the_corpus_is_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(small_disk / "cache"))
-    monkeypatch.setattr("raytriever.store.capacity.free_space", lambda folder: 10**12)  # another process fills it later
+    monkeypatch.setattr(
+        "raytriever.core.store.capacity.free_space", lambda folder: 10**12
+    )  # another process fills it later
     assert run("search", ["x", "--dataset", str(letters), "--model", str(tiny_encoder)]) == 2
     out, err = capsys.readouterr()
     assert not out

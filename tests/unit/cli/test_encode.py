@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.encoding.store import EmbeddingStore
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 
 
 def test_a_store_is_written_and_reused(

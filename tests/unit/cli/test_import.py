@@ -13,8 +13,8 @@ from office import slide_file, word_file
 from pdf import write_endless_pdf, write_pdf
 
 from raytriever.cli.main import run
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.documents import reader
+from raytriever.data.documents import reader_process
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 ErrorLine = Callable[..., str]
 
@@ -67,10 +67,10 @@ def test_a_folder_becomes_a_data_set(docs: Path, tiny_encoder: Path, capsys: pyt
 
 
 def test_no_passage_is_longer_than_the_encoder_reads(docs: Path, tiny_encoder: Path) -> None:
-    from raytriever.models.config import ModelConfig
     from raytriever.models.description import describe
-    from raytriever.models.pipeline.modules import ModelFiles
-    from raytriever.models.tokenisation import load_tokenizer
+    from raytriever.models.directory.modules import ModelFiles
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.models.tokenization import load_tokenizer
 
     (docs / "letters.txt").write_text("x " * 500)
     assert run("import", words(docs, tiny_encoder, "out")) == 0
@@ -136,7 +136,7 @@ def test_pdf_files_are_read_within_a_limit(
     assert "  b.pdf: is encrypted; save a copy without password (`qpdf --decrypt`)" in out
     assert "\nPDF           1         1" in out
     write_endless_pdf(docs / "c.pdf")
-    monkeypatch.setattr(reader, "_SECONDS", {"PDF": (1.0, 0.0)})
+    monkeypatch.setattr(reader_process, "_SECONDS", {"PDF": (1.0, 0.0)})
     assert run("import", words(docs, tiny_encoder, "again")) == 0
     assert "c.pdf: takes longer than 1 s to read; print it to a new PDF file, or leave" in capsys.readouterr().out
     assert not active_children()

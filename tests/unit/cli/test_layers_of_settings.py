@@ -11,13 +11,13 @@ import pytest
 from raytriever.cli.commands import COMMANDS
 from raytriever.cli.main import run
 from raytriever.cli.train import resolve_settings
-from raytriever.config import NAME, SECTIONS, Config, check_config, dump_config, load_config, to_dict
-from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError
-from raytriever.experiment.start import default_run_name, shown_run_name
-from raytriever.models.config import ModelConfig
-from raytriever.recipes import RECIPES
-from raytriever.training.config import TrainingConfig
+from raytriever.core.errors import ConfigError
+from raytriever.data.data_settings import DataConfig
+from raytriever.experiments.recipes import RECIPES
+from raytriever.experiments.run.start_run import default_run_name, shown_run_name
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.run_config import NAME, SECTIONS, Config, check_config, dump_config, load_config, to_dict
+from raytriever.training.training_settings import TrainingConfig
 
 
 def resolved(*words: object) -> Config:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.data.negatives import read_negatives
-from raytriever.data.prepare.open import open_dataset
+from raytriever.data.hard_negatives import read_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
 
 
 def cells(out: str) -> dict[str, list[int]]:
@@ -61,7 +61,9 @@ def test_matching_embeddings_are_used_and_others_refused(
     words = ["--method", "dense", "--num-negatives", "4"]
     assert run("mine", [*model, *words, "--output", "own"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr("raytriever.mining.job.embed_corpus", None)  # so that no passage could be encoded
+        patch.setattr(
+            "raytriever.retrieval.mining.mining_job.embed_corpus", None
+        )  # so that no passage could be encoded
         assert run("mine", [*model, *words, "--output", "given", "--embeddings", "passages"]) == 0
     dataset = open_dataset(letters, ["train", "dev", "test"])
     own, given = (read_negatives(name, dataset) for name in ("own", "given"))

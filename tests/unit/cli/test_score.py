@@ -15,15 +15,15 @@ import torch
 from tiny_models import write_cross_encoder
 
 from raytriever.cli.main import run
-from raytriever.data.config import DataConfig
-from raytriever.data.negatives import read_negatives
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.teacher import read_scores
-from raytriever.errors import ModelError
-from raytriever.mining.config import ScoreConfig
-from raytriever.mining.teacher import run_scoring
+from raytriever.core.errors import ModelError
+from raytriever.core.store.cache import cache_folder
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.hard_negatives import read_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.sampling.teacher_scores import read_scores
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.store.cache import cache_folder
+from raytriever.retrieval.mining.mining_settings import ScoreConfig
+from raytriever.retrieval.mining.teacher_scoring import run_scoring
 
 
 @pytest.fixture(scope="module")

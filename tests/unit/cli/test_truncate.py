@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.encoding.store import EmbeddingStore
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 
 ErrorLine = Callable[..., str]
 STAGES = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from raytriever.cluster.event_queue import EventQueueActor, InlineEventQueue
-from raytriever.cluster.events import CheckpointEvent, LogMessage, RestartsExhausted, StepEvent
-from raytriever.errors import ConfigError
+from raytriever.cluster.events_and_restarts import EventQueueActor, InlineEventQueue
+from raytriever.cluster.worker_events import CheckpointEvent, LogMessage, RestartsExhausted, StepEvent
+from raytriever.core.errors import ConfigError
 
 
 def with_queue(body: Callable[[Any], Awaitable[None]]) -> Callable[[], None]:

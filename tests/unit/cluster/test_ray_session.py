@@ -11,9 +11,9 @@ import pytest
 import ray
 from ray.job_config import JobConfig
 
-from raytriever.cluster import session
-from raytriever.cluster.session import ray_session
-from raytriever.errors import ConfigError
+from raytriever.cluster import ray_session as session
+from raytriever.cluster.ray_session import ray_session
+from raytriever.core.errors import ConfigError
 
 
 @pytest.fixture

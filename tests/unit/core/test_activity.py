@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from raytriever import activity as module
-from raytriever.activity import activity
-from raytriever.progress import Progress
-from raytriever.terminal import show, warn, write_line
+from raytriever.core import activity as module
+from raytriever.core.activity import activity
+from raytriever.core.progress import Progress
+from raytriever.core.terminal import show, warn, write_line
 
 
 class Clock(threading.Condition):
@@ -49,7 +49,7 @@ class Clock(threading.Condition):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     for name in ("activity", "progress", "terminal"):
-        monkeypatch.setattr(f"raytriever.{name}.time", SimpleNamespace(monotonic=lambda: clock.now))
+        monkeypatch.setattr(f"raytriever.core.{name}.time", SimpleNamespace(monotonic=lambda: clock.now))
     reporter = module._Reporter()
     reporter._changed = clock
     monkeypatch.setattr(module, "_reporter", reporter)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from raytriever.cluster.ingest import deserialize_error, serialize_error
-from raytriever.errors import ConfigError, StorageError, UserError, flag_of, setting
-from raytriever.options import check_options, did_you_mean, option
+from raytriever.core.errors import ConfigError, StorageError, UserError, flag_of, setting
+from raytriever.core.options import check_options, did_you_mean, option
 
 
 def error() -> ConfigError:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from processes import children_of, processes, wait_for
 
-from raytriever.interruption import check_interrupted, interruptible, signals_blocked
+from raytriever.core.interruption import check_interrupted, interruptible, signals_blocked
 
 pytestmark = pytest.mark.usefixtures("handled_interrupts", "handled_hangups")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,13 +25,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRIVERS = {
     "preparation": """
 from endless import Endless
-from raytriever.data.prepare.pipeline import Request
-from raytriever.data.prepare.pipeline import in_processes, prepare
+from raytriever.data.prepare.prepare_dataset import Request
+from raytriever.data.prepare.prepare_dataset import in_processes, prepare
 prepare(Request(sys.argv[1], Endless("")), run=in_processes)
 """,
     "single call": """
 from endless import compute
-from raytriever.processes import ChildProcess
+from raytriever.core.processes import ChildProcess
 with ChildProcess("endless") as child:
     child.call(None, compute)
 """,
@@ -160,7 +160,7 @@ def test_an_interruption_ends_with_its_block() -> None:
 def test_processes_end_when_the_one_that_started_them_is_killed(name: str, tiny_dataset: Path, tmp_path: Path) -> None:
     computing = tmp_path / "computing"
     computing.mkdir()
-    support = str(Path(__file__).parents[1] / "support")
+    support = str(Path(__file__).parents[2] / "support")
     environment = os.environ | {
         "COMPUTING": str(computing),
         "RAYTRIEVER_CACHE": str(tmp_path / "cache"),

@@ -15,10 +15,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from raytriever import machine
-from raytriever.store.lock import acquire, owner_of
+from raytriever.core import machine
+from raytriever.core.store.lock import acquire, owner_of
 
-PACKAGE = Path(machine.__file__).parent
+PACKAGE = Path(machine.__file__).parents[1]
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever import masking
-from raytriever.annotation.config import LlmConfig
 from raytriever.cli.main import run
-from raytriever.config import Config, check_config
-from raytriever.data.config import DataConfig
-from raytriever.endpoints.config import check_service
-from raytriever.errors import DataError
-from raytriever.masking import masked, refuse_secrets
+from raytriever.core import masking
+from raytriever.core.errors import DataError
+from raytriever.core.masking import masked, refuse_secrets
+from raytriever.data.data_settings import DataConfig
+from raytriever.evaluation.annotation.annotation_settings import LlmConfig
+from raytriever.retrieval.endpoints.endpoint_settings import check_service
+from raytriever.training.run_config import Config, check_config
 
 HUSH = "Hush0123456789Hush0123456789Hush0123"
 SECRET = [

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.errors import ConfigError, DataError, ModelError, StorageError, disk_errors
-from raytriever.evaluation.names import SYSTEM
-from raytriever.options import option
-from raytriever.paths import (
+from raytriever.core.errors import ConfigError, DataError, ModelError, StorageError, disk_errors
+from raytriever.core.options import option
+from raytriever.core.paths import (
     DATASET,
     DATASETS,
     DEV_DATASETS,
@@ -24,6 +23,7 @@ from raytriever.paths import (
     fetch_paths,
     runs_folder,
 )
+from raytriever.evaluation.system_names import SYSTEM
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from deadly import die_of_zero, die_once, path_of
 
-from raytriever import processes
-from raytriever.processes import ChildProcess, ProcessDeath, map_in_processes
-from raytriever.threads import in_threads
+from raytriever.core import processes
+from raytriever.core.numba_threads import in_threads
+from raytriever.core.processes import ChildProcess, ProcessDeath, map_in_processes
 
 
 def test_results_of_all_items(monkeypatch: pytest.MonkeyPatch) -> None:

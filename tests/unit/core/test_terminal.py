@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytriever.cli.main import run
-from raytriever.terminal import one_line, presentable, printable, show
+from raytriever.core.terminal import one_line, presentable, printable, show
 
 HOSTILE = "\x1b]52;c;aGk=\x07 a\rb \x9b31m \u202egnp.exe \u2066x\u2069 \x00 \x7f \ud800 \U000e0041"
 BIDI = {"RLO", "LRO", "RLE", "LRE", "PDF", "RLI", "LRI", "FSI", "PDI"}

@@ -11,7 +11,7 @@ from beir import write_beir
 from object_store import WRITER, ObjectStore
 from pyarrow.fs import S3FileSystem
 
-from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from beir import write_beir, write_rows
 
+from raytriever.core.errors import DataError
 from raytriever.data.columns import Rows, TextColumn, TokenColumn
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.plan import answers_in
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.records import BadRow
-from raytriever.errors import DataError
-from raytriever.prompts import PromptTable
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.records_and_bad_rows import BadRow
+from raytriever.models.prompts import PromptTable
 
 SHARDS = [["a", "b", "c"], [], ["d"], ["e", "f"]]
 LIVE = np.array([0, 2, 3, 5])

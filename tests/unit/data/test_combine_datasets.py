@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from raytriever.data.columns import Rows, TokenColumn
-from raytriever.data.combine import Chained, combine, starts_of
+from raytriever.data.combine_datasets import Chained, combine, starts_of
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
-from raytriever.data.records import QuarantineReport
+from raytriever.data.records_and_bad_rows import QuarantineReport
 
 
 class Untouched(list[str]):

@@ -15,13 +15,13 @@ import pytest
 from prepared import prepare
 from servers import serving
 
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.sources import Source, open_stream
-from raytriever.errors import DataError, StorageError
+from raytriever.core.errors import DataError, StorageError
+from raytriever.data.data_sources import Source, open_stream
+from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.known_formats import recognise
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Request
 
 BUCKET = {
     "sets/tiny/corpus.jsonl": b'{"_id": "d 1", "text": "one"}\n{"_id": "d2", "text": "two"}\n',
@@ -251,7 +251,9 @@ def uri(
         if file.is_file():
             put(f"sets/own/{file.relative_to(own).as_posix()}", file.read_bytes())
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "node"))
-    monkeypatch.setattr("raytriever.store.objects.newest", lambda: time.time_ns() + 10**10)  # the objects are old
+    monkeypatch.setattr(
+        "raytriever.core.store.object_stores.newest", lambda: time.time_ns() + 10**10
+    )  # the objects are old
     return "s3://bucket/sets/own" + bucket
 
 

@@ -8,14 +8,14 @@ import pytest
 from beir import write_beir
 from prepared import prepare
 
-from raytriever.config import Config, check_config
-from raytriever.data.config import DataConfig
-from raytriever.data.prepare.open import open_all_splits, open_dataset
-from raytriever.data.prepare.pipeline import Request
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.statistics import Overlap, check_overlap, describe, overlaps
-from raytriever.errors import ConfigError, DataError
-from raytriever.store.commit import read_manifest
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.core.store.commit import read_manifest
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.dataset_statistics import Overlap, check_overlap, describe, overlaps
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
+from raytriever.data.prepare.prepare_dataset import Request
+from raytriever.training.run_config import Config, check_config
 
 
 def test_figures_match_the_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data import negatives as negatives_file
+from raytriever.core.errors import DataError, StorageError
+from raytriever.data import hard_negatives as negatives_file
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.negatives import COLUMNS, NegativesTable, read_negatives, write_negatives
-from raytriever.errors import DataError, StorageError
+from raytriever.data.hard_negatives import COLUMNS, NegativesTable, read_negatives, write_negatives
 
 GOLD, BM25, DENSE = 0, 1, 2
 

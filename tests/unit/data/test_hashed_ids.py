@@ -13,21 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared import prepare
 
-from raytriever.data.combine import combine
+from raytriever.core.errors import DataError
+from raytriever.data.combine_datasets import combine
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.keys import Copies, KeyIndex, forms_of, key_of, keys_of
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.hashed_ids import Copies, KeyIndex, forms_of, key_of, keys_of
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Request
 from raytriever.data.prepare.prepared import PreparedDirectory
-from raytriever.data.sampling.examples import Examples
-from raytriever.errors import DataError
-from raytriever.evaluation.document import notes_on
-from raytriever.evaluation.evaluate import evaluate
+from raytriever.data.sampling.training_examples import Examples
+from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.measurements import count_copies_above
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
+from raytriever.evaluation.report_document import notes_on
 from raytriever.evaluation.results import About
-from raytriever.mining.filters import ExcludedDocuments
+from raytriever.retrieval.mining.filters import ExcludedDocuments
 
 # Few values in each word, so that keys repeat and keys share their first word only.
 WORDS = st.integers(0, 3)

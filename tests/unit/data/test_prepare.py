@@ -18,15 +18,15 @@ import pytest
 from deadly import SKULL, STONE, Deadly
 from prepared import prepare
 
-from raytriever.data.config import DataConfig
-from raytriever.data.prepare import tokenisation
-from raytriever.data.prepare.open import lent_dev_line, open_all_splits, open_dataset
-from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process
-from raytriever.data.prepare.shards import ShardReport, ShardWriter
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.errors import DataError, StorageError
-from raytriever.store import commit
-from raytriever.store.commit import read_manifest
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.store import commit
+from raytriever.core.store.commit import read_manifest
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.prepare import corpus_tokenization
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import lent_dev_line, open_all_splits, open_dataset
+from raytriever.data.prepare.prepare_dataset import Request, Runner, in_processes, in_this_process
+from raytriever.data.prepare.text_shards import ShardReport, ShardWriter
 from raytriever.training.training_data import TrainingData
 
 
@@ -187,9 +187,9 @@ def test_rows_that_kill_three_processes_are_named(small: Path, words_json: str) 
 def test_texts_are_tokenized_in_slices(words: Tokenisation, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["text " * 3, "text", "", "text " * 20, "text text", "", "text " * 19]
     whole = words.encode(texts, "text ")
-    monkeypatch.setattr(tokenisation, "MAX_CHARACTERS", 100)
-    assert list(map(len, tokenisation._slices(texts))) == [3, 1, 2, 1]
-    assert list(tokenisation._slices([])) == [[]]
+    monkeypatch.setattr(corpus_tokenization, "MAX_CHARACTERS", 100)
+    assert list(map(len, corpus_tokenization._slices(texts))) == [3, 1, 2, 1]
+    assert list(corpus_tokenization._slices([])) == [[]]
     assert words.encode(texts, "text ") == whole
 
 

@@ -15,13 +15,13 @@ import pytest
 from beir import HEADER, write_beir
 from prepared import prepare
 
-from raytriever.data.digests import check_directory
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.errors import DataError, StorageError
-from raytriever.reading.arrays import read_arrow
-from raytriever.store.commit import committed_directory
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.reading.arrays import read_arrow
+from raytriever.core.store.commit import committed_directory
+from raytriever.data.file_digests import check_directory
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Request
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.data import pydocs
-from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.data.pydocs import Pair, distinct, normalised, pairs_of, pydocs_folder, question_and_answer
 
 REST = "It says at some length what the arguments are and what comes back."

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from beir import write_rows
 
-from raytriever.annotation.candidates import choose_queries
-from raytriever.annotation.output import write_annotated
-from raytriever.data.combine import combine
-from raytriever.data.prepare.open import open_all_splits, open_dataset
-from raytriever.data.statistics import describe
-from raytriever.data.unanswerable import with_questions
+from raytriever.data.combine_datasets import combine
+from raytriever.data.dataset_statistics import describe
+from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
+from raytriever.data.unanswerable_queries import with_questions
+from raytriever.evaluation.annotation.annotated_dataset import write_annotated
+from raytriever.evaluation.annotation.annotation_candidates import choose_queries
 
 SIDES = {side: {"repeated": 0, "same_text": 0} for side in ("documents", "queries")}
 

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 from beir import write_beir
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.calibration import _later
-from raytriever.evaluation.config import CONFIDENCES
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.decision import ModelDecision, confidence_rows, questions_of, threshold_rows
-from raytriever.evaluation.document import document, format_results, points_of, thresholds_markdown
-from raytriever.evaluation.evaluate import evaluate
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.answer_decisions import ModelDecision, confidence_rows, questions_of, threshold_rows
+from raytriever.evaluation.calibrate_system import _later
+from raytriever.evaluation.evaluate_split import evaluate
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
+from raytriever.evaluation.evaluation_settings import CONFIDENCES
 from raytriever.evaluation.measurements import DatasetMeasurement, auc_rows
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
+from raytriever.evaluation.report_document import document, format_results, points_of, thresholds_markdown
+from raytriever.evaluation.result_tables import Cell, ReportTable
 from raytriever.evaluation.results import Results, ThresholdRow
 from raytriever.evaluation.systems import Bm25System
-from raytriever.evaluation.tables import Cell, ReportTable
-from raytriever.metrics.answering import decide
-from raytriever.metrics.calibration import ScoredPools, achieve_pairs, choose_pair_threshold
-from raytriever.metrics.confidence import RankedQuestions
+from raytriever.metrics.answer_confidence import RankedQuestions
+from raytriever.metrics.answer_threshold import decide
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.probability import CalibrationError
-from raytriever.mining.bm25 import Bm25Index
+from raytriever.metrics.pair_threshold import ScoredPools, achieve_pairs, choose_pair_threshold
+from raytriever.metrics.score_to_probability import CalibrationError
+from raytriever.retrieval.mining.bm25 import Bm25Index
 
 
 def measured_of(split: str = "test") -> DatasetMeasurement:

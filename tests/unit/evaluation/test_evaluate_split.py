@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import pytrec_eval
 
+from raytriever.core.errors import DataError
 from raytriever.data.columns import Answers
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.errors import DataError
-from raytriever.evaluation import evaluate as module
-from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.files import write_run
+from raytriever.evaluation import evaluate_split as module
+from raytriever.evaluation.evaluate_split import Evaluation, evaluate
+from raytriever.evaluation.evaluation_files import write_run
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.systems import Bm25System, DenseSystem, evaluate_embeddings
 from raytriever.metrics.auc import pooled_auc
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.retrieval.mining.bm25 import Bm25Index
 
 
 def dataset_of(query_ids: list[str], document_ids: list[str], rows: list[tuple[int, int, int]]) -> RetrievalDataset:
@@ -107,7 +107,7 @@ def test_accuracy_is_whether_an_answer_is_among_the_best() -> None:
 def test_a_dense_and_a_lexical_system_are_measured_alike(
     tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raytriever.data.prepare.open import open_dataset
+    from raytriever.data.prepare.open_dataset import open_dataset
 
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
     dataset = open_dataset(tiny_dataset, ["test"])

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.evaluation.datasets import describe_datasets
-from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.job import run_evaluation
+from raytriever.evaluation.evaluate_split import Evaluation
+from raytriever.evaluation.evaluated_datasets import describe_datasets
 from raytriever.evaluation.measurements import MeasurementStore
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluationJob, read_models
+from raytriever.evaluation.requested_models import EvaluationJob, read_models
+from raytriever.evaluation.run_evaluation import run_evaluation
 from raytriever.evaluation.systems import RetrievalBackend
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.tracker import Tracker
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.encoding.shards import encode_in_process
-from raytriever.errors import DataError
-from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.datasets import describe_datasets
-from raytriever.evaluation.differences.significance import pairs_with
-from raytriever.evaluation.document import format_results
-from raytriever.evaluation.job import run_evaluation
+from raytriever.core.errors import DataError
+from raytriever.evaluation.differences.system_significance import pairs_with
+from raytriever.evaluation.evaluated_datasets import describe_datasets
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluationJob, add_forms, read_models
+from raytriever.evaluation.report_document import format_results
+from raytriever.evaluation.requested_models import EvaluationJob, add_forms, read_models
 from raytriever.evaluation.results import Results
+from raytriever.evaluation.run_evaluation import run_evaluation
 from raytriever.evaluation.systems import RetrievalBackend
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.shard_encoder import encode_in_process
 from raytriever.tracking.tracker import Tracker
 
 

@@ -16,17 +16,21 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from raytriever.core.errors import ConfigError, DataError, UserError
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.vectors import PASSAGES, QUERIES, open_vectors
-from raytriever.endpoints.config import EncoderConfig
-from raytriever.errors import ConfigError, DataError, UserError
-from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.document import format_results
-from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.files import write_run
-from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.names import (
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.composed.fusion_and_reranking import FusedSystem, RerankedSystem, RunSystem
+from raytriever.evaluation.composed.open_systems import search_system
+from raytriever.evaluation.composed.system_of_vectors import VectorSystem
+from raytriever.evaluation.evaluate_split import evaluate
+from raytriever.evaluation.evaluation_files import write_run
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
+from raytriever.evaluation.protocol import Protocol, select_judged_queries
+from raytriever.evaluation.report_document import format_results
+from raytriever.evaluation.requested_models import build_evaluation_job, read_models
+from raytriever.evaluation.results import Results
+from raytriever.evaluation.run_evaluation import run_evaluation
+from raytriever.evaluation.system_names import (
     SYSTEM,
     Bm25,
     Fusion,
@@ -37,15 +41,11 @@ from raytriever.evaluation.names import (
     split_label,
     system_text,
 )
-from raytriever.evaluation.protocol import Protocol, select_judged_queries
-from raytriever.evaluation.ranking.lists import FusedSystem, RerankedSystem, RunSystem
-from raytriever.evaluation.ranking.opening import search_system
-from raytriever.evaluation.ranking.vectors import VectorSystem
-from raytriever.evaluation.request import build_evaluation_job, read_models
-from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System, EmbeddedSystem
-from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.vectors_of_others import PASSAGES, QUERIES, open_vectors
+from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig
 from raytriever.tracking.tracker import Tracker
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from evaluations import threshold_row
 
+from raytriever.core.terminal import markdown_table, printable, text_table
 from raytriever.evaluation import results
-from raytriever.evaluation.document import thresholds_markdown
-from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, latex, printed
-from raytriever.terminal import markdown_table, printable, text_table
+from raytriever.evaluation.report_document import thresholds_markdown
+from raytriever.evaluation.result_tables import Cell, MetricTables, ReportTable, latex, printed
 
 MODELS = {
     "one": {"a": {"ndcg_at_10": 0.5, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.25, "auc": 0.8}},

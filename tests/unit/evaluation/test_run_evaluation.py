@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from raytriever.errors import ConfigError, StorageError
-from raytriever.evaluation.datasets import describe_datasets
-from raytriever.evaluation.differences.significance import pairs_with
-from raytriever.evaluation.document import format_results, thresholds_markdown
-from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.names import Bm25
+from raytriever.core.errors import ConfigError, StorageError
+from raytriever.core.store.commit import read_manifest
+from raytriever.evaluation.differences.system_significance import pairs_with
+from raytriever.evaluation.evaluated_datasets import describe_datasets
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, read_models
+from raytriever.evaluation.report_document import format_results, thresholds_markdown
+from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob, read_models
 from raytriever.evaluation.results import Results, check_output
+from raytriever.evaluation.run_evaluation import run_evaluation
+from raytriever.evaluation.system_names import Bm25
 from raytriever.evaluation.systems import Encoders
 from raytriever.metrics.auc import pooled_auc
-from raytriever.models.config import ModelConfig
-from raytriever.store.commit import read_manifest
+from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker
 
 METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_5", "map_at_100", "auc", "query_auc")

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from raytriever.evaluation.differences.significance import (
+from raytriever.evaluation.differences.system_significance import (
     best_models,
     collect_marks,
     pair_rows,
     pairs_with,
 )
-from raytriever.evaluation.document import format_results, points_of
+from raytriever.evaluation.report_document import format_results, points_of
+from raytriever.evaluation.result_tables import ReportTable
 from raytriever.evaluation.results import About, AnalysisAbout, Results
-from raytriever.evaluation.tables import ReportTable
-from raytriever.metrics.significance import holm, paired_t_test
-from raytriever.mining.analyser import analyser_line
+from raytriever.metrics.significance_tests import holm, paired_t_test
+from raytriever.retrieval.mining.bm25_analyzer import analyser_line
 
 Table = dict[str, dict[str, dict[str, np.ndarray]]]
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
 
-from raytriever.config import Config, check_config
-from raytriever.errors import ConfigError, LossInputError
-from raytriever.losses.config import LossConfig
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.core.errors import ConfigError, LossInputError
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
+from raytriever.training.run_config import Config, check_config
 
 IDS = BatchIds(torch.tensor([7, 8]), torch.tensor([[0], [1]]), torch.arange(4))
 EMBEDDINGS = torch.eye(4)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from raytriever.evaluation.config import CONFIDENCES
-from raytriever.metrics.confidence import (
+from raytriever.evaluation.evaluation_settings import CONFIDENCES
+from raytriever.metrics.answer_confidence import (
     COMBINED,
     NAMES,
     Confidence,
@@ -18,7 +18,7 @@ from raytriever.metrics.confidence import (
     fit_confidence,
     held_out_confidence,
 )
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.metric_inputs import MetricInputError
 
 
 def drawn(count: int, seed: int = 0) -> RankedQuestions:

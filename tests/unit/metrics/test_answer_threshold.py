@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.metrics.answering import FEWEST_ANSWERED, achieve_answers, choose_answer_threshold, decide, unreachable
-from raytriever.metrics.confidence import RankedQuestions
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.answer_confidence import RankedQuestions
+from raytriever.metrics.answer_threshold import (
+    FEWEST_ANSWERED,
+    achieve_answers,
+    choose_answer_threshold,
+    decide,
+    unreachable,
+)
 from raytriever.metrics.intervals import Proportion, wilson
+from raytriever.metrics.metric_inputs import MetricInputError
 
 
 def drawn(rng: np.random.Generator, count: int, unanswerable: float = 0.3) -> RankedQuestions:

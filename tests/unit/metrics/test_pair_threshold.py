@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.metrics.calibration import (
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.pair_threshold import (
     ScoredPools,
     achieve_pairs,
     best_f1_threshold,
     choose_pair_threshold,
     ranked_relevance,
 )
-from raytriever.metrics.inputs import MetricInputError
 
 
 def test_precision_without_accepted_pairs_is_nan() -> None:

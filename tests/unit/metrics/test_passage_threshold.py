@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.passages import (
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.passage_threshold import (
     RankedPassages,
     achieve_kept,
     choose_kept_threshold,

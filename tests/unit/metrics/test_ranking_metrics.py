@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ordering import order_results
 
-from raytriever.index.exact import tie_order
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.ranking import (
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.ranking_metrics import (
     DEFAULT_METRICS,
     RANKING_METRICS,
     Relevance,
@@ -23,6 +22,7 @@ from raytriever.metrics.ranking import (
     ranking_metric,
     title,
 )
+from raytriever.retrieval.index.exact_top_k import tie_order
 
 TREC_NAMES = {
     "ndcg_at_10": "ndcg_cut_10",

@@ -15,9 +15,9 @@ from scipy.special import expit
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from raytriever.metrics.calibration import ScoredPools
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.probability import (
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.pair_threshold import ScoredPools
+from raytriever.metrics.score_to_probability import (
     IsotonicMap,
     ScoreMap,
     calibration_error,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.selective import (
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.selective_retrieval import (
     area_under_risk_coverage,
     bootstrap_interval,
     normalized_abstention_auc,

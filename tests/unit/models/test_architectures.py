@@ -12,14 +12,14 @@ from tiny_models import KINDS, draw_weights, text_of, tokenizer_of
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
-from raytriever.encoding.loading import INT8_MODELS, load_for_encoding
-from raytriever.errors import UserError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import UserError
+from raytriever.models.device_and_precision import autocast
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, check_precision, set_dropout
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.packed_attention import packing_obstacle
 from raytriever.models.packing import TokenBatch
-from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.varlen import packing_obstacle
+from raytriever.retrieval.encoding.load_for_encoding import INT8_MODELS, load_for_encoding
 
 CPU = torch.device("cpu")
 TEXTS = [text_of(words, seed=words) for words in (3, 20, 24, 60)]

@@ -17,13 +17,13 @@ from changes import Change, only_pickle, put, settings, tensors, without
 from safetensors.torch import load_file
 from tiny_models import write_cross_encoder
 
-from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ModelError
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.models.files import load_weights
-from raytriever.models.pipeline.modules import ModelFiles
+from raytriever.models.directory.model_files import load_weights
+from raytriever.models.directory.modules import ModelFiles
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.writer import write_model
+from raytriever.models.save_model import write_model
 
 LAST = "encoder.layer.1.output.dense.weight"
 ST = "sentence_transformers.models."

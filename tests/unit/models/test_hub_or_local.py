@@ -7,11 +7,11 @@ import pytest
 import torch
 from saved_checkpoint import move_weights, save_checkpoint
 
-from raytriever.errors import ConfigError, ModelError
-from raytriever.models.config import ModelConfig
-from raytriever.models.resolution import resolve_model
+from raytriever.core.errors import ConfigError, ModelError
+from raytriever.models.directory.hub_or_local import embedded_minilm
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import resolve_model
 from raytriever.models.retriever import load_retriever
-from raytriever.models.source import embedded_minilm
 
 
 def test_changed_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

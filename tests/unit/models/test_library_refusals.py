@@ -14,8 +14,8 @@ from changes import Change, only_pickle, settings, tensors, without
 from directories import written
 from sentence_transformers.base.modules import Dense
 
-from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ModelError
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
 
 SBERT, LIBRARY, DENSE = "sentence_bert_config.json", "config_sentence_transformers.json", "2_Dense/config.json"

@@ -10,8 +10,8 @@ import torch
 from simulated_gpu import CUDA, simulated_gpu, values
 from torch import Tensor
 
-from raytriever.models import varlen
-from raytriever.models.varlen import attention
+from raytriever.models import packed_attention
+from raytriever.models.packed_attention import attention
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # By three products of TF32 with cut-off sums, as CUDA computes fp32, the worst distance is 1.1e-6.
@@ -142,7 +142,7 @@ def test_padded_texts_repeat_and_select_for_their_own_kernel_alone() -> None:
         mixed.register_hook(lambda grad: seen.append(torch.are_deterministic_algorithms_enabled()))
         torch.autograd.grad(mixed.square().sum(), inputs)
     assert seen == [False] * 4
-    assert not varlen._selections
+    assert not packed_attention._selections
 
 
 def test_an_error_in_a_backward_pass_leaves_no_selection() -> None:
@@ -163,8 +163,8 @@ def test_an_error_in_a_backward_pass_leaves_no_selection() -> None:
 def test_the_gradient_of_embeddings_is_torchs_and_waits_for_nothing(
     padding: int | None, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(varlen, "FEW_ROWS", few)
-    monkeypatch.setattr(varlen, "MARKED", 3)
+    monkeypatch.setattr(packed_attention, "FEW_ROWS", few)
+    monkeypatch.setattr(packed_attention, "MARKED", 3)
     numbers = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
     gradients = []
     for repeats in (False, True):
@@ -172,7 +172,7 @@ def test_the_gradient_of_embeddings_is_torchs_and_waits_for_nothing(
             torch.manual_seed(0)
             layer = torch.nn.Sequential(torch.nn.Embedding(3, 4, padding_idx=padding)).to(CUDA)
             if repeats:
-                varlen.use_repeatable_embeddings(layer)
+                packed_attention.use_repeatable_embeddings(layer)
             inputs = numbers.to(CUDA)
             counts.reset()
             layer(inputs).square().sum().backward()
@@ -185,8 +185,8 @@ def test_the_gradient_of_embeddings_is_torchs_and_waits_for_nothing(
 def test_embeddings_with_another_gradient_stay_what_they_are() -> None:
     others = [torch.nn.Embedding(3, 4, **{name: 1}) for name in ("sparse", "scale_grad_by_freq", "max_norm")]
     layers = torch.nn.ModuleList([*others, torch.nn.Embedding(3, 4)])
-    varlen.use_repeatable_embeddings(layers)
-    assert [type(one) for one in layers] == [*[torch.nn.Embedding] * 3, varlen.RepeatableEmbedding]
+    packed_attention.use_repeatable_embeddings(layers)
+    assert [type(one) for one in layers] == [*[torch.nn.Embedding] * 3, packed_attention.RepeatableEmbedding]
 
 
 @pytest.mark.gpu
@@ -195,7 +195,7 @@ def test_the_gradient_of_embeddings_repeats(rows: int) -> None:
     torch.manual_seed(0)
     numbers = torch.randint(rows, (50_000,), device="cuda")
     layer = torch.nn.Sequential(torch.nn.Embedding(rows, 384, device="cuda"))
-    varlen.use_repeatable_embeddings(layer)
+    packed_attention.use_repeatable_embeddings(layer)
     weights = torch.randn(50_000, 384, device="cuda")
     found = [torch.autograd.grad((layer(numbers) * weights).sum(), layer[0].weight)[0] for _ in range(4)]
     assert all(torch.equal(found[0], other) for other in found[1:])

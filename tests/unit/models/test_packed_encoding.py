@@ -16,11 +16,9 @@ from simulated_gpu import CUDA, simulated_gpu
 from tiny_models import draw_weights, write_transformer
 from torch import Tensor, nn
 
-from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder, set_dropout
-from raytriever.models.packing import TokenBatch, is_packed, join, move, pack, texts_of
-from raytriever.models.retriever import load_retriever
-from raytriever.models.varlen import (
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.packed_attention import (
     AFTER_PADDING,
     FROM_ZERO,
     NAME,
@@ -29,6 +27,8 @@ from raytriever.models.varlen import (
     use_packed_attention,
     use_repeatable_embeddings,
 )
+from raytriever.models.packing import TokenBatch, is_packed, join, move, pack, texts_of
+from raytriever.models.retriever import load_retriever
 
 LENGTHS = (3, 600, 17, 64, 3, 130)
 LEFT_OUT = (1, 5, 0, 2, 3, 7)  # of the fifth text all tokens

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from raytriever.prompts import MTEB_TASKS, Prompts, PromptTable, merge_prompts, names_of_task, read_prompts
+from raytriever.models.prompts import MTEB_TASKS, Prompts, PromptTable, merge_prompts, names_of_task, read_prompts
 
 STORED = {"SciFact-query": "1", "SciFact": "2", "Retrieval-query": "3", "Retrieval": "4", "Retrieval-document": "5"}
 
@@ -23,7 +23,7 @@ def test_a_data_set_uses_the_most_specific_prompt() -> None:
 
 
 def test_a_data_set_of_beir_has_the_name_of_its_task() -> None:
-    from raytriever.evaluation.datasets import BEIR
+    from raytriever.evaluation.evaluated_datasets import BEIR
 
     for name, member in BEIR.items():
         assert MTEB_TASKS.get(name, member.task) == member.task

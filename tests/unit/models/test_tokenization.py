@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from raytriever.errors import ModelError
-from raytriever.models.source import embedded_minilm
-from raytriever.models.tokenisation import Template, content_tokenizer_json
+from raytriever.core.errors import ModelError
+from raytriever.models.directory.hub_or_local import embedded_minilm
+from raytriever.models.tokenization import Template, content_tokenizer_json
 
 LINES = [
     "query: how far is the moon from the earth?",

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from raytriever.encoding.encode import encode_texts
-from raytriever.errors import ConfigError
-from raytriever.export.config import ExportConfig
-from raytriever.export.model import export
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ConfigError
+from raytriever.experiments.export.export_model import export
+from raytriever.experiments.export.export_settings import ExportConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.writer import write_model
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.encode_texts import encode_texts
 
 TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
 

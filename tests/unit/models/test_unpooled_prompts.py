@@ -13,16 +13,16 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import embed
 
 from raytriever.data.columns import QueryPrompts
-from raytriever.data.config import DataConfig
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import TextPrompts
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.corpus import embed_corpus
-from raytriever.encoding.encode import encode_queries, encode_texts
-from raytriever.encoding.shards import tokenisation_of
+from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.writer import write_model
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus
+from raytriever.retrieval.encoding.encode_texts import encode_queries, encode_texts
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
 from raytriever.training.training_data import TrainingData
 
 pytestmark = pytest.mark.usefixtures("own_cache")

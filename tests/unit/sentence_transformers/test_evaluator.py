@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import text_of
 
 import raytriever as rt
-from raytriever.metrics.calibration import best_f1_threshold
+from raytriever.metrics.pair_threshold import best_f1_threshold
 from raytriever.sentence_transformers import PooledAUCEvaluator
 
 CORPUS = {f"d{number}": text_of(6 + number % 9, number) for number in range(60)}

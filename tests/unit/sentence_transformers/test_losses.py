@@ -40,15 +40,15 @@ from tiny_models import text_of
 
 import raytriever as rt
 import raytriever.sentence_transformers as library
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.table import DISTILLATION_LOSSES, LOSS_NAMES
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.sentence_transformers import losses
-from raytriever.sentence_transformers.batch import batch_relevance, text_ids
-from raytriever.training.batch import Batch
+from raytriever.sentence_transformers.text_relevance import batch_relevance, text_ids
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.worker_batch import Batch
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,14 @@ from faulty_server import DATA, points
 from processes import wait_for
 from wandb_file import read_records
 
-from raytriever.errors import ConfigError, UserError
+from raytriever.core.errors import ConfigError, UserError
 from raytriever.tracking import outbox as outbox_module
-from raytriever.tracking import trackers as trackers_module
+from raytriever.tracking import tracker_names as trackers_module
 from raytriever.tracking.run_state import state_file, view_of
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.steps import STEPS
+from raytriever.tracking.step_log import STEPS
 from raytriever.tracking.tracker import Point
-from raytriever.tracking.trackers import check_trackers, open_trackers, read_trackers
+from raytriever.tracking.tracker_names import check_trackers, open_trackers, read_trackers
 from raytriever.tracking.wandb_tracker import WandbClient
 
 Values = dict[tuple[str, int], list[float]]
@@ -151,9 +151,9 @@ DRIVER = """
 import itertools, sys
 from pathlib import Path
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.steps import read_curve
+from raytriever.tracking.step_log import read_curve
 from raytriever.tracking.tracker import Point
-from raytriever.tracking.trackers import open_trackers
+from raytriever.tracking.tracker_names import open_trackers
 folder = Path(sys.argv[1])
 spool = Spool.open(open_trackers(sys.argv[2].split(",")), folder, "killed")
 done = max((step for step, _ in read_curve(folder, "loss")), default=0)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from runs import LogRecorder, setup_of
 
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.teacher import TeacherTable
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.models.config import ModelConfig
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.sampling.teacher_scores import TeacherTable
+from raytriever.data.sampling.training_examples import Examples
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
 from raytriever.training.loop import TrainingSetup
 
 Make = Callable[..., tuple[TrainingSetup, LogRecorder]]

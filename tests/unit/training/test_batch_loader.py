@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raytriever.training.loader import Prefetcher
+from raytriever.training.batch_loader import Prefetcher
 
 
 @pytest.fixture(autouse=True)

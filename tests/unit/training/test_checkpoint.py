@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from raytriever.errors import StorageError
-from raytriever.models.checkpoint import Slice
-from raytriever.store.commit import committed_directory
+from raytriever.core.errors import StorageError
+from raytriever.core.store.commit import committed_directory
+from raytriever.models.checkpoint_model import Slice
 from raytriever.training.checkpoint import (
     MOMENTS,
     WEIGHTS,
@@ -26,7 +26,7 @@ from raytriever.training.checkpoint import (
     write_slices,
     write_state,
 )
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel.model_state import replicated_state, restore_replicated
 
 

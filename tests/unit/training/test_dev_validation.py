@@ -13,12 +13,12 @@ from runs import Killed, Lives, assert_same, parameters
 from safetensors.torch import load_file
 from scripted import ScriptedEvaluator, validation_plan
 
-from raytriever.errors import ConfigError, StorageError
-from raytriever.training import background
+from raytriever.core.errors import ConfigError, StorageError
+from raytriever.training import background_jobs
 from raytriever.training.checkpoint import Progression
-from raytriever.training.config import TrainingConfig, ValidationConfig, check_validation, metric_name
+from raytriever.training.dev_validation import Record, read_records, record_path, summarize, write_record
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.validation import Record, read_records, record_path, summarize, write_record
+from raytriever.training.training_settings import TrainingConfig, ValidationConfig, check_validation, metric_name
 
 STEPS = 12
 NAN = float("nan")
@@ -27,7 +27,7 @@ NAN = float("nan")
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits asks again at once: the scripted evaluator counts questions, not seconds."""
-    monkeypatch.setattr(background, "POLL_SECONDS", 0.0005)
+    monkeypatch.setattr(background_jobs, "POLL_SECONDS", 0.0005)
 
 
 class Run(Lives):

@@ -13,20 +13,20 @@ import torch
 from runs import train_until
 from safetensors.torch import load_file, save_file
 
-from raytriever.data.combine import combine
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import ModelError, StorageError
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ModelError, StorageError
+from raytriever.data.combine_datasets import combine
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.guide import MASKED, MOST_MASKED, GuideEmbeddings
-from raytriever.losses.registry import build_loss
-from raytriever.models.config import ModelConfig
+from raytriever.losses.false_negative_mask import MASKED, MOST_MASKED, GuideEmbeddings
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import read_prompts
 from raytriever.models.retriever import load_retriever
-from raytriever.prompts import read_prompts
-from raytriever.training import guide as guides
-from raytriever.training.guide import Guide, GuideTexts, MaskingWatch
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.training import guide_encoder as guides
+from raytriever.training.guide_encoder import Guide, GuideTexts, MaskingWatch
 from raytriever.training.loop import train
 from raytriever.training.parallel.objective import Objective
 

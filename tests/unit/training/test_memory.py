@@ -15,17 +15,17 @@ from sentence_transformers.sentence_transformer.modules import Normalize as Norm
 from torch import Tensor, nn
 from transformers import BertConfig, PretrainedConfig, Qwen3Config, T5Config, XLMRobertaConfig
 
-from raytriever.errors import ModelError
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
-from raytriever.models.pipeline.head import Dense, Normalize
-from raytriever.models.pipeline.modules import ModelFiles
+from raytriever.core.errors import ModelError
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.directory.head import Dense, Normalize
+from raytriever.models.directory.modules import ModelFiles
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.config import STRATEGIES, TrainingConfig
-from raytriever.training.memory.arithmetic import ZERO_BUCKET, WorkerTexts, batch_bytes
-from raytriever.training.memory.plan import MemoryPlan
-from raytriever.training.memory.simulation import SimulatedEncoder, simulate, use_float32_norms
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.memory.memory_of_states import ZERO_BUCKET, WorkerTexts, batch_bytes
+from raytriever.training.memory.memory_plan import MemoryPlan
+from raytriever.training.memory.simulated_encoder import SimulatedEncoder, simulate, use_float32_norms
+from raytriever.training.optimizer_and_schedule import build_optimizer
+from raytriever.training.training_settings import STRATEGIES, TrainingConfig
 
 QWEN3 = Qwen3Config(
     vocab_size=1_000,

@@ -16,15 +16,15 @@ import pytest
 from runs import Killed, Lives, assert_same, parameters
 from scripted import ScriptedPool, mined, refresh_plan
 
+from raytriever.core.errors import StorageError
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
-from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
-from raytriever.data.prepare.open import open_dataset
-from raytriever.errors import StorageError
+from raytriever.data.hard_negatives import NegativesTable, read_negatives, write_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.training.batch_loader import SourceVersions
 from raytriever.training.checkpoint import checkpoint_path, newest_checkpoint
-from raytriever.training.config import RefreshConfig
-from raytriever.training.loader import SourceVersions
 from raytriever.training.loop import TrainingSetup
-from raytriever.training.refresh import ROUNDS, Ledger, Round, overlap, read_ledger, remove_tables, round_path
+from raytriever.training.negative_refresh import ROUNDS, Ledger, Round, overlap, read_ledger, remove_tables, round_path
+from raytriever.training.training_settings import RefreshConfig
 
 STEPS, EVERY = 14, 5
 SETTINGS = {
@@ -275,7 +275,7 @@ def test_a_batch_of_another_table_than_the_recorded_one_is_never_learnt_from(
     begin: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hand-over that forgets that the loader runs ahead is caught at the first batch it mixes."""
-    monkeypatch.setattr("raytriever.training.refresh.PREFETCH_DEPTH", 0)
+    monkeypatch.setattr("raytriever.training.negative_refresh.PREFETCH_DEPTH", 0)
     with pytest.raises(RuntimeError, match=r"has negatives of round 0, not 1"):
         begin("run").live()
 

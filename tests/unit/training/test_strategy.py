@@ -12,17 +12,17 @@ from batch_ids import BatchIds, build_loss
 from steps import take_step
 from torch import nn
 
-from raytriever.errors import ConfigError, StorageError
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ConfigError, StorageError
 from raytriever.losses.distributed import ALONE
-from raytriever.models.checkpoint import Slice, whole_tensors
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.checkpoint_model import Slice, whole_tensors
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Readout, Strategy, TrainingError, finite_or_refused
+from raytriever.training.parallel.strategies import Readout, Strategy, TrainingError, finite_or_refused
+from raytriever.training.training_settings import TrainingConfig
+from raytriever.training.worker_batch import Batch
 
 CPU = torch.device("cpu")
 TEXTS, TOKENS = 48, 28  # texts of each side, tokens of the longest

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from raytriever.data.config import DataConfig
-from raytriever.data.negatives import NegativesTable
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.hard_negatives import NegativesTable
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
 from raytriever.training.loop import TrainingSetup
 from raytriever.training.training_data import TrainingData
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
-from raytriever.training.batch import Batch
 from raytriever.training.loop import train
-from raytriever.training.monitoring import (
+from raytriever.training.step_metrics import (
     PHASES,
     WINDOW,
     StepReports,
@@ -25,6 +24,7 @@ from raytriever.training.monitoring import (
     flops_of,
     peak_flops,
 )
+from raytriever.training.worker_batch import Batch
 
 CPU = torch.device("cpu")
 

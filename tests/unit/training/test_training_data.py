@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from beir import write_beir
 
-from raytriever.data.config import DataConfig
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import ConfigError, DataError
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
 from raytriever.training.training_data import TrainingData
 
 

@@ -14,10 +14,10 @@ from ray.exceptions import RayActorError
 from ray.train import ControllerError
 from ray.train.torch import TorchTrainer
 
-from raytriever.cluster.event_queue import OpenQueue
+from raytriever.cluster.events_and_restarts import OpenQueue
 from raytriever.cluster.ray_private import forbid_auto_connect
-from raytriever.cluster.train.controller import end_controller
-from raytriever.interruption import check_interrupted
+from raytriever.cluster.train.controller_callbacks import end_controller
+from raytriever.core.interruption import check_interrupted
 
 POLL_SECONDS = 0.2
 END_SECONDS = 10.0  # that `fit` has to end after a request

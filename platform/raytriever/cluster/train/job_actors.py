@@ -20,19 +20,19 @@ from typing import Any, Generic, TypeVar
 import ray
 import torch
 
-from raytriever.cluster.placement import SPREAD, count_gpus, count_nodes, spare_gpus
-from raytriever.cluster.pool import ActorPool, lower_priority
-from raytriever.cluster.session import DriverContext, result_or_error
+from raytriever.cluster.actor_pool import ActorPool, lower_priority
+from raytriever.cluster.gpus_and_placement import SPREAD, count_gpus, count_nodes, spare_gpus
+from raytriever.cluster.ray_session import DriverContext, result_or_error
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
-from raytriever.cluster.train.validation import DevSet, Validations
-from raytriever.config import Config
-from raytriever.errors import UserError, flag_of
-from raytriever.machine import usable_cores
-from raytriever.models.files import first_line
-from raytriever.store.commit import remove
-from raytriever.training.background import JobError
-from raytriever.training.config import SYNC
-from raytriever.training.validation import FOLDER as EVALUATIONS
+from raytriever.cluster.train.validate_checkpoint import DevSet, Validations
+from raytriever.core.errors import UserError, flag_of
+from raytriever.core.machine import usable_cores
+from raytriever.core.store.commit import remove
+from raytriever.models.directory.model_files import first_line
+from raytriever.training.background_jobs import JobError
+from raytriever.training.dev_validation import FOLDER as EVALUATIONS
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import SYNC
 
 TRIES = 3  # times that a killed actor repeats its job before the job fails
 NEGATIVES, MODEL = "negatives", "model"

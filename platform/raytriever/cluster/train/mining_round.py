@@ -16,26 +16,26 @@ from pathlib import Path
 
 import numpy as np
 
-from raytriever.cluster.pool import ActorPool, PooledCorpus
-from raytriever.config import Config
-from raytriever.data.combine import combine
+from raytriever.cluster.actor_pool import ActorPool, PooledCorpus
+from raytriever.core.store.commit import remove
+from raytriever.data.combine_datasets import combine
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable, write_negatives
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.records import ORIGINS
-from raytriever.encoding.corpus import encode_store, plan_embeddings
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import encode_in_process
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import StoreWriter
-from raytriever.mining.finders import Embeddings, open_here
-from raytriever.mining.miner import MiningResult, mine
-from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
+from raytriever.data.hard_negatives import NegativesTable, write_negatives
+from raytriever.data.prepare.open_dataset import open_all_splits
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import SIDES, Side
 from raytriever.models.retriever import Retriever
-from raytriever.prompts import SIDES, Side
-from raytriever.store.commit import remove
-from raytriever.training.refresh import remove_tables, round_path
+from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import encode_in_process
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
+from raytriever.retrieval.mining.candidate_search import Embeddings, open_here
+from raytriever.retrieval.mining.miner import MiningResult, mine
+from raytriever.training.negative_refresh import remove_tables, round_path
+from raytriever.training.run_config import Config
 
 EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
 

@@ -18,35 +18,35 @@ from ray.train.torch import get_device
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raytriever.cluster.event_queue import EventQueue
-from raytriever.cluster.events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
+from raytriever.cluster.events_and_restarts import EventQueue
 from raytriever.cluster.gauges import Gauges, run_label
-from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.jobs import NEGATIVES, ActorClient, ThreadClient, kept_rows
+from raytriever.cluster.ray_session import DriverContext
+from raytriever.cluster.train.job_actors import NEGATIVES, ActorClient, ThreadClient, kept_rows
 from raytriever.cluster.train.mining_round import CHECKPOINTS, MiningRounds
-from raytriever.cluster.train.validation import DevSet, Validations, digest_of
-from raytriever.config import Config
-from raytriever.data.negatives import NegativesTable, read_negatives
-from raytriever.data.sampling.teacher import Coverage
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import DataError, StorageError, UserError, flag_of
+from raytriever.cluster.train.validate_checkpoint import DevSet, Validations, digest_of
+from raytriever.cluster.worker_events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
+from raytriever.core.errors import DataError, StorageError, UserError, flag_of
+from raytriever.core.machine import usable_cores
+from raytriever.core.store.commit import committed_directory, is_committed
+from raytriever.core.store.object_stores import is_uri, report_to
+from raytriever.data.hard_negatives import NegativesTable, read_negatives
+from raytriever.data.sampling.teacher_scores import Coverage
 from raytriever.losses.distributed import WorkerGroup, current_workers
-from raytriever.machine import usable_cores
-from raytriever.models.checkpoint import write_settings
-from raytriever.models.memory import move_to
-from raytriever.models.precision import base_type, choose_precision
-from raytriever.models.prepare import prepare_for_training
+from raytriever.models.checkpoint_model import write_settings
+from raytriever.models.device_and_precision import base_type, choose_precision
+from raytriever.models.device_memory import move_to
+from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.writer import write_model
-from raytriever.store.commit import committed_directory, is_committed
-from raytriever.store.objects import is_uri, report_to
-from raytriever.training.config import BEHIND, SYNC
-from raytriever.training.guide import Guide
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.training.dev_validation import FOLDER as EVALUATIONS
+from raytriever.training.dev_validation import ValidationPlan
+from raytriever.training.guide_encoder import Guide
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.refresh import RefreshPlan
+from raytriever.training.negative_refresh import RefreshPlan
+from raytriever.training.run_config import Config
 from raytriever.training.training_data import TrainingData
-from raytriever.training.validation import FOLDER as EVALUATIONS
-from raytriever.training.validation import ValidationPlan
+from raytriever.training.training_settings import BEHIND, SYNC
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from raytriever.config import Config
+from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Runner
-from raytriever.encoding.encode import encode_queries, encode_texts
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import ConfigError, DataError, setting
-from raytriever.evaluation.datasets import safe_name, sample_corpus
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Runner
+from raytriever.evaluation.evaluated_datasets import safe_name, sample_corpus
 from raytriever.evaluation.protocol import (
     AUC,
     QUERY_AUC,
@@ -32,12 +29,15 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.evaluation.systems import evaluate_embeddings
-from raytriever.metrics.ranking import DEFAULT_METRICS
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.config import ModelConfig
+from raytriever.metrics.ranking_metrics import DEFAULT_METRICS
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever
-from raytriever.training.config import DEV_LOSS, OWN
-from raytriever.training.validation import Record, read_record, write_record
+from raytriever.retrieval.encoding.encode_texts import encode_queries, encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.training.dev_validation import Record, read_record, write_record
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import DEV_LOSS, OWN
 
 DEV = "dev/"  # prefix of the metrics of checkpoints on dev data
 

@@ -18,9 +18,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
-from raytriever.errors import DataError, StorageError, UserError
-from raytriever.reading.regular import check_regular, open_regular
-from raytriever.reading.structured import CHANGED, Mismatch, checked
+from raytriever.core.errors import DataError, StorageError, UserError
+from raytriever.core.reading.json_and_yaml import CHANGED, Mismatch, checked
+from raytriever.core.reading.regular_files import check_regular, open_regular
 
 if TYPE_CHECKING:
     from numpy import ndarray

@@ -3,9 +3,9 @@
 Examples:
     >>> parse_json(b'{"step": 3}', "run.json", dict[str, int], "give --fresh")
     {'step': 3}
-    >>> parse_json(b'{"step": "3"}', "a.json", dict[str, int], "--fresh")
+    >>> parse_json(b'{"n": "3"}', "a.json", dict[str, int], "--fresh")
     Traceback (most recent call last):
-    raytriever.errors.StorageError: a.json: is damaged or changed: 'step' is a text, expected a whole number; --fresh
+    raytriever.core.errors.StorageError: a.json: is damaged or changed: 'n' is a text, expected a whole number; --fresh
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from raytriever.errors import StorageError, UserError, disk_errors
-from raytriever.reading.regular import open_regular
+from raytriever.core.errors import StorageError, UserError, disk_errors
+from raytriever.core.reading.regular_files import open_regular
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
-from raytriever.errors import StorageError
+from raytriever.core.errors import StorageError
 
 
 def open_regular(path: Path | str) -> BufferedReader:

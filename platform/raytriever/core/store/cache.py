@@ -21,13 +21,13 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
-from raytriever.errors import StorageError
-from raytriever.reading.structured import read_json
-from raytriever.store import objects
-from raytriever.store.commit import one_writer, write_atomically
-from raytriever.store.disk import files_below
-from raytriever.store.lock import InUseError, owner_of
-from raytriever.terminal import warn
+from raytriever.core.errors import StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store import object_stores
+from raytriever.core.store.commit import one_writer, write_atomically
+from raytriever.core.store.disk import files_below
+from raytriever.core.store.lock import InUseError, owner_of
+from raytriever.core.terminal import warn
 
 # Bytes of each collection. `pydocs` is every folder whose name begins so.
 BOUNDS = {"bm25": 20 * 10**9, "datasets": 50 * 10**9, "embeddings": 4 * 2**30, "merged": 20 * 10**9}
@@ -43,7 +43,7 @@ def cache_folder() -> Path:
     """
     private = os.path.expanduser("~/.cache/raytriever")
     named = os.environ.get("RAYTRIEVER_CACHE")
-    return Path(_usable_cache(os.path.expanduser(objects.copy_of(named)), private) if named else private)
+    return Path(_usable_cache(os.path.expanduser(object_stores.copy_of(named)), private) if named else private)
 
 
 @cache

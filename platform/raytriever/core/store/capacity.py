@@ -10,9 +10,9 @@ import os
 import shutil
 from pathlib import Path
 
-from raytriever.errors import StorageError
-from raytriever.machine import free_system_memory
-from raytriever.store.cache import cache_folder
+from raytriever.core.errors import StorageError
+from raytriever.core.machine import free_system_memory
+from raytriever.core.store.cache import cache_folder
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 

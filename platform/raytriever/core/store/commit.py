@@ -23,15 +23,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import ASIDE, StorageError, disk_errors
-from raytriever.machine import usable_cores
-from raytriever.reading.regular import open_regular
-from raytriever.reading.structured import parse_json, read_json
-from raytriever.store import objects, remote
-from raytriever.store.disk import exchange, files_below, fsync, make_folder, walk
-from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
+from raytriever.core.errors import ASIDE, StorageError, disk_errors
+from raytriever.core.machine import usable_cores
+from raytriever.core.reading.json_and_yaml import parse_json, read_json
+from raytriever.core.reading.regular_files import open_regular
+from raytriever.core.store import object_stores, remote_folders
+from raytriever.core.store.disk import exchange, files_below, fsync, make_folder, walk
+from raytriever.core.store.lock import acquire, check_owner, lock_file_of, owner_of
 
-MANIFEST = objects.MANIFEST
+MANIFEST = object_stores.MANIFEST
 FORMAT = 1  # of every committed directory, run and sweep; another number is refused
 _STALE_SECONDS = 60
 
@@ -86,7 +86,7 @@ def committed_directory(
             _seal(aside, meta or {}, durable, entries or {})
             check_owner(path)
             _put(aside, path, replace, durable)
-            remote.push(path)
+            remote_folders.push(path)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             lock.release()
@@ -115,7 +115,7 @@ def write_atomically(path: Path | str, content: str | bytes | Iterable[str], dur
     is_committed_later = ASIDE in str(path.parent)
     _write(path, content, durable and not is_committed_later)
     if not is_committed_later:
-        remote.push(path.parent if path.name == MANIFEST else path)
+        remote_folders.push(path.parent if path.name == MANIFEST else path)
 
 
 def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> None:
@@ -151,7 +151,7 @@ def put_file(file: Path, work: Path, save: Callable[[Path], object], durable: bo
         fsync(aside)
     check_owner(file)
     if ASIDE not in str(file.parent):
-        remote.push(aside, file)
+        remote_folders.push(aside, file)
     os.replace(aside, file)
     return file
 
@@ -159,9 +159,9 @@ def put_file(file: Path, work: Path, save: Callable[[Path], object], durable: bo
 def complete(path: Path) -> None:
     """Make the copy of an input from an object store complete, but for the checkpoints of a run in it; does nothing for
     other paths."""
-    if objects.address_of(path) is None:
+    if object_stores.address_of(path) is None:
         return
-    remote.pull(path)
+    remote_folders.pull(path)
     for manifest in path.rglob(MANIFEST):
         if "checkpoints" not in manifest.relative_to(path).parts:
             is_committed(manifest.parent)  # which fetches its large files
@@ -175,7 +175,7 @@ def remove(path: Path, *, whole: bool = False) -> None:
             shutil.rmtree(path, ignore_errors=not whole)
         else:
             path.unlink(missing_ok=True)
-    remote.delete(path)
+    remote_folders.delete(path)
 
 
 class FileEntry(TypedDict):
@@ -218,7 +218,7 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """
     path, remedy = Path(path), "make the directory again"
     if not (path / MANIFEST).exists():
-        remote.pull(path, owned=True)
+        remote_folders.pull(path, owned=True)
     try:
         manifest = read_json(path / MANIFEST, Manifest, remedy, format=FORMAT)
     except OSError as error:
@@ -237,7 +237,7 @@ def check_files(path: Path, files: Mapping[str, FileEntry]) -> None:
     for name in files:
         if os.path.isabs(name) or ".." in name.split("/"):
             raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), remedy)
-    remote.fetch(path, files)
+    remote_folders.fetch(path, files)
     for name, entry in files.items():
         file = path / name
         if not file.is_file():
@@ -293,13 +293,13 @@ def push_part(folder: Path, path: Path, part: str) -> None:
     """Upload the files of a folder into a directory of an object store that another process will commit, which takes
     them by the name of the part; see `take_part`."""
     files = files_below(folder)
-    remote.push_part(path, {file.name: file for file in files})
-    objects.write_object(path / f".{part}", json.dumps({file.name: entry_of(file) for file in files}).encode())
+    remote_folders.push_part(path, {file.name: file for file in files})
+    object_stores.write_object(path / f".{part}", json.dumps({file.name: entry_of(file) for file in files}).encode())
 
 
 def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
     """Return the files that another process has uploaded with `push_part`, for `committed_directory`; None so far."""
-    content = objects.read_object(path / f".{part}")
+    content = object_stores.read_object(path / f".{part}")
     remedy = "give the same command again"
     return None if content is None else parse_json(content.decode(), part, dict[str, FileEntry], remedy)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from raytriever.errors import StorageError, disk_errors
-from raytriever.store import objects
+from raytriever.core.errors import StorageError, disk_errors
+from raytriever.core.store import object_stores
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -38,7 +38,7 @@ def has_content(folder: Path) -> bool:
 
 def check_writable(path: Path | str) -> None:
     """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
-    objects.check_writable(path)
+    object_stores.check_writable(path)
     folder = Path(os.path.abspath(path))
     try:
         with disk_errors(path):

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from raytriever.errors import StorageError
-from raytriever.store import objects, remote
-from raytriever.terminal import warn
+from raytriever.core.errors import StorageError
+from raytriever.core.store import object_stores, remote_folders
+from raytriever.core.terminal import warn
 
 RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0
 
@@ -32,8 +32,8 @@ class Lease:
 
     def __init__(self, path: Path, file: Path, token: str, record: bytes) -> None:
         self._object, self._record = file / token, record
-        remote.pull(path, owned=False)  # the lock of this machine is this process's own
-        self._changes = remote.Changes(path)
+        remote_folders.pull(path, owned=False)  # the lock of this machine is this process's own
+        self._changes = remote_folders.Changes(path)
         self._released = threading.Event()
         threading.Thread(target=self._keep, name="lease", daemon=True).start()
 
@@ -48,14 +48,14 @@ class Lease:
             if is_held(self._object):
                 self.push_changes()
         finally:
-            objects.delete_object(self._object)
+            object_stores.delete_object(self._object)
 
     def _keep(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
             try:
                 if not is_held(self._object):
                     return  # lost while this process was stopped; `lock.check_owner` reports it
-                objects.write_object(self._object, self._record)
+                object_stores.write_object(self._object, self._record)
                 self._changes.push()
             except StorageError as error:
                 warn(f"{error}")
@@ -66,29 +66,29 @@ def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool
 
     `has_ended` says whether the process of a record is known to have ended.
     """
-    objects.write_object(file / token, record)
+    object_stores.write_object(file / token, record)
     other = _other(file, token, has_ended)
     if other is not None:
-        objects.delete_object(file / token)
+        object_stores.delete_object(file / token)
     return other
 
 
 def is_held(lease: Path) -> bool:
     """Return whether the object of a lease is there."""
-    return objects.read_object(lease) is not None
+    return object_stores.read_object(lease) is not None
 
 
 def _other(file: Path, token: str, has_ended: Callable[[bytes], bool]) -> bytes | None:
-    times = objects.list_objects(file)
+    times = object_stores.list_objects(file)
     for name, written in times.items():
         if name == token:
             continue
-        record = objects.read_object(file / name)
+        record = object_stores.read_object(file / name)
         if record is None:
             continue
         if has_ended(record) or (token in times and times[token] - written > STALE_SECONDS * 1e9):
             with suppress(StorageError):
-                objects.delete_object(file / name)
+                object_stores.delete_object(file / name)
             continue
         return record
     return None

@@ -26,11 +26,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raytriever.errors import ASIDE, StorageError, disk_errors
-from raytriever.interruption import check_interrupted
-from raytriever.store import lease, objects, remote
-from raytriever.store.disk import make_folder
-from raytriever.store.owner import (
+from raytriever.core.errors import ASIDE, StorageError, disk_errors
+from raytriever.core.interruption import check_interrupted
+from raytriever.core.store import lease, object_stores, remote_folders
+from raytriever.core.store.disk import make_folder
+from raytriever.core.store.lock_owner import (
     BY_FILE,
     BY_KERNEL,
     UNKNOWN,
@@ -170,9 +170,9 @@ def acquire(
         InUseError: another process holds it, and `wait` is false.
         StorageError: the lock file cannot be made. A user does not know it, so the error names the path.
     """
-    if len(objects.inside(path) or ()) == 2:
+    if len(object_stores.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")
-    with disk_errors(path), objects.named(path, lock_file_of(path)):
+    with disk_errors(path), object_stores.named(path, lock_file_of(path)):
         try:
             return _acquire(path, wait, report, remedy)
         except FileNotFoundError as error:  # of a file system of the kernel, such as /proc
@@ -232,7 +232,7 @@ def join(of_driver: Sequence[LockClaim]) -> None:
     """Write on a driver's behalf: from now on `check_owner` compares its claims in this process."""
     _claims[:] = [claim for claim in of_driver if claim.token not in _held]
     for claim in _claims:
-        remote.pull(claim.directory, owned=owner_of(claim.directory) is not None)
+        remote_folders.pull(claim.directory, owned=owner_of(claim.directory) is not None)
 
 
 def check_owner(path: Path | str) -> None:
@@ -250,7 +250,7 @@ def check_owner(path: Path | str) -> None:
             owner = read_owner(file)
             if owner.token not in (claim.token, ""):
                 raise InUseError(f"in use by {owner}, which took it over", str(path), "end this process")
-        elif claim.token not in _held and not objects.address_of(file):
+        elif claim.token not in _held and not object_stores.address_of(file):
             raise InUseError("the command that this process worked for has ended", str(path), "give it again")
 
 
@@ -303,7 +303,7 @@ def _try(path: Path | str) -> Lock | Owner:
 
 def _needs_lease(path: Path | str) -> bool:
     real = os.path.realpath(path)
-    if objects.address_of(real) is None or ASIDE in real:
+    if object_stores.address_of(real) is None or ASIDE in real:
         return False
     return not any(claim.has_lease and claim.covers(real) for claim in claims())
 

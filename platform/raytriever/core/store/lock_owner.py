@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from raytriever.machine import start_of_process
+from raytriever.core.machine import start_of_process
 
 BY_KERNEL, BY_FILE = "kernel", "file"
 RECORD_BYTES = 1_024  # one write of one size, so that no reader meets half of it

@@ -21,10 +21,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raytriever.errors import ConfigError, StorageError, translate_by
-from raytriever.interruption import check_interrupted
-from raytriever.masking import refuse_secrets
-from raytriever.terminal import warn
+from raytriever.core.errors import ConfigError, StorageError, translate_by
+from raytriever.core.interruption import check_interrupted
+from raytriever.core.masking import refuse_secrets
+from raytriever.core.terminal import warn
 
 T = TypeVar("T")
 _report: Callable[[str], None] = warn

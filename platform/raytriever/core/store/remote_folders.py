@@ -22,10 +22,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import ASIDE, StorageError
-from raytriever.reading.structured import read_json
-from raytriever.store import objects
-from raytriever.store.objects import MANIFEST, ask, copies_folder, delete_object, inside, listing, write_object
+from raytriever.core.errors import ASIDE, StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store import object_stores
+from raytriever.core.store.object_stores import (
+    MANIFEST,
+    ask,
+    copies_folder,
+    delete_object,
+    inside,
+    listing,
+    write_object,
+)
 
 UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20
@@ -264,7 +272,7 @@ def _set_time(file: Path, modified: int, name: str) -> None:
     """Give a copy the time of its object, unless it is small and may change again within the second that it tells. The
     newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes."""
     is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
-    is_over = objects.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
+    is_over = object_stores.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
     if is_large or is_over:
         os.utime(file, ns=(modified, modified))
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raytriever.errors import StorageError
-from raytriever.store.cache import cache_folder, hold, keep_within_bound
-from raytriever.store.capacity import check_disk
-from raytriever.store.commit import Manifest, check_names, committed_directory, one_writer, read_manifest, remove
-from raytriever.terminal import warn
+from raytriever.core.errors import StorageError
+from raytriever.core.store.cache import cache_folder, hold, keep_within_bound
+from raytriever.core.store.capacity import check_disk
+from raytriever.core.store.commit import Manifest, check_names, committed_directory, one_writer, read_manifest, remove
+from raytriever.core.terminal import warn
 
 T = TypeVar("T")
 

@@ -17,8 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
-from raytriever.data.formats.delimited import TableFile
-from raytriever.data.formats.division import SPLITS, TEST
+from raytriever.core.errors import DataError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.reading.characters import plain_characters, remove_invisible
+from raytriever.core.reading.documents.sections import slug
+from raytriever.data.documents.passage_chunking import Passage, passage_id
+from raytriever.data.formats.csv_and_tsv import TableFile
+from raytriever.data.formats.csv_tables import QUERY, Role, choose_columns, parse_columns
+from raytriever.data.formats.file_rows import numbered_rows, object_of
 from raytriever.data.formats.plan import (
     ANSWERABLE,
     canonical_split,
@@ -27,15 +33,9 @@ from raytriever.data.formats.plan import (
     optional_text,
     string_field,
 )
-from raytriever.data.formats.rows import numbered_rows, object_of
-from raytriever.data.formats.tables import QUERY, Role, choose_columns, parse_columns
-from raytriever.data.keys import normalise
-from raytriever.data.records import BadRow, bad_entry, content_id
-from raytriever.documents.passages import Passage, passage_id
-from raytriever.errors import DataError, setting
-from raytriever.options import did_you_mean
-from raytriever.reading.characters import plain_characters, remove_invisible
-from raytriever.reading.documents.sections import slug
+from raytriever.data.formats.train_dev_test import SPLITS, TEST
+from raytriever.data.hashed_ids import normalise
+from raytriever.data.records_and_bad_rows import BadRow, bad_entry, content_id
 
 QUESTION = Role("question", QUERY.names)
 FILE = Role(

@@ -14,9 +14,9 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from raytriever.data.formats.division import DEV, SPLITS, TEST, TRAIN, HashSplit, Shares, hash_of, split_by_hash
-from raytriever.documents.earlier import EarlierImport
-from raytriever.documents.questions import Questions
+from raytriever.data.documents.document_questions import Questions
+from raytriever.data.documents.earlier_import import EarlierImport
+from raytriever.data.formats.train_dev_test import DEV, SPLITS, TEST, TRAIN, HashSplit, Shares, hash_of, split_by_hash
 
 _SHARE = 0.1  # of the documents that answer no question
 

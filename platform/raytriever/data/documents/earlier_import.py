@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.core.reading.json_and_yaml import parse_json
+from raytriever.core.store.commit import MANIFEST, read_manifest, refuse_existing
+from raytriever.core.store.disk import files_below
+from raytriever.data.documents.document_questions import Questions
 from raytriever.data.formats.beir import UNANSWERABLE
-from raytriever.documents.questions import Questions
-from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.reading.structured import parse_json
-from raytriever.store.commit import MANIFEST, read_manifest, refuse_existing
-from raytriever.store.disk import files_below
 
 KIND = "documents"
 _REMEDY = f"give another {setting('output')}"

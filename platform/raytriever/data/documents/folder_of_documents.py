@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from raytriever.data.sources import SourceFile, list_remote, local_file
-from raytriever.errors import DataError
-from raytriever.paths import DOCUMENTS, expanded
-from raytriever.reading.documents.read import OTHER_KINDS, SAVED_AS, ending_of
-from raytriever.store.objects import LOCAL, is_uri
+from raytriever.core.errors import DataError
+from raytriever.core.paths import DOCUMENTS, expanded
+from raytriever.core.reading.documents.read_document import OTHER_KINDS, SAVED_AS, ending_of
+from raytriever.core.store.object_stores import LOCAL, is_uri
+from raytriever.data.data_sources import SourceFile, list_remote, local_file
 
 # Output, templates and data of Jekyll, Sphinx and Hugo. Other names with `_` are documents, such as `_posts`.
 _OF_GENERATORS = {

@@ -2,7 +2,7 @@
 
 The same folder, questions, settings and seed give the same bytes. The folder that is written is in BEIR layout, which
 every command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers,
-belong to one split. A data set of an earlier import is replaced, and its splits are kept (`documents.earlier`).
+belong to one split. A data set of an earlier import is replaced, and its splits are kept (`documents.earlier_import`).
 """
 
 from __future__ import annotations
@@ -16,29 +16,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.config import ImportConfig
+from raytriever.core.errors import ConfigError, DataError, UserError, setting
+from raytriever.core.reading.documents.read_document import (
+    KINDS,
+    OTHER_KINDS,
+    ending_of,
+    kind_of_document,
+    require_parsers,
+)
+from raytriever.core.reading.documents.sections import ParsedDocument
+from raytriever.core.store.capacity import format_size
+from raytriever.core.store.commit import committed_directory
+from raytriever.core.store.disk import check_writable
+from raytriever.data.data_settings import ImportConfig
+from raytriever.data.data_sources import SourceFile
+from raytriever.data.documents.document_questions import Questions
+from raytriever.data.documents.document_splits import split_import
+from raytriever.data.documents.earlier_import import KIND, EarlierImport
+from raytriever.data.documents.folder_of_documents import DocumentFolder
+from raytriever.data.documents.import_summary import ImportSummary
+from raytriever.data.documents.passage_chunking import Chunker, Passage
+from raytriever.data.documents.reader_process import DocumentReader
 from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
-from raytriever.data.formats.division import SPLITS, shares_of
-from raytriever.data.keys import key_of
-from raytriever.data.records import QuarantineReport, bad_entry
-from raytriever.data.sources import SourceFile
-from raytriever.documents.earlier import KIND, EarlierImport
-from raytriever.documents.folder import DocumentFolder
-from raytriever.documents.passages import Chunker, Passage
-from raytriever.documents.questions import Questions
-from raytriever.documents.reader import DocumentReader
-from raytriever.documents.splits import split_import
-from raytriever.documents.summary import ImportSummary
-from raytriever.errors import ConfigError, DataError, UserError, setting
-from raytriever.models.config import ModelConfig
+from raytriever.data.formats.train_dev_test import SPLITS, shares_of
+from raytriever.data.hashed_ids import key_of
+from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry
 from raytriever.models.description import describe, prompt_table
-from raytriever.models.resolution import read_files
-from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.reading.documents.read import KINDS, OTHER_KINDS, ending_of, kind_of_document, require_parsers
-from raytriever.reading.documents.sections import ParsedDocument
-from raytriever.store.capacity import format_size
-from raytriever.store.commit import committed_directory
-from raytriever.store.disk import check_writable
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import read_files
+from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
 _REPORT_SECONDS = 10
 _EXAMPLES = 3

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raytriever.data.config import ImportConfig
-from raytriever.data.formats.division import SPLITS, Shares, few_questions, shares_of
-from raytriever.documents.passages import Passage
-from raytriever.documents.questions import NO_FILE, Questions
-from raytriever.errors import flag_of
-from raytriever.terminal import one_line, text_table
+from raytriever.core.errors import flag_of
+from raytriever.core.terminal import one_line, text_table
+from raytriever.data.data_settings import ImportConfig
+from raytriever.data.documents.document_questions import NO_FILE, Questions
+from raytriever.data.documents.passage_chunking import Passage
+from raytriever.data.formats.train_dev_test import SPLITS, Shares, few_questions, shares_of
 
 _SHOWN = 10
 _CHARACTERS = 160

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from raytriever.errors import ConfigError, setting
-from raytriever.reading.documents.sections import ParsedDocument, Section, TableRows
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.reading.documents.sections import ParsedDocument, Section, TableRows
 
 _ENDS = (re.compile(r"\n\s*\n"), re.compile(r"[.!?][\"'”’)\]]*\s+|[。！？]"), re.compile(r"\s+"))
 _BEGINS = _ENDS[1:]

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from raytriever.data.sources import SourceFile, open_stream
-from raytriever.errors import DataError
-from raytriever.processes import ChildProcess
-from raytriever.reading.documents.read import PDF, SLIDES, WORD, kind_of_document, most_bytes, read_document
-from raytriever.reading.documents.sections import ParsedDocument
-from raytriever.store.capacity import format_size
+from raytriever.core.errors import DataError
+from raytriever.core.processes import ChildProcess
+from raytriever.core.reading.documents.read_document import (
+    PDF,
+    SLIDES,
+    WORD,
+    kind_of_document,
+    most_bytes,
+    read_document,
+)
+from raytriever.core.reading.documents.sections import ParsedDocument
+from raytriever.core.store.capacity import format_size
+from raytriever.data.data_sources import SourceFile, open_stream
 
 _MEMORY = 1_000_000_000  # bytes of the process
 # Seconds of processor time for a file, and for each MB of it. A page of text takes 0.1 s for 20 kB of PDF, and HTML and
@@ -22,7 +29,7 @@ class DocumentReader(ChildProcess):
     """Reader of the files of a folder; use it as a context manager."""
 
     def __init__(self) -> None:
-        super().__init__("raytriever.documents.reader", _MEMORY)
+        super().__init__("raytriever.data.documents.reader_process", _MEMORY)
 
     def read(self, file: SourceFile) -> ParsedDocument:
         """Return the sections of a file; raises `DataError` if it cannot be read within the limits."""

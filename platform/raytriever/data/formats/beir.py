@@ -27,13 +27,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from raytriever.core.errors import DataError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.data.data_sources import IR_DATASETS, Source, SourceFile
 from raytriever.data.formats import plan
-from raytriever.data.formats.delimited import TableFile
-from raytriever.data.formats.rows import first_row, pieces_of, wrong_header
-from raytriever.data.records import NO_ANSWER, SOURCES, BadRow, Document, Judgement, Negative, Query, Records
-from raytriever.data.sources import IR_DATASETS, Source, SourceFile
-from raytriever.errors import DataError, setting
-from raytriever.options import did_you_mean
+from raytriever.data.formats.csv_and_tsv import TableFile
+from raytriever.data.formats.file_rows import first_row, pieces_of, wrong_header
+from raytriever.data.records_and_bad_rows import (
+    NO_ANSWER,
+    SOURCES,
+    BadRow,
+    Document,
+    Judgement,
+    Negative,
+    Query,
+    Records,
+)
 
 NAME = "beir"
 SIGNATURE = "beir: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"

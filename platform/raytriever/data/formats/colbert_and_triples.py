@@ -17,13 +17,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
 from raytriever.data.formats import plan
 from raytriever.data.formats.beir import qrels_columns
-from raytriever.data.formats.rows import first_row
-from raytriever.data.formats.trec import topic_columns
-from raytriever.data.records import BadRow, Document, Judgement, Negative, Records
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.data.formats.file_rows import first_row
+from raytriever.data.formats.miracl_and_mrtydi import topic_columns
+from raytriever.data.records_and_bad_rows import BadRow, Document, Judgement, Negative, Records
 
 NAME = "colbert"
 SIGNATURE = "colbert: collection.tsv, queries.tsv, and qrels.tsv or triples.json of ids, without headers"

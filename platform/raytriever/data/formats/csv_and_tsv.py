@@ -18,11 +18,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import open_stream, reading
+from raytriever.data.formats.file_rows import MOST_ROW_BYTES
 from raytriever.data.formats.plan import encodable
-from raytriever.data.formats.rows import MOST_ROW_BYTES
-from raytriever.data.records import BadRow
-from raytriever.data.sources import open_stream, reading
-from raytriever.errors import DataError
+from raytriever.data.records_and_bad_rows import BadRow
 
 _SEPARATORS = ",;\t|"
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}

@@ -16,15 +16,15 @@ from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from raytriever.data.formats.delimited import TableFile, texts_in
+from raytriever.core.errors import DataError, flag_of, setting
+from raytriever.core.options import did_you_mean
+from raytriever.data.data_sources import SourceFile
+from raytriever.data.formats.csv_and_tsv import TableFile, texts_in
+from raytriever.data.formats.file_rows import object_of
 from raytriever.data.formats.plan import ANSWERABLE, TEXT_WORDS, RowParser, split_of_row
 from raytriever.data.formats.question_answering import CONTEXTS
-from raytriever.data.formats.row_formats import NEGATIVE, SCORES, VOTES
-from raytriever.data.formats.rows import object_of
-from raytriever.data.records import BadRow, Records
-from raytriever.data.sources import SourceFile
-from raytriever.errors import DataError, flag_of, setting
-from raytriever.options import did_you_mean
+from raytriever.data.formats.tevatron_dpr_and_pairs import NEGATIVE, SCORES, VOTES
+from raytriever.data.records_and_bad_rows import BadRow, Records
 
 SIGNATURE = "CSV or TSV: columns of queries and passages, or premise, hypothesis, label"
 UNREADABLE = ""  # field of a row that the table could not give: the reason

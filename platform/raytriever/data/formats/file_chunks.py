@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.formats import rows, tables
+from raytriever.data.formats import csv_tables
+from raytriever.data.formats import file_rows as rows
 from raytriever.data.formats.beir import read_ir_rows
 from raytriever.data.formats.plan import Part
-from raytriever.data.records import BadRow, Records, bad_entry
+from raytriever.data.records_and_bad_rows import BadRow, Records, bad_entry
 
 Column = Literal["documents", "queries", "judgements", "negatives"]
 COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
@@ -79,7 +80,7 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
     elif part.kind in _READERS:
         pieces = _READERS[part.kind](part.where, size)
     else:
-        pieces = (tables.read_rows if part.kind == "table" else rows.read_lines)(part.where, size, part.header)
+        pieces = (csv_tables.read_rows if part.kind == "table" else rows.read_lines)(part.where, size, part.header)
     for number, (first_row, payload) in enumerate(pieces):
         yield FileChunk(index, number, first_row, payload)
 
@@ -115,7 +116,7 @@ def last_row(part: Part, chunk: FileChunk) -> int:
 def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     if part.kind in ("parquet", "arrow"):
         return rows.rows_of(chunk.payload), _good
-    decoders = {"tsv": _columns, "table": tables.row_of}
+    decoders = {"tsv": _columns, "table": csv_tables.row_of}
     return chunk.payload.split(b"\n"), decoders.get(part.kind, rows.object_of)
 
 

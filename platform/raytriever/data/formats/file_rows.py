@@ -14,11 +14,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Never
 
+from raytriever.core.errors import DataError
+from raytriever.core.reading.arrays import broken_parquet, open_arrow_stream, open_parquet
+from raytriever.data.data_sources import open_raw, open_stream, reading
 from raytriever.data.formats.plan import RowsOf
-from raytriever.data.records import BadRow
-from raytriever.data.sources import open_raw, open_stream, reading
-from raytriever.errors import DataError
-from raytriever.reading.arrays import broken_parquet, open_arrow_stream, open_parquet
+from raytriever.data.records_and_bad_rows import BadRow
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -16,10 +16,27 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from raytriever.data.config import SplitConfig
-from raytriever.data.formats import beir, colbert, question_answering, row_formats, tables, trec
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
-from raytriever.data.formats.division import TEST, TRAIN, Division, divided_row, test_file
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.data_sources import IR_DATASETS, Source, SourceFile, open_stream, reading
+from raytriever.data.formats import (
+    beir,
+    colbert_and_triples,
+    csv_tables,
+    miracl_and_mrtydi,
+    question_answering,
+    tevatron_dpr_and_pairs,
+)
+from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.file_rows import (
+    BYTE_ORDER_MARK,
+    column_names,
+    numbered_rows,
+    object_of,
+    read_elements,
+    whole_object,
+)
 from raytriever.data.formats.plan import (
     Kind,
     Part,
@@ -35,19 +52,9 @@ from raytriever.data.formats.plan import (
     split_if_named,
     stem_of,
 )
-from raytriever.data.formats.row_formats import PAIRS, SENTENCE_TRANSFORMERS, corpus_row
-from raytriever.data.formats.rows import (
-    BYTE_ORDER_MARK,
-    column_names,
-    numbered_rows,
-    object_of,
-    read_elements,
-    whole_object,
-)
-from raytriever.data.records import NO_ANSWER, BadRow, Records
-from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
-from raytriever.errors import ConfigError, DataError, setting
-from raytriever.options import did_you_mean
+from raytriever.data.formats.tevatron_dpr_and_pairs import PAIRS, SENTENCE_TRANSFORMERS, corpus_row
+from raytriever.data.formats.train_dev_test import TEST, TRAIN, Division, divided_row, test_file
+from raytriever.data.records_and_bad_rows import NO_ANSWER, BadRow, Records
 
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$", re.IGNORECASE)
 _DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
@@ -86,19 +93,26 @@ def rows_with(row: RowParser, *names: str) -> Callable[[frozenset[str]], RowPars
 FORMATS = {
     "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
     beir.NAME: Format(beir.SIGNATURE, plan=beir.plan_folder, is_whole=beir.is_whole, is_begun=beir.is_begun),
-    trec.NAME: Format(trec.SIGNATURE, plan=trec.plan_folder, is_whole=trec.is_whole, is_begun=trec.is_begun),
-    colbert.NAME: Format(colbert.SIGNATURE, plan=colbert.plan_folder, is_whole=colbert.is_whole),
+    miracl_and_mrtydi.NAME: Format(
+        miracl_and_mrtydi.SIGNATURE,
+        plan=miracl_and_mrtydi.plan_folder,
+        is_whole=miracl_and_mrtydi.is_whole,
+        is_begun=miracl_and_mrtydi.is_begun,
+    ),
+    colbert_and_triples.NAME: Format(
+        colbert_and_triples.SIGNATURE, plan=colbert_and_triples.plan_folder, is_whole=colbert_and_triples.is_whole
+    ),
     "tevatron": Format(
         "tevatron: query_id, query, positive_passages, negative_passages; or query_id, query_text, "
         "positive_document_ids, negative_document_ids with a corpus of docid, text",
-        row_formats.tevatron,
+        tevatron_dpr_and_pairs.tevatron,
     ),
     "dpr": Format(
         "dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs",
-        rows_with(row_formats.dpr_row, "question", "positive_ctxs"),
+        rows_with(tevatron_dpr_and_pairs.dpr_row, "question", "positive_ctxs"),
     ),
     "flagembedding": Format(
-        "flagembedding: query, pos, neg", rows_with(row_formats.flag_embedding_row, "query", "pos")
+        "flagembedding: query, pos, neg", rows_with(tevatron_dpr_and_pairs.flag_embedding_row, "query", "pos")
     ),
     "squad": Format(
         "squad: data of paragraphs with context and qas; or question, context, answers",
@@ -115,14 +129,18 @@ FORMATS = {
         rows_with(question_answering.llama_index_row, "_id", "text", "relevant_docs"),
         rows=question_answering.llama_index_rows,
     ),
-    "triples": Format(f"triples: {colbert.TRIPLE} without a header", rows_with(colbert.triple_columns, colbert.TRIPLE)),
+    "triples": Format(
+        f"triples: {colbert_and_triples.TRIPLE} without a header",
+        rows_with(colbert_and_triples.triple_columns, colbert_and_triples.TRIPLE),
+    ),
     PAIRS: Format(
-        "pairs: premise, hypothesis, label", rows_with(row_formats.pair_row, "premise", "hypothesis", "label")
+        "pairs: premise, hypothesis, label",
+        rows_with(tevatron_dpr_and_pairs.pair_row, "premise", "hypothesis", "label"),
     ),
     SENTENCE_TRANSFORMERS: Format(
         "sentence-transformers: anchor (query, question), positive (answer), negative, negative_1, ...; or sentence1, "
         "sentence2, score; or query, docs (documents, passages), labels",
-        row_formats.sentence_transformers,
+        tevatron_dpr_and_pairs.sentence_transformers,
     ),
 }
 
@@ -168,7 +186,7 @@ def _with_unread(source: Source, plan: Plan) -> Plan:
         for file in plain_before_packed(source.files)
         if file.where not in read and _JUDGEMENTS.search(file.path) and not names_settings(file.path)
     ]
-    if not unread or plan.format == trec.NAME:  # which reads those of single splits, or of all
+    if not unread or plan.format == miracl_and_mrtydi.NAME:  # which reads those of single splits, or of all
         return plan
     what = f"not read: {', '.join(unread[:8])}; judgements are read from qrels/<split>.tsv, such as qrels/test.tsv"
     return replace(plan, note="; ".join(filter(None, [plan.note, what])))
@@ -194,7 +212,7 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
     }
     candidates = {known: matched for known, matched in matching.items() if matched}
     parsers = [FORMATS[known].parser(one.fields) for known, matched in candidates.items() for _, one in matched]
-    is_other = any(parser is not corpus_row for parser in parsers) if begun == trec.NAME else parsers
+    is_other = any(parser is not corpus_row for parser in parsers) if begun == miracl_and_mrtydi.NAME else parsers
     if begun is not None and name is None and not is_other:
         return _divided(FORMATS[begun].plan(source), config)  # type: ignore[misc]
     if not candidates:
@@ -203,7 +221,7 @@ def _recognise(source: Source, name: str | None, columns: str, config: SplitConf
                 raise DataError(broken, file.where, "write it again, or remove it")
         what = f"not in the format {name}" if name else "in no known format"
         signatures = [format.signature for format in FORMATS.values() if format.signature]
-        remedy = f"known formats are {'; '.join([*signatures, tables.SIGNATURE])}"
+        remedy = f"known formats are {'; '.join([*signatures, csv_tables.SIGNATURE])}"
         raise DataError(f"{what}; it holds {_describe(peeks) or shown(source)}", source.where, remedy)
     chosen, matched = next(iter(candidates.items()))
     strange = [] if name else [one for one in peeks if one not in matched]
@@ -267,10 +285,14 @@ def _peek_object(file: SourceFile, otherwise: Peek) -> Peek:
 
 
 def _peek_table(file: SourceFile, columns: str) -> Peek:
-    if not columns and file.path.lower().removesuffix(".gz").endswith(".tsv") and colbert.has_triples(file.where):
-        note = f"{file.path} is read as {colbert.TRIPLE}, since its first row is no header"
-        return Peek("tsv", frozenset((colbert.TRIPLE,)), note=note)
-    return Peek("table", *tables.peek(file, columns))
+    if (
+        not columns
+        and file.path.lower().removesuffix(".gz").endswith(".tsv")
+        and colbert_and_triples.has_triples(file.where)
+    ):
+        note = f"{file.path} is read as {colbert_and_triples.TRIPLE}, since its first row is no header"
+        return Peek("tsv", frozenset((colbert_and_triples.TRIPLE,)), note=note)
+    return Peek("table", *csv_tables.peek(file, columns))
 
 
 def _fields(rows: list[bytes]) -> frozenset[str]:
@@ -301,18 +323,18 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Pla
             split = TEST
         elif "split" in fields and (name == PAIRS or is_table or (is_triple and named is None)):
             by_pair = name == PAIRS  # whose parser reads the field
-            parse = partial(_in_split, parse, named or TRAIN) if by_pair else partial(tables.split_row, parse)
+            parse = partial(_in_split, parse, named or TRAIN) if by_pair else partial(csv_tables.split_row, parse)
             split = None
         elif config != SplitConfig():
             split = ""
         if not is_table:
             folders.add(base_of(file.path))
-        notes.append(note or row_formats.grades_note(file.path, parse))
+        notes.append(note or tevatron_dpr_and_pairs.grades_note(file.path, parse))
         judged.append(Part(file.where, kind, parse, header, split, FORMATS[name].rows if kind == "object" else None))
     if len(folders) > 1:
         what = f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}"
         raise DataError(what, source.where, "give one of these folders")
-    if not judged or (not texts and any(part.parse is row_formats.tevatron_ids_row for part in judged)):
+    if not judged or (not texts and any(part.parse is tevatron_dpr_and_pairs.tevatron_ids_row for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
         raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
     return Plan(name, (*texts, *judged), note="; ".join(filter(None, notes)))

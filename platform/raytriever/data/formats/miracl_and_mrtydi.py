@@ -21,13 +21,13 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source, SourceFile
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats import plan
 from raytriever.data.formats.beir import qrels_columns
-from raytriever.data.formats.rows import numbered_rows
-from raytriever.data.records import BadRow, Document, Query, Records
-from raytriever.data.sources import Source, SourceFile
-from raytriever.errors import DataError
+from raytriever.data.formats.file_rows import numbered_rows
+from raytriever.data.records_and_bad_rows import BadRow, Document, Query, Records
 
 NAME = "trec"
 SIGNATURE = "trec: topics (topic.dev.tsv), judgements (qrels.dev.txt) and docs.jsonl.gz, as of MIRACL and Mr. TyDi"

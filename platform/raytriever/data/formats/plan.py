@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from raytriever.data.records import (
+from raytriever.data.data_sources import Source, SourceFile
+from raytriever.data.records_and_bad_rows import (
     NO_ANSWER,
     ORIGINS,
     SOURCES,
@@ -26,7 +27,6 @@ from raytriever.data.records import (
     Records,
     content_id,
 )
-from raytriever.data.sources import Source, SourceFile
 
 Kind = Literal["json", "tsv", "table", "array", "object", "parquet", "arrow", "ir"]
 _KINDS: dict[str, Kind] = {".jsonl": "json", ".jsonl.gz": "json", ".ndjson": "json", ".json": "array"}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from raytriever.data.formats import plan
-from raytriever.data.records import BadRow, Document, Records, content_id
+from raytriever.data.records_and_bad_rows import BadRow, Document, Records, content_id
 
 Row = Mapping[str, Any]
 CONTEXTS = "reference_contexts"

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from raytriever.data.formats import plan
-from raytriever.data.records import SOURCES, BadRow, Document, Records
+from raytriever.data.records_and_bad_rows import SOURCES, BadRow, Document, Records
 
 Row = Mapping[str, Any]
 PAIRS, SENTENCE_TRANSFORMERS = "pairs", "sentence-transformers"

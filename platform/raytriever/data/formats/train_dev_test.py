@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from raytriever.data.config import SplitConfig
+from raytriever.core.errors import ConfigError, DataError, flag_of, setting
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.data_sources import Source, SourceFile
 from raytriever.data.formats.plan import RowParser
-from raytriever.data.records import NO_ANSWER, Records
-from raytriever.data.sources import Source, SourceFile
-from raytriever.errors import ConfigError, DataError, flag_of, setting
+from raytriever.data.records_and_bad_rows import NO_ANSWER, Records
 
 Id = TypeVar("Id", int, str)
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
@@ -155,7 +155,7 @@ class Division:
         splits = {text: division.split_of(text, is_answered) for text, is_answered in asked}
         counts = Counter(splits.values())
         if test is not None:
-            from raytriever.data.keys import normalise  # imports NumPy, which `import raytriever` must not
+            from raytriever.data.hashed_ids import normalise  # imports NumPy, which `import raytriever` must not
 
             known = {normalise(text) for text in splits}
             for row, text, _ in questions(test.where):

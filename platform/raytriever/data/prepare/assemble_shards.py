@@ -21,12 +21,12 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.reading.arrays import Shape, read_arrays, read_arrow
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
-from raytriever.data.keys import Copies, KeyIndex, digest_of
+from raytriever.data.hashed_ids import Copies, KeyIndex, digest_of
 from raytriever.data.prepare import prepared
-from raytriever.data.prepare.shards import WORK, ShardReport, texts_of
-from raytriever.reading.arrays import Shape, read_arrays, read_arrow
+from raytriever.data.prepare.text_shards import WORK, ShardReport, texts_of
 
 # Reason and content of each bad row, by part and number; a row with several errors is bad once.
 BadRows = dict[tuple[int, int], tuple[str, bytes]]

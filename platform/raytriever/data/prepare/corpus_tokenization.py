@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from raytriever.prompts import PromptTable
+from raytriever.models.prompts import PromptTable
 
 # A tokenizer needs about a hundred times the memory of the texts of a call. No model reads longer texts.
 MAX_CHARACTERS = 1_000_000

@@ -5,7 +5,7 @@ whose ids have the smallest SHA-256, and as large a share of those without an an
 `dev` excludes them; `train` alone is complete.
 
 Training reads documents in random order, so every node has a complete copy of a prepared data set in an object store
-(`store.remote`) instead of reading each document from there.
+(`store.remote_folders`) instead of reading each document from there.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
+from raytriever.core.errors import DataError, setting
+from raytriever.core.paths import expanded
+from raytriever.core.store.commit import MANIFEST
+from raytriever.core.store.object_stores import SCHEMES, address_of, copy_of
+from raytriever.core.store.remote_folders import pull
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
-from raytriever.data.formats.division import DEV, TRAIN, split_by_hash
-from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
+from raytriever.data.formats.train_dev_test import DEV, TRAIN, split_by_hash
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.prepare_dataset import Report, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import PreparedDirectory
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.errors import DataError, setting
-from raytriever.paths import expanded
-from raytriever.store.commit import MANIFEST
-from raytriever.store.objects import SCHEMES, address_of, copy_of
-from raytriever.store.remote import pull
 
 _DEV_SHARE, _DEV_QUERIES = 0.1, 1000
 

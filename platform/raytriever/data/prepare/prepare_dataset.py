@@ -19,27 +19,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.activity import activity
-from raytriever.data.config import SplitConfig
-from raytriever.data.digests import content_digest
-from raytriever.data.formats.chunks import FileChunk, read_chunks
-from raytriever.data.formats.division import test_file
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError, StorageError, setting
+from raytriever.core.processes import ProcessDeath, map_in_processes
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.capacity import check_disk, format_size
+from raytriever.core.store.commit import FORMAT, FileEntry, committed_directory
+from raytriever.core.store.disk import files_below
+from raytriever.core.store.unfinished_parts import make_once
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.data_sources import Source
+from raytriever.data.file_digests import content_digest
+from raytriever.data.formats.file_chunks import FileChunk, read_chunks
+from raytriever.data.formats.known_formats import recognise
 from raytriever.data.formats.plan import Part, Plan
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.assemble import BadRows, assemble
+from raytriever.data.formats.train_dev_test import test_file
+from raytriever.data.prepare.assemble_shards import BadRows, assemble
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
 from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, PreparedDirectory
-from raytriever.data.prepare.shards import WORK, ShardReport, ShardWriter, begin, bytes_of_shards, find_unfinished
-from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter, begin, bytes_of_shards, find_unfinished
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
-from raytriever.data.records import QuarantineReport, bad_entry, check_share
-from raytriever.data.sources import Source
-from raytriever.errors import DataError, StorageError, setting
-from raytriever.processes import ProcessDeath, map_in_processes
-from raytriever.store.cache import cache_folder
-from raytriever.store.capacity import check_disk, format_size
-from raytriever.store.commit import FORMAT, FileEntry, committed_directory
-from raytriever.store.disk import files_below
-from raytriever.store.parts import make_once
+from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry, check_share
 
 # Raise it when the same files give other rows: the cache is then made again. Prepared directories stay readable.
 _READING = 1

@@ -16,7 +16,12 @@ from typing import Any, Literal, TypedDict, TypeVar
 import numpy as np
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.reading.arrays import read_array, read_arrow
+from raytriever.core.reading.json_and_yaml import conform
+from raytriever.core.store.cache import hold
+from raytriever.core.store.commit import MANIFEST, Manifest, read_manifest
 from raytriever.data.columns import (
     FILE,
     PREPARE_AGAIN,
@@ -37,14 +42,9 @@ from raytriever.data.dataset import (
     RetrievalDataset,
     Tokens,
 )
-from raytriever.data.digests import check_directory
-from raytriever.data.keys import Forms
-from raytriever.data.records import ORIGINS, SOURCES, BadEntry, QuarantineReport
-from raytriever.errors import DataError, StorageError
-from raytriever.reading.arrays import read_array, read_arrow
-from raytriever.reading.structured import conform
-from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST, Manifest, read_manifest
+from raytriever.data.file_digests import check_directory
+from raytriever.data.hashed_ids import Forms
+from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, BadEntry, QuarantineReport
 
 T = TypeVar("T")
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"

@@ -25,20 +25,20 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.core.errors import DataError, StorageError, disk_errors
+from raytriever.core.processes import TRIES
+from raytriever.core.reading.arrays import read_arrays
+from raytriever.core.reading.json_and_yaml import parse_json
+from raytriever.core.store.commit import FileEntry, entry_of, leftovers, put_file
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
 from raytriever.data.dataset import joined
-from raytriever.data.formats.chunks import FileChunk, Parsed, last_row, parse_chunk
+from raytriever.data.formats.file_chunks import FileChunk, Parsed, last_row, parse_chunk
 from raytriever.data.formats.plan import Part
-from raytriever.data.keys import Forms, forms_of, key_of, keys_of
+from raytriever.data.hashed_ids import Forms, forms_of, key_of, keys_of
+from raytriever.data.prepare.corpus_tokenization import Tokenisation, flat
 from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
-from raytriever.data.prepare.tokenisation import Tokenisation, flat
-from raytriever.data.records import ORIGINS, SOURCES, Judgement, Negative, bad_entry
-from raytriever.errors import DataError, StorageError, disk_errors
-from raytriever.processes import TRIES
-from raytriever.prompts import TITLE, fill_title
-from raytriever.reading.arrays import read_arrays
-from raytriever.reading.structured import parse_json
-from raytriever.store.commit import FileEntry, entry_of, leftovers, put_file
+from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, Judgement, Negative, bad_entry
+from raytriever.models.prompts import TITLE, fill_title
 
 # Bytes by bytes of uncompressed source; texts include keys and judgements.
 _SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 from numpy import ndarray
 
-from raytriever.errors import ConfigError, setting
+from raytriever.core.errors import ConfigError, setting
 
 
 class Epoch(NamedTuple):

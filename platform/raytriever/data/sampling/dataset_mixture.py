@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.order import Epoch, Order, Shuffled, Stream, derived_seed, permutation, read
-from raytriever.data.sampling.spread import Spread
-from raytriever.errors import ConfigError, setting
+from raytriever.core.errors import ConfigError, setting
+from raytriever.data.sampling.batch_order import Epoch, Order, Shuffled, Stream, derived_seed, permutation, read
+from raytriever.data.sampling.no_duplicates import Spread
+from raytriever.data.sampling.training_examples import Examples
 
 _FLAG = setting("dataset_weights")
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from raytriever.data.dataset import Positives, positions_of_runs
-from raytriever.data.sampling.order import Epoch, Order, Stream
+from raytriever.data.sampling.batch_order import Epoch, Order, Stream
 
 # Waiting examples that are tried for each place of a batch: more cost time where a document is frequent.
 _TRIED = 64

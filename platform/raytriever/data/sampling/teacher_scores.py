@@ -16,12 +16,12 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.core.errors import DataError, setting
+from raytriever.core.paths import SCORES
+from raytriever.core.reading.arrays import NUMBER, TEXT, positions_of
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import id_array, read_pairs
-from raytriever.data.sampling.examples import Examples
-from raytriever.errors import DataError, setting
-from raytriever.paths import SCORES
-from raytriever.reading.arrays import NUMBER, TEXT, positions_of
+from raytriever.data.hard_negatives import id_array, read_pairs
+from raytriever.data.sampling.training_examples import Examples
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ differs between epochs.
 The source of its judgements decides the positives of a group. `all` uses every relevant document. `human` and `llm`
 make groups of one source. `human-first` makes mixed groups: one human positive first, then LLM ones. A query without
 the first positive of its group is no example. In every group, all relevant documents of a query stay known: none is its
-negative. Those of equal queries are known too, and a document is known with all its copies (`data.keys`): known
+negative. Those of equal queries are known too, and a document is known with all its copies (`data.hashed_ids`): known
 documents are the first of equal ones.
 
 Negatives by origin. Every group follows the shares as closely as whole numbers allow. A group of n negatives gets floor
@@ -25,14 +25,14 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from raytriever.data.combine import starts_of
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.data.combine_datasets import starts_of
 from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_runs
-from raytriever.data.keys import NO_COPIES, Copies
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.records import ORIGINS, SOURCES
-from raytriever.data.sampling.order import WORD, words
-from raytriever.errors import ConfigError, DataError, setting
-from raytriever.options import did_you_mean
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.hashed_ids import NO_COPIES, Copies
+from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES
+from raytriever.data.sampling.batch_order import WORD, words
 
 ALL, HUMAN_FIRST = "all", "human-first"
 

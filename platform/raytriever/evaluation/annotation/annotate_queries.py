@@ -10,23 +10,23 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, Counts, check_failures
-from raytriever.annotation.answer_log import AnswerLog, read_costs
-from raytriever.annotation.candidates import choose_queries, find_candidates, open_checked
-from raytriever.annotation.config import AnnotationConfig, LlmConfig, check_llm
-from raytriever.annotation.estimate import estimate
-from raytriever.annotation.output import write_annotated
-from raytriever.annotation.prompts import AnnotationPrompts, load_prompts
-from raytriever.annotation.service import Service
-from raytriever.data.config import DataConfig
+from raytriever.core.errors import ConfigError, DataError, StorageError, UserError, setting
+from raytriever.core.progress import Progress
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.disk import check_writable
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.endpoints.budget import BudgetReached, Spending, TokenCounts
-from raytriever.endpoints.config import read_service_key
-from raytriever.errors import ConfigError, DataError, StorageError, UserError, setting
-from raytriever.models.config import ModelConfig
-from raytriever.progress import Progress
-from raytriever.store.cache import cache_folder
-from raytriever.store.disk import check_writable
+from raytriever.evaluation.annotation.annotated_dataset import write_annotated
+from raytriever.evaluation.annotation.annotation_candidates import choose_queries, find_candidates, open_checked
+from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig, LlmConfig, check_llm
+from raytriever.evaluation.annotation.annotator import Annotation, AnnotationQuery, Annotator, Counts, check_failures
+from raytriever.evaluation.annotation.answer_log import AnswerLog, read_costs
+from raytriever.evaluation.annotation.chat_completions import Service
+from raytriever.evaluation.annotation.cost_estimate import estimate
+from raytriever.evaluation.annotation.llm_prompts import AnnotationPrompts, load_prompts
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.endpoints.endpoint_settings import read_service_key
+from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts
 
 
 @dataclass(kw_only=True)

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.annotation.annotator import Annotation
+from raytriever.core.store.commit import committed_directory
 from raytriever.data.dataset import AbsentDocuments, Judgements, RetrievalDataset
 from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
-from raytriever.data.negatives import NegativesTable, write_negatives
-from raytriever.data.records import SOURCES
-from raytriever.store.commit import committed_directory
+from raytriever.data.hard_negatives import NegativesTable, write_negatives
+from raytriever.data.records_and_bad_rows import SOURCES
+from raytriever.evaluation.annotation.annotator import Annotation
 
 _HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
 JUDGEMENT_COLUMNS = ("source", "rank")

@@ -18,23 +18,23 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.annotation.config import BM25, DENSE
-from raytriever.data.config import DataConfig
+from raytriever.core.errors import DataError
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.trec import read_run
-from raytriever.data.keys import normalise
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.encoding.corpus import embed_corpus, open_matching_store
-from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import open_encoder
-from raytriever.errors import DataError
-from raytriever.index.exact import tie_order
-from raytriever.mining.analyser import Analysis
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
-from raytriever.search.exact import search_store
+from raytriever.data.formats.miracl_and_mrtydi import read_run
+from raytriever.data.hashed_ids import normalise
+from raytriever.data.prepare.open_dataset import open_all_splits
+from raytriever.data.prepare.prepare_dataset import in_processes
+from raytriever.evaluation.annotation.annotation_settings import BM25, DENSE
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus, open_matching_store
+from raytriever.retrieval.encoding.encode_texts import encode_queries
+from raytriever.retrieval.encoding.load_for_encoding import open_encoder
+from raytriever.retrieval.index.exact_top_k import tie_order
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.bm25_analyzer import Analysis
+from raytriever.retrieval.search.exact_search import search_store
 
 _FUSION = 60
 

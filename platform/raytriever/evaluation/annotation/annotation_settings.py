@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.endpoints.config import ServiceConfig, check_service
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.options import option
-from raytriever.paths import CANDIDATES, PROMPTS
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.options import option
+from raytriever.core.paths import CANDIDATES, PROMPTS
+from raytriever.retrieval.endpoints.endpoint_settings import ServiceConfig, check_service
 
 BM25, DENSE = "bm25", "dense"
 

@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from typing import Protocol as Interface
 
-from raytriever.annotation.answer_log import AnswerLog, Entry
-from raytriever.annotation.config import AnnotationConfig
-from raytriever.annotation.prompts import (
+from raytriever.core.errors import UserError, setting
+from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig
+from raytriever.evaluation.annotation.answer_log import AnswerLog, Entry
+from raytriever.evaluation.annotation.chat_completions import Reply, Service
+from raytriever.evaluation.annotation.llm_prompts import (
     ANSWER,
     RELEVANCE,
     UTILITY,
@@ -36,10 +38,8 @@ from raytriever.annotation.prompts import (
     number_reader,
     read_answer,
 )
-from raytriever.annotation.service import Reply, Service
-from raytriever.endpoints.budget import BudgetReached, Spending, TokenCounts
-from raytriever.endpoints.client import RequestRefused, ServiceError
-from raytriever.errors import UserError, setting
+from raytriever.retrieval.endpoints.openai_client import RequestRefused, ServiceError
+from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts
 
 T = TypeVar("T")
 _MIN_QUERIES = 20  # the share of failures means little before as many queries are finished

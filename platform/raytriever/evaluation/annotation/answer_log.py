@@ -13,11 +13,11 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.endpoints.budget import TokenCounts, TokenEstimator
-from raytriever.errors import StorageError, disk_errors, setting
-from raytriever.reading.structured import parse_json
-from raytriever.store.disk import fsync
-from raytriever.store.lock import acquire
+from raytriever.core.errors import StorageError, disk_errors, setting
+from raytriever.core.reading.json_and_yaml import parse_json
+from raytriever.core.store.disk import fsync
+from raytriever.core.store.lock import acquire
+from raytriever.retrieval.endpoints.service_budget import TokenCounts, TokenEstimator
 
 FILE = "answers.jsonl"
 Entry = dict[str, Any]

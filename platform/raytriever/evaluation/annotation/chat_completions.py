@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.annotation.config import LlmConfig
-from raytriever.annotation.prompts import Message
-from raytriever.endpoints.client import Client, TemporaryFailure
-from raytriever.endpoints.config import CHAT
-from raytriever.errors import setting
+from raytriever.core.errors import setting
+from raytriever.evaluation.annotation.annotation_settings import LlmConfig
+from raytriever.evaluation.annotation.llm_prompts import Message
+from raytriever.retrieval.endpoints.endpoint_settings import CHAT
+from raytriever.retrieval.endpoints.openai_client import Client, TemporaryFailure
 
 
 @dataclass(frozen=True)

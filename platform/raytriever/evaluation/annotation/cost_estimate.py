@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raytriever.annotation.annotator import AnnotationQuery, Annotator, Counts, count_bytes
-from raytriever.annotation.config import LlmConfig
-from raytriever.annotation.prompts import ANSWER, FIELDS, LONGEST_ANSWER, RELEVANCE, Message
-from raytriever.annotation.service import Reply
-from raytriever.endpoints.budget import Spending, TokenCounts, TokenEstimator
+from raytriever.evaluation.annotation.annotation_settings import LlmConfig
+from raytriever.evaluation.annotation.annotator import AnnotationQuery, Annotator, Counts, count_bytes
+from raytriever.evaluation.annotation.chat_completions import Reply
+from raytriever.evaluation.annotation.llm_prompts import ANSWER, FIELDS, LONGEST_ANSWER, RELEVANCE, Message
+from raytriever.retrieval.endpoints.service_budget import Spending, TokenCounts, TokenEstimator
 
 # Tokens assumed by `likely`: a short paragraph; a number with its comma; the braces and the name of the field.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORM_TOKENS = 80, 2, 6

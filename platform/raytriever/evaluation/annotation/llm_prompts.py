@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import ConfigError, setting
-from raytriever.paths import PROMPTS, expanded
-from raytriever.reading.regular import open_regular
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.paths import PROMPTS, expanded
+from raytriever.core.reading.regular_files import open_regular
 
 RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"
 _SYSTEM, _REPAIR = "system", "repair"

@@ -1,7 +1,7 @@
 """Systems that list documents: a run file, the fusion of several systems, and the reranking of one.
 
 They know the scores of the documents that they list for a query, and of no others. Equal scores are ordered as in
-`index.exact`. A fusion lists all documents that one of its systems has among its best 1,000:
+`index.exact_top_k`. A fusion lists all documents that one of its systems has among its best 1,000:
 
 - by ranks, score(d) = Σ_i 1 / (60 + rank_i(d)) over the systems that rank d (Cormack et al., 2009);
 - by scores, score(d) = w n_1(d) + (1 - w) n_2(d), where n_i(d) is the score of d by system i minus the lowest of the
@@ -23,18 +23,18 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError, ModelError, setting
+from raytriever.core.progress import Progress
+from raytriever.core.store.commit import sha256_of
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.trec import read_scored_run
-from raytriever.errors import DataError, ModelError, setting
-from raytriever.evaluation.evaluate import PreparedSystem, evaluate
+from raytriever.data.formats.miracl_and_mrtydi import read_scored_run
+from raytriever.evaluation.evaluate_split import PreparedSystem, evaluate
 from raytriever.evaluation.protocol import JudgedQueries, Protocol
 from raytriever.evaluation.systems import Bm25System
-from raytriever.index.exact import tie_order
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.progress import Progress
-from raytriever.search.calibration import digest_of
-from raytriever.store.commit import sha256_of
+from raytriever.retrieval.index.exact_top_k import tie_order
+from raytriever.retrieval.search.calibration_file import digest_of
 
 RRF_CONSTANT, FUSED_DEPTH = 60, 1_000
 WEIGHTS = tuple(step / 10 for step in range(11))

@@ -9,13 +9,18 @@ from typing import Literal
 
 import numpy as np
 
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.terminal import warn
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.unanswerable import with_questions
-from raytriever.errors import ConfigError, setting
-from raytriever.evaluation.evaluate import PreparedSystem
-from raytriever.evaluation.names import (
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import in_processes
+from raytriever.data.unanswerable_queries import with_questions
+from raytriever.evaluation.composed.fusion_and_reranking import FUSED_DEPTH, FusedSystem, RerankedSystem, RunSystem
+from raytriever.evaluation.composed.system_of_vectors import VectorSystem
+from raytriever.evaluation.evaluate_split import PreparedSystem
+from raytriever.evaluation.protocol import JudgedQueries, Protocol, select_judged_queries
+from raytriever.evaluation.requested_models import EvaluatedModel
+from raytriever.evaluation.system_names import (
     Bm25,
     Fusion,
     Reranking,
@@ -26,18 +31,13 @@ from raytriever.evaluation.names import (
     nodes_of,
     system_text,
 )
-from raytriever.evaluation.protocol import JudgedQueries, Protocol, select_judged_queries
-from raytriever.evaluation.ranking.lists import FUSED_DEPTH, FusedSystem, RerankedSystem, RunSystem
-from raytriever.evaluation.ranking.vectors import VectorSystem
-from raytriever.evaluation.request import EvaluatedModel
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
-from raytriever.models.config import ModelConfig
+from raytriever.models.device_and_precision import choose_precision, default_device
 from raytriever.models.inference import TextEncoder
-from raytriever.models.precision import choose_precision, default_device
-from raytriever.prompts import Prompts
-from raytriever.search.calibration import Decider, calibration_in, read_calibration
-from raytriever.search.exact import Hits, hits_of, search_dataset
-from raytriever.terminal import warn
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Prompts
+from raytriever.retrieval.search.calibration_file import Decider, calibration_in, read_calibration
+from raytriever.retrieval.search.exact_search import Hits, hits_of, search_dataset
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def search_system(
     calibration: Path | None = None,
 ) -> Hits:
     """Return the `top` passages with the highest scores by any system, without those below the threshold; see
-    `search.exact.search_dataset`.
+    `search.exact_search.search_dataset`.
 
     The weight of a fusion is chosen on the split on which the calibration was, or else on `dev`.
 

@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError, flag_of
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.vectors import PASSAGES, QUERIES, StoredVectors, open_vectors, state_of
-from raytriever.errors import DataError, flag_of
-from raytriever.evaluation.ranking.lists import count_ids
+from raytriever.evaluation.composed.fusion_and_reranking import count_ids
 from raytriever.evaluation.systems import score_pairs
-from raytriever.index.exact import tie_order, top_k_of_blocks
-from raytriever.search.calibration import digest_of
+from raytriever.retrieval.encoding.vectors_of_others import PASSAGES, QUERIES, StoredVectors, open_vectors, state_of
+from raytriever.retrieval.index.exact_top_k import tie_order, top_k_of_blocks
+from raytriever.retrieval.search.calibration_file import digest_of
 
 COSINE, DOT = "cosine", "dot"
 

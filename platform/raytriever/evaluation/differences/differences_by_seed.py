@@ -1,11 +1,11 @@
 """Metrics of several rows on several data sets, by seed and by query, and comparisons of rows over both.
 
 Both seeds and queries make results uncertain: another seed gives another encoder, and other queries other figures. A
-difference counts if the test of `metrics.significance.combined_t_test` gives p < 0.05. Its error has a part of the
-queries (their differences, each the mean over the seeds) and a part of each trained row (the values of its seeds). The
-pooled AUC has no value for a single query; the test uses its pseudo-values (`metrics.auc`). A metric that does not come
-from queries, as a number of steps, has the error of the seeds alone. A row that was trained with one seed cannot be
-tested: nothing tells how far another seed would be from it.
+difference counts if the test of `metrics.significance_tests.combined_t_test` gives p < 0.05. Its error has a part of
+the queries (their differences, each the mean over the seeds) and a part of each trained row (the values of its seeds).
+The pooled AUC has no value for a single query; the test uses its pseudo-values (`metrics.auc`). A metric that does not
+come from queries, as a number of steps, has the error of the seeds alone. A row that was trained with one seed cannot
+be tested: nothing tells how far another seed would be from it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jaxtyping import Float64
 from numpy import ndarray
 from scipy.special import stdtrit
 
-from raytriever.evaluation.differences.significance import corrected
+from raytriever.evaluation.differences.system_significance import corrected
 from raytriever.evaluation.results import TestedPair
-from raytriever.metrics.significance import LEVEL, combined_t_test
+from raytriever.metrics.significance_tests import LEVEL, combined_t_test
 
 ABOVE, BELOW, NOISE, UNTESTED = "above", "below", "within noise", "not tested"
 Cell = tuple[str, str]  # a row of the table, a data set

@@ -17,12 +17,12 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.evaluation.evaluate import Evaluation
+from raytriever.core.activity import activity
+from raytriever.evaluation.evaluate_split import Evaluation
 from raytriever.evaluation.protocol import AUC, metric_title
 from raytriever.evaluation.results import TestedPair, datasets_of, finite, metrics_of
 from raytriever.metrics.auc import auc_pseudo_values
-from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm, paired_t_test
+from raytriever.metrics.significance_tests import FIRST_MARKS, LEVEL, SECOND_MARKS, holm, paired_t_test
 
 MOST_LINES = 40  # of all pairs on a terminal
 MEAN = "the mean over the data sets"

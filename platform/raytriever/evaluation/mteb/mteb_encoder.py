@@ -1,7 +1,7 @@
 """Encoder as `mteb.evaluate` calls it: MTEB's `EncoderProtocol` and the description of the model.
 
 Prompts are chosen in the order of MTEB's `abs_encoder`: task and side, task, type of task and side, type of task, side
-(`raytriever.prompts`). Texts of tasks without sides, such as classification, have no prompt of a side.
+(`raytriever.models.prompts`). Texts of tasks without sides, such as classification, have no prompt of a side.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from raytriever.models.config import ModelConfig
-from raytriever.prompts import Side, names_of_task
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Side, names_of_task
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,7 @@ class MtebEncoder:
         Raises:
             ModelError: an embedding is not finite, or a prompt leaves no token for the text.
         """
-        from raytriever.encoding.encode import encode_texts
+        from raytriever.retrieval.encoding.encode_texts import encode_texts
 
         names = names_of_task(task_metadata.name)
         texts = [text for batch in inputs for text in batch["text"]]
@@ -132,8 +132,8 @@ class MtebEncoder:
     @cached_property
     def _has_length_one(self) -> bool:
         """True unless the model's modules of sentence-transformers leave embeddings as long as they are."""
-        from raytriever.models.pipeline.modules import NORMALIZE
-        from raytriever.models.resolution import read_files
+        from raytriever.models.directory.modules import NORMALIZE
+        from raytriever.models.resolve_model import read_files
 
         files = read_files(self.config)
         return not files.has_modules or any(module.kind == NORMALIZE for module in files.sides["passage"].head)
@@ -143,9 +143,9 @@ class MtebEncoder:
 
         An encoder on a CPU packs its weights, so its own parameters are fewer.
         """
-        from raytriever.models.files import FLOATS, stored_tensors
-        from raytriever.models.resolution import resolve_model
-        from raytriever.store.disk import files_below
+        from raytriever.core.store.disk import files_below
+        from raytriever.models.directory.model_files import FLOATS, stored_tensors
+        from raytriever.models.resolve_model import resolve_model
 
         directory = resolve_model(self.config.model, self.config.revision)
         files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
@@ -154,9 +154,9 @@ class MtebEncoder:
         return parameters, sum(file.stat().st_size for file in files)
 
     def _published_name(self) -> str:
-        from raytriever.evaluation.datasets import distinct_names
-        from raytriever.models.resolution import commit_of
-        from raytriever.models.source import PUBLISHED
+        from raytriever.evaluation.evaluated_datasets import distinct_names
+        from raytriever.models.directory.hub_or_local import PUBLISHED
+        from raytriever.models.resolve_model import commit_of
 
         name = self.config.model
         if name in PUBLISHED or commit_of(name, self.config.revision) is not None:
@@ -165,7 +165,7 @@ class MtebEncoder:
 
     def _revision(self) -> str:
         from raytriever.models.description import stored_description
-        from raytriever.models.resolution import commit_of, read_files
+        from raytriever.models.resolve_model import commit_of, read_files
 
         commit = commit_of(self.config.model, self.config.revision)
         if commit is not None:
@@ -188,7 +188,7 @@ def require_mteb(where: str) -> None:
     """Raise `ConfigError` if MTEB is not installed."""
     from importlib.util import find_spec
 
-    from raytriever.errors import ConfigError
+    from raytriever.core.errors import ConfigError
 
     if find_spec("mteb") is None:
         raise ConfigError("requires the package mteb", where, "pip install 'raytriever[mteb]'")

@@ -21,23 +21,23 @@ from typing import Any, cast
 
 import numpy as np
 
-from raytriever.errors import ConfigError, DataError, UserError, setting
-from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.document import points_of
-from raytriever.evaluation.names import system_text
+from raytriever.core.errors import ConfigError, DataError, UserError, setting
+from raytriever.core.options import nearest
+from raytriever.core.store.commit import remove, write_atomically
+from raytriever.core.store.disk import check_writable
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
+from raytriever.evaluation.mteb.mteb_encoder import require_mteb
+from raytriever.evaluation.mteb.search_protocol import MtebJob, TaskSearch
 from raytriever.evaluation.protocol import Protocol, asks_removed, parse_aims, read_metrics, removed_share
-from raytriever.evaluation.request import EvaluatedModel, pin_models
+from raytriever.evaluation.report_document import points_of
+from raytriever.evaluation.requested_models import EvaluatedModel, pin_models
+from raytriever.evaluation.result_tables import MetricTables, printed
 from raytriever.evaluation.results import Results
+from raytriever.evaluation.system_names import system_text
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
-from raytriever.evaluation.tables import MetricTables, printed
-from raytriever.models.precision import choose_precision, default_device
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.directory.hub_or_local import has_files
 from raytriever.models.retriever import Retriever
-from raytriever.models.source import has_files
-from raytriever.mteb.encoder import require_mteb
-from raytriever.mteb.search import MtebJob, TaskSearch
-from raytriever.options import nearest
-from raytriever.store.commit import remove, write_atomically
-from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
 SUITE = setting("suite", "mteb")

@@ -19,25 +19,25 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.data.data_sources import Files, Row, Rows
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.sources import Files, Row, Rows
-from raytriever.errors import DataError, StorageError
-from raytriever.evaluation.datasets import EvaluationDataset, safe_name
-from raytriever.evaluation.decision import decide_dataset
-from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.job import EvaluationDirectory
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import in_processes
+from raytriever.evaluation.answer_decisions import decide_dataset
+from raytriever.evaluation.evaluate_split import Evaluation, evaluate
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
+from raytriever.evaluation.mteb.mteb_encoder import MtebEncoder
 from raytriever.evaluation.protocol import AUC, PAIR_AIMS, JudgedQueries, Protocol, select_judged_queries
-from raytriever.evaluation.request import EvaluationJob, OpenPart, add_foreign_questions
+from raytriever.evaluation.requested_models import EvaluationJob, OpenPart, add_foreign_questions
 from raytriever.evaluation.results import Results, as_read
+from raytriever.evaluation.run_evaluation import EvaluationDirectory
 from raytriever.evaluation.systems import DenseSystem, RetrievalBackend
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import names_of_task
 from raytriever.models.retriever import Retriever
-from raytriever.mteb.encoder import MtebEncoder
-from raytriever.prompts import names_of_task
-from raytriever.store.commit import committed_directory, read_manifest
 
 # Split of the data set that holds the judgements; MTEB's own names of splits may not be names of files.
 SPLIT = "test"

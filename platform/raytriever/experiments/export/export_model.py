@@ -18,28 +18,28 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from raytriever.activity import activity
-from raytriever.errors import ModelError, StorageError, setting
-from raytriever.evaluation.calibration import FOLDER
+from raytriever.core.activity import activity
+from raytriever.core.errors import ModelError, StorageError, setting
+from raytriever.core.reading.json_and_yaml import conform, read_yaml
+from raytriever.core.store.commit import committed_directory, write_atomically
+from raytriever.core.store.disk import check_writable
+from raytriever.core.store.object_stores import copy_of
+from raytriever.evaluation.calibrate_system import FOLDER
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results
-from raytriever.export.card import CardFacts, model_card
-from raytriever.export.config import ExportConfig
-from raytriever.export.graph import FILES, check_packages, open_graph, write_graph
-from raytriever.models.config import ModelConfig
-from raytriever.models.files import quiet_transformers
+from raytriever.experiments.export.export_settings import ExportConfig
+from raytriever.experiments.export.model_card import CardFacts, model_card
+from raytriever.experiments.export.onnx_and_openvino import FILES, check_packages, open_graph, write_graph
+from raytriever.models.directory.hub_or_local import MINILM
+from raytriever.models.directory.model_files import quiet_transformers
+from raytriever.models.directory.modules import ModelFiles
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import TokenBatch
-from raytriever.models.pipeline.modules import ModelFiles
-from raytriever.models.resolution import resolve_model
+from raytriever.models.prompts import Side
+from raytriever.models.resolve_model import resolve_model
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.source import MINILM
-from raytriever.models.writer import write_model
-from raytriever.prompts import Side
-from raytriever.reading.structured import conform, read_yaml
-from raytriever.search.calibration import FILE as CALIBRATION
-from raytriever.search.calibration import Calibration, encoder_digest, read_calibration
-from raytriever.store.commit import committed_directory, write_atomically
-from raytriever.store.disk import check_writable
-from raytriever.store.objects import copy_of
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.search.calibration_file import FILE as CALIBRATION
+from raytriever.retrieval.search.calibration_file import Calibration, encoder_digest, read_calibration
 
 # Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
 TOLERANCE = 1e-5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from raytriever.options import option
-from raytriever.paths import EVALUATION
+from raytriever.core.options import option
+from raytriever.core.paths import EVALUATION
 
 FORMATS = ("onnx", "openvino")
 

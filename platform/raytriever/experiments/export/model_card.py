@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytriever.evaluation.document import KIND_TITLES, share_cell, thresholds_markdown
+from raytriever.core.terminal import markdown_table, one_line
 from raytriever.evaluation.protocol import aim_text
+from raytriever.evaluation.report_document import KIND_TITLES, share_cell, thresholds_markdown
 from raytriever.evaluation.results import Results
-from raytriever.losses.config import LossConfig
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.description import Description
-from raytriever.models.source import PUBLISHED
-from raytriever.search.calibration import Calibration
-from raytriever.terminal import markdown_table, one_line
+from raytriever.models.directory.hub_or_local import PUBLISHED
+from raytriever.retrieval.search.calibration_file import Calibration
 
 MAIN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

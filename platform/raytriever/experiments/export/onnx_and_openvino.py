@@ -22,7 +22,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError, setting
+from raytriever.core.errors import ConfigError, setting
 from raytriever.models.encoder import Encoder
 from raytriever.models.packing import TokenBatch
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from raytriever.store.cache import BOUNDS, cache_folder, is_held
-from raytriever.store.commit import MANIFEST
-from raytriever.store.disk import walk
-from raytriever.store.lock import LOCK, owner_of
-from raytriever.store.objects import address_of, listing
-from raytriever.store.owner import Owner
+from raytriever.core.store.cache import BOUNDS, cache_folder, is_held
+from raytriever.core.store.commit import MANIFEST
+from raytriever.core.store.disk import walk
+from raytriever.core.store.lock import LOCK, owner_of
+from raytriever.core.store.lock_owner import Owner
+from raytriever.core.store.object_stores import address_of, listing
 
 COLLECTIONS = tuple(name for name in BOUNDS if name != "pydocs")
 ANSWERS, LOCKS = "answers", "locks"

@@ -23,14 +23,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from raytriever.errors import UserError
-from raytriever.machine import LONGEST_TEMPORARY
-from raytriever.masking import masked
-from raytriever.paths import runs_folder
-from raytriever.store.cache import cache_folder
-from raytriever.store.capacity import format_size
-from raytriever.store.disk import check_writable
-from raytriever.store.lock import owner_of
+from raytriever.core.errors import UserError
+from raytriever.core.machine import LONGEST_TEMPORARY
+from raytriever.core.masking import masked
+from raytriever.core.paths import runs_folder
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.capacity import format_size
+from raytriever.core.store.disk import check_writable
+from raytriever.core.store.lock import owner_of
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 
 OK, WARNING, ERROR = "ok", "warning", "error"

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import FOLDERS
-from raytriever.errors import ConfigError, StorageError, UserError, disk_errors, flag_of
-from raytriever.experiment.directory import CONFIG, METRICS
-from raytriever.operation.cache import size_of
-from raytriever.reading.structured import parse_json, read_json, read_yaml
-from raytriever.store.commit import MANIFEST, one_writer, remove
-from raytriever.store.lock import owner_of
-from raytriever.store.remote import pull
-from raytriever.tracking.steps import training_folders
+from raytriever.core.errors import ConfigError, StorageError, UserError, disk_errors, flag_of
+from raytriever.core.reading.json_and_yaml import parse_json, read_json, read_yaml
+from raytriever.core.store.commit import MANIFEST, one_writer, remove
+from raytriever.core.store.lock import owner_of
+from raytriever.core.store.remote_folders import pull
+from raytriever.experiments.operation.cache_inventory import size_of
+from raytriever.experiments.run.run_directory import CONFIG, METRICS
+from raytriever.tracking.step_log import training_folders
+from raytriever.training.run_config import FOLDERS
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
 TRAINING, SWEEP = "training", "sweep"

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from raytriever.config import Config
-from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError, setting
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
-from raytriever.options import did_you_mean
-from raytriever.paths import DATASET
-from raytriever.recipes.auc_paper import minilm, xlmr_base, xlmr_large
-from raytriever.training.config import TrainingConfig
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.paths import DATASET
+from raytriever.data.data_settings import DataConfig
+from raytriever.experiments.recipes.auc_paper import minilm, xlmr_base, xlmr_large
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import TrainingConfig
 
 
 def pydocs() -> Config:

@@ -11,11 +11,11 @@ dev queries every 500 steps, and an end after 5 validations without an improveme
 
 from __future__ import annotations
 
-from raytriever.config import Config
-from raytriever.data.config import DataConfig
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
-from raytriever.training.config import TrainingConfig
+from raytriever.data.data_settings import DataConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import TrainingConfig
 
 DEV_QUERIES = 1024
 

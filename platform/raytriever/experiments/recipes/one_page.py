@@ -1,6 +1,7 @@
 """Training on one page: data, model, loss, gradient caching, loop. Read this first; its steps are those of `train`.
 
-Run: `python -m raytriever.recipes.one_page DATASET [MODEL]`. `training/loop.py` does the same, and adds what a long run
+Run: `python -m raytriever.experiments.recipes.one_page DATASET [MODEL]`. `training/loop.py` does the same, and adds
+what a long run
 needs: several workers, dropout, validation, checkpoints and metrics. `losses/mw` never lists the pairs of scores.
 """
 
@@ -13,21 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.data.config import DataConfig
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.batch import RowRelevance
+from raytriever.core.terminal import show
+from raytriever.data.data_settings import DataConfig
+from raytriever.losses.batch_and_temperature import RowRelevance
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import TokenBatch
+from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.prompts import Side
-from raytriever.terminal import show
-from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
-from raytriever.training.loader import BatchSource
-from raytriever.training.optimizer import build_optimizer, learning_rate_scale, set_learning_rate
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.training.batch_loader import BatchSource
+from raytriever.training.optimizer_and_schedule import build_optimizer, learning_rate_scale, set_learning_rate
 from raytriever.training.training_data import TrainingData
+from raytriever.training.training_settings import TrainingConfig
+from raytriever.training.worker_batch import Batch
 
 
 def train_on_one_page(dataset: str, model: str = "minilm", *, settings: TrainingConfig | None = None) -> Retriever:

@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.evaluation.datasets import distinct_names, unique_names
-from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics, seeded_pair_rows
-from raytriever.evaluation.differences.significance import pair_rows
-from raytriever.evaluation.files import QueryMetrics, values_of
-from raytriever.evaluation.tables import MetricTables, ReportTable, pairs_table
-from raytriever.report.evaluation import gain_pictures
-from raytriever.report.figures import save_curves, styles_of
-from raytriever.report.finished_runs import NOT_SETTINGS, Figures, FinishedRun, MlflowRuns, read_directory
-from raytriever.report.page import Page, Picture, write_page
-from raytriever.report.request import RUN_ID, check_comparison
-from raytriever.training.config import MAY_CHANGE
+from raytriever.core.activity import activity
+from raytriever.evaluation.differences.differences_by_seed import SeededResults, SeedMetrics, seeded_pair_rows
+from raytriever.evaluation.differences.system_significance import pair_rows
+from raytriever.evaluation.evaluated_datasets import distinct_names, unique_names
+from raytriever.evaluation.evaluation_files import QueryMetrics, values_of
+from raytriever.evaluation.result_tables import MetricTables, ReportTable, pairs_table
+from raytriever.experiments.report.comparison_request import RUN_ID, check_comparison
+from raytriever.experiments.report.evaluation_page import gain_pictures
+from raytriever.experiments.report.figures import save_curves, styles_of
+from raytriever.experiments.report.finished_runs import NOT_SETTINGS, Figures, FinishedRun, MlflowRuns, read_directory
+from raytriever.experiments.report.html_page import Page, Picture, write_page
+from raytriever.training.training_settings import MAY_CHANGE
 
 CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
 ONE_SEED = (

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from raytriever.errors import ConfigError, setting
-from raytriever.store.disk import check_writable
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.store.disk import check_writable
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 # A filter of MLflow's search begins with the kind of what it compares, or with an attribute of runs.

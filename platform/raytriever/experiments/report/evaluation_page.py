@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raytriever.activity import activity
-from raytriever.evaluation.document import document
-from raytriever.evaluation.files import read_pools, read_queries, scores_file
+from raytriever.core.activity import activity
+from raytriever.evaluation.evaluation_files import read_pools, read_queries, scores_file
 from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.report_document import document
+from raytriever.evaluation.result_tables import Values
 from raytriever.evaluation.results import EVALUATION, FormRow, Results, ThresholdRow, datasets_of, metrics_of, rows_of
-from raytriever.evaluation.tables import Values
-from raytriever.report.figures import (
+from raytriever.experiments.report.figures import (
     save_calibration,
     save_curves,
     save_gains,
@@ -21,7 +21,7 @@ from raytriever.report.figures import (
     save_thresholds,
     styles_of,
 )
-from raytriever.report.page import Page, Picture, write_page
+from raytriever.experiments.report.html_page import Page, Picture, write_page
 
 REPORT, FIGURES = "report.html", "figures"
 Curve = Sequence[tuple[int, float]]

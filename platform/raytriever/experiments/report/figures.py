@@ -20,12 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy import ndarray
 
-from raytriever.errors import disk_errors
+from raytriever.core.errors import disk_errors
 from raytriever.evaluation.protocol import aim_text
 from raytriever.evaluation.results import ThresholdRow
 from raytriever.metrics.auc import pooled_auc, roc_curve
-from raytriever.metrics.calibration import ScoredPools
 from raytriever.metrics.intervals import wilson
+from raytriever.metrics.pair_threshold import ScoredPools
 
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

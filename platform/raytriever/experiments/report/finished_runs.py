@@ -14,13 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from raytriever.errors import ConfigError, StorageError
-from raytriever.evaluation.files import PER_QUERY, read_queries
+from raytriever.core.errors import ConfigError, StorageError
+from raytriever.core.masking import masked
+from raytriever.core.reading.json_and_yaml import conform, read_yaml
+from raytriever.evaluation.evaluation_files import PER_QUERY, read_queries
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results
-from raytriever.masking import masked
-from raytriever.reading.structured import conform, read_yaml
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, mlflow_errors, tracking_uri
-from raytriever.tracking.steps import end_to_end, training_folders
+from raytriever.tracking.step_log import end_to_end, training_folders
 from raytriever.tracking.tracker import STAGE
 
 METRICS, CONFIG, TRIALS = "metrics.json", "config.yaml", "trials.json"

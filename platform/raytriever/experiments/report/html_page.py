@@ -27,9 +27,9 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
+from raytriever.core.store.commit import write_atomically
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.tables import ReportTable
-from raytriever.store.commit import write_atomically
+from raytriever.evaluation.result_tables import ReportTable
 
 MAX_QUERIES = 200  # of one data set on a page
 MAX_DEPTH = 25  # queries of one list
@@ -96,7 +96,7 @@ def write_page(path: Path, page: Page) -> None:
 
 
 def _read_template(name: str) -> str:
-    return (files("raytriever.report") / "page" / name).read_text(encoding="utf-8")
+    return (files("raytriever.experiments.report") / "page" / name).read_text(encoding="utf-8")
 
 
 def _digest(content: str) -> str:

@@ -12,21 +12,21 @@ from functools import cache
 
 import torch
 
-from raytriever.config import Config
-from raytriever.errors import ConfigError, ModelError, flag_of
-from raytriever.losses.registry import build_loss
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ConfigError, ModelError, flag_of
+from raytriever.core.terminal import counted, text_table
+from raytriever.losses.build_loss import build_loss
 from raytriever.models.description import Description, describe
-from raytriever.models.files import stored_tensors
-from raytriever.models.memory import free_memory
-from raytriever.models.pipeline.modules import ModelFiles
-from raytriever.models.precision import choose_precision
-from raytriever.models.resolution import read_files, resolve_model
-from raytriever.terminal import counted, text_table
-from raytriever.training.guide import guide_errors
-from raytriever.training.memory.arithmetic import WorkerTexts, guide_bytes
-from raytriever.training.memory.plan import MARGIN, MemoryPlan, StepMemory
-from raytriever.training.memory.simulation import simulate
+from raytriever.models.device_and_precision import choose_precision
+from raytriever.models.device_memory import free_memory
+from raytriever.models.directory.model_files import stored_tensors
+from raytriever.models.directory.modules import ModelFiles
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import read_files, resolve_model
+from raytriever.training.guide_encoder import guide_errors
+from raytriever.training.memory.memory_of_states import WorkerTexts, guide_bytes
+from raytriever.training.memory.memory_plan import MARGIN, MemoryPlan, StepMemory
+from raytriever.training.memory.simulated_encoder import simulate
+from raytriever.training.run_config import Config
 
 GB = 1e9
 CARDS = (24, 80)  # sizes in GB of common cards, planned for where this machine has none

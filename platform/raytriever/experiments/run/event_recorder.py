@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from raytriever.activity import activity
-from raytriever.cluster.events import (
+from raytriever.cluster.gauges import RunGauges
+from raytriever.cluster.train.validate_checkpoint import DEV
+from raytriever.cluster.worker_events import (
     CheckpointEvent,
     Event,
     LogMessage,
@@ -21,11 +22,10 @@ from raytriever.cluster.events import (
     StatusMessage,
     ValidationEvent,
 )
-from raytriever.cluster.gauges import RunGauges
-from raytriever.cluster.train.validation import DEV
-from raytriever.progress import Progress
-from raytriever.store.lock import push_changes
-from raytriever.terminal import warn
+from raytriever.core.activity import activity
+from raytriever.core.progress import Progress
+from raytriever.core.store.lock import push_changes
+from raytriever.core.terminal import warn
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import Point
 

@@ -18,21 +18,18 @@ from typing import Any
 import torch
 
 from raytriever.cluster.ingest import choose_runner
-from raytriever.cluster.session import ray_session
+from raytriever.cluster.ray_session import ray_session
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.config import STAGES, Config, dump_config, errors_of, to_dict
+from raytriever.core.errors import DataError
+from raytriever.core.store.commit import MANIFEST, committed_directory
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import lent_dev_line, open_dataset
+from raytriever.data.dataset_statistics import check_overlap, overlaps
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.open_dataset import lent_dev_line, open_dataset
 from raytriever.data.pydocs import PYDOCS
-from raytriever.data.sampling.examples import check_positives
-from raytriever.data.statistics import check_overlap, overlaps
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import DataError
-from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
-from raytriever.experiment.recorder import Recorder
-from raytriever.experiment.training import (
+from raytriever.data.sampling.training_examples import check_positives
+from raytriever.experiments.run.event_recorder import Recorder
+from raytriever.experiments.run.open_training import (
     MODEL,
     Log,
     NegativesCache,
@@ -41,16 +38,19 @@ from raytriever.experiment.training import (
     resolved_config,
     training_facts,
 )
+from raytriever.experiments.run.run_directory import CONFIG, METRICS, RunDirectory
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.loss import check_widths
-from raytriever.losses.registry import build_loss
 from raytriever.models.description import used_settings
-from raytriever.models.precision import choose_precision
+from raytriever.models.device_and_precision import choose_precision
+from raytriever.models.prompts import SIDES, Prompts, merge_prompts
 from raytriever.models.retriever import Retriever
-from raytriever.prompts import SIDES, Prompts, merge_prompts
-from raytriever.store.commit import MANIFEST, committed_directory
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
-from raytriever.training.guide import Guide
+from raytriever.training.guide_encoder import Guide
+from raytriever.training.run_config import STAGES, Config, dump_config, errors_of, to_dict
 
 
 @dataclass(frozen=True)

@@ -14,30 +14,30 @@ import numpy as np
 import torch
 
 from raytriever.cluster.ingest import choose_runner
-from raytriever.cluster.train.validation import DevSet, open_dev_sets
-from raytriever.cluster.train.worker import TrainingJob
-from raytriever.config import SECTIONS, Config, to_dict
-from raytriever.data.config import DataConfig
+from raytriever.cluster.train.train_worker import TrainingJob
+from raytriever.cluster.train.validate_checkpoint import DevSet, open_dev_sets
+from raytriever.core.errors import flag_of
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.sampling.examples import check_positives
-from raytriever.data.sampling.order import Order
-from raytriever.data.sampling.spread import shared
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import flag_of
-from raytriever.mining.analyser import Analysis
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.miner import build_negatives_table
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.sampling.batch_order import Order
+from raytriever.data.sampling.no_duplicates import shared
+from raytriever.data.sampling.training_examples import check_positives
 from raytriever.models.description import Description, describe, prompt_table, used_settings
-from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.resolution import read_files
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.prompts import PromptTable
+from raytriever.models.resolve_model import read_files
 from raytriever.models.retriever import Retriever
-from raytriever.prompts import PromptTable
-from raytriever.tracking.steps import end_to_end, read_curve
-from raytriever.training.config import DEV_LOSS, check_refresh
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.bm25_analyzer import Analysis
+from raytriever.retrieval.mining.miner import build_negatives_table
+from raytriever.tracking.step_log import end_to_end, read_curve
+from raytriever.training.dev_validation import FOLDER as EVALUATIONS
+from raytriever.training.dev_validation import read_records, summarize
+from raytriever.training.run_config import SECTIONS, Config, to_dict
 from raytriever.training.training_data import TrainingData
-from raytriever.training.validation import FOLDER as EVALUATIONS
-from raytriever.training.validation import read_records, summarize
+from raytriever.training.training_settings import DEV_LOSS, check_refresh
 
 Log = Callable[[str], None]
 MODEL = "model"  # folder of the trained model in a run directory

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import difference, read_settings
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.losses.config import LossConfig
-from raytriever.paths import expanded
-from raytriever.reading.structured import conform, read_yaml
-from raytriever.store.commit import FORMAT, remove, write_atomically
-from raytriever.store.disk import check_writable, files_below
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.paths import expanded
+from raytriever.core.reading.json_and_yaml import conform, read_yaml
+from raytriever.core.store.commit import FORMAT, remove, write_atomically
+from raytriever.core.store.disk import check_writable, files_below
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.training.run_config import difference, read_settings
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
 LOSSES = "losses"  # folder of the files of the user's own losses

@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytriever.config import (
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import needs_of, without_effect
+from raytriever.experiments.run.run_directory import RunDirectory, recorded_settings
+from raytriever.training.run_config import (
     NAME,
     SECTIONS,
     Config,
@@ -19,13 +22,10 @@ from raytriever.config import (
     settings_of,
     to_dict,
 )
-from raytriever.errors import ConfigError, setting
-from raytriever.experiment.directory import RunDirectory, recorded_settings
-from raytriever.options import needs_of, without_effect
-from raytriever.training.config import MAY_CHANGE
+from raytriever.training.training_settings import MAY_CHANGE
 
 if TYPE_CHECKING:
-    from raytriever.experiment.train import RunResult
+    from raytriever.experiments.run.whole_run import RunResult
 
 # Settings that the name of a run has in any case, or that name the same thing.
 _NAMED = ("dataset", "model", "loss", "seed", "revision")
@@ -72,7 +72,7 @@ def start_run(
     config = pin_sources(config, output, fresh)
     run = RunDirectory.open(output, to_dict(config), fresh)
 
-    from raytriever.experiment.train import run_experiment
+    from raytriever.experiments.run.whole_run import run_experiment
 
     for line in notes:
         log(line)
@@ -89,7 +89,7 @@ def pin_sources(config: Config, output: Path, fresh: bool) -> Config:
     recorded = {} if fresh or model.revision else recorded_settings(output).get("model")
     revision = recorded.get("revision") if isinstance(recorded, dict) and recorded.get("model") == model.model else None
     if revision is None:
-        from raytriever.models.resolution import commit_of
+        from raytriever.models.resolve_model import commit_of
 
         revision = commit_of(model.model, model.revision) or model.revision
 

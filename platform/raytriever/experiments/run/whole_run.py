@@ -16,33 +16,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from raytriever.cluster.evaluation import evaluate_once
-from raytriever.cluster.session import check_cluster
-from raytriever.cluster.train.validation import DEV
-from raytriever.config import Config, dump_config
-from raytriever.errors import DataError
-from raytriever.evaluation.datasets import EvaluationDataset, safe_name
-from raytriever.evaluation.document import points_of
-from raytriever.evaluation.files import PER_QUERY
-from raytriever.evaluation.job import open_job
-from raytriever.evaluation.names import BM25, Bm25
+from raytriever.cluster.evaluate_on_cluster import evaluate_once
+from raytriever.cluster.ray_session import check_cluster
+from raytriever.cluster.train.validate_checkpoint import DEV
+from raytriever.core.errors import DataError
+from raytriever.core.store.capacity import check_disk
+from raytriever.core.store.disk import files_below
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name
+from raytriever.evaluation.evaluation_files import PER_QUERY
 from raytriever.evaluation.protocol import AUC
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
+from raytriever.evaluation.report_document import points_of
+from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results
-from raytriever.experiment.directory import LOSSES, RunDirectory
-from raytriever.experiment.run import OpenRun, find_negatives, folders_of, open_run, train_run
-from raytriever.experiment.training import MODEL, NegativesCache, training_facts
-from raytriever.losses.guide import MASKED
-from raytriever.metrics.ranking import DEFAULT_METRICS
-from raytriever.models.config import ModelConfig
-from raytriever.report.evaluation import write_training_report
-from raytriever.search.calibration import FILE
-from raytriever.store.capacity import check_disk
-from raytriever.store.disk import files_below
+from raytriever.evaluation.run_evaluation import open_job
+from raytriever.evaluation.system_names import BM25, Bm25
+from raytriever.experiments.report.evaluation_page import write_training_report
+from raytriever.experiments.run.open_run import OpenRun, find_negatives, folders_of, open_run, train_run
+from raytriever.experiments.run.open_training import MODEL, NegativesCache, training_facts
+from raytriever.experiments.run.run_directory import LOSSES, RunDirectory
+from raytriever.losses.false_negative_mask import MASKED
+from raytriever.metrics.ranking_metrics import DEFAULT_METRICS
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.search.calibration_file import FILE
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.steps import end_to_end
+from raytriever.tracking.step_log import end_to_end
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing, git_commit
-from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
+from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, check_trackers, open_trackers
+from raytriever.training.run_config import Config, dump_config
 
 
 @dataclass(frozen=True)

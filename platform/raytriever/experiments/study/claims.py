@@ -1,7 +1,7 @@
 """Claims, tested against the results of a study: `held`, `did not hold`, or `within noise`.
 
 A claim is a function of the results alone, so a page cannot say more than its table shows. A difference counts if the
-test over queries and seeds gives p < 0.05 (`evaluation.differences.seeds`). A spread is tested over the seeds."""
+test over queries and seeds gives p < 0.05 (`differences.differences_by_seed`). A spread is tested over the seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.evaluation.differences.seeds import (
+from raytriever.evaluation.differences.differences_by_seed import (
     ABOVE,
     BELOW,
     NOISE,
@@ -23,7 +23,7 @@ from raytriever.evaluation.differences.seeds import (
     SeededResults,
     format_outcome,
 )
-from raytriever.metrics.significance import LEVEL, paired_t_test
+from raytriever.metrics.significance_tests import LEVEL, paired_t_test
 
 HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
 NOT_TESTED = "not tested"  # the rows have one seed

@@ -1,4 +1,4 @@
-"""Definition of a study: the trainings behind a table, their evaluation data, and claims. `studies.file` reads one."""
+"""Definition of a study: the trainings behind a table, their evaluation data, and claims. `study_file` reads one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from raytriever.config import Config
-from raytriever.errors import UserError
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.studies.claims import Claim
+from raytriever.core.errors import UserError
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
+from raytriever.experiments.study.claims import Claim
+from raytriever.training.run_config import Config
 
 STEPS_TO_BEST = "steps_to_best"  # metric of a training, not of a ranking
 AFTER = "after"  # name of an arm in its own evaluation, as that of a trained encoder in the one of its run

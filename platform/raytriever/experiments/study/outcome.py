@@ -11,23 +11,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from raytriever.activity import activity
-from raytriever.errors import StorageError
-from raytriever.evaluation.datasets import safe_name
-from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics, seeded_pair_rows
-from raytriever.evaluation.differences.significance import collect_marks, pair_lines
-from raytriever.evaluation.files import LATEX, PER_QUERY, read_per_query, read_pools, values_of
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import committed_directory, write_atomically
+from raytriever.evaluation.differences.differences_by_seed import Cell, SeededResults, SeedMetrics, seeded_pair_rows
+from raytriever.evaluation.differences.system_significance import collect_marks, pair_lines
+from raytriever.evaluation.evaluated_datasets import safe_name
+from raytriever.evaluation.evaluation_files import LATEX, PER_QUERY, read_per_query, read_pools, values_of
+from raytriever.evaluation.result_tables import latex, printed
 from raytriever.evaluation.results import EVALUATION, Results, without_nan
-from raytriever.evaluation.tables import latex, printed
-from raytriever.experiment.directory import METRICS
-from raytriever.reading.structured import read_json
-from raytriever.report.figures import save_curves, save_roc, save_score_histograms
-from raytriever.store.commit import committed_directory, write_atomically
-from raytriever.studies.arm import arm_folder
-from raytriever.studies.definition import AFTER, STEPS_TO_BEST, Arm, Study
-from raytriever.studies.page import page_text, study_tables, title_of, value_text
-from raytriever.tracking.steps import end_to_end, training_folders
-from raytriever.training.config import DEV_LOSS
+from raytriever.experiments.report.figures import save_curves, save_roc, save_score_histograms
+from raytriever.experiments.run.run_directory import METRICS
+from raytriever.experiments.study.definition import AFTER, STEPS_TO_BEST, Arm, Study
+from raytriever.experiments.study.study_page import page_text, study_tables, title_of, value_text
+from raytriever.experiments.study.train_arm import arm_folder
+from raytriever.tracking.step_log import end_to_end, training_folders
+from raytriever.training.training_settings import DEV_LOSS
 
 RESULTS, TABLE, PAGE, FIGURES = "results.json", "table.md", "study.md", "figures"
 FORMAT = 1

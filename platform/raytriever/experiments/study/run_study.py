@@ -21,24 +21,24 @@ from typing import Any, TypedDict
 
 import torch
 
-from raytriever.cluster.placement import count_slots, gpus_of_trial
-from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
-from raytriever.config import hash_of, to_dict
-from raytriever.errors import ConfigError, setting
-from raytriever.evaluation.datasets import safe_name
-from raytriever.evaluation.differences.seeds import SeededResults
-from raytriever.evaluation.files import LATEX
-from raytriever.interruption import check_interrupted
-from raytriever.models.files import quiet_transformers
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import remove, write_atomically
-from raytriever.store.disk import check_writable
-from raytriever.studies.arm import ArmRunner, arm_folder, is_finished, open_arm
-from raytriever.studies.definition import Arm, Study
-from raytriever.studies.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.cluster.gpus_and_placement import count_slots, gpus_of_trial
+from raytriever.cluster.ray_session import POLL_SECONDS, check_cluster, ray_session
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.interruption import check_interrupted
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import remove, write_atomically
+from raytriever.core.store.disk import check_writable
+from raytriever.evaluation.differences.differences_by_seed import SeededResults
+from raytriever.evaluation.evaluated_datasets import safe_name
+from raytriever.evaluation.evaluation_files import LATEX
+from raytriever.experiments.study.definition import Arm, Study
+from raytriever.experiments.study.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.experiments.study.train_arm import ArmRunner, arm_folder, is_finished, open_arm
+from raytriever.models.directory.model_files import quiet_transformers
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing, points_now
-from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
+from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, open_trackers
+from raytriever.training.run_config import hash_of, to_dict
 
 SETTINGS = "study.json"
 NICENESS = "RAY_worker_niceness"  # which Ray reads when it starts

@@ -14,14 +14,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import Config, check_config, check_config_paths, from_dict, read_settings
-from raytriever.errors import ConfigError
-from raytriever.evaluation.datasets import EvaluationDataset, safe_name, unique_names
-from raytriever.evaluation.names import BM25, SYSTEM
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import did_you_mean
+from raytriever.core.paths import fetch_paths
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name, unique_names
 from raytriever.evaluation.protocol import Protocol, metric_title, read_metrics
-from raytriever.options import did_you_mean
-from raytriever.paths import fetch_paths
-from raytriever.studies.claims import (
+from raytriever.evaluation.system_names import BM25, SYSTEM
+from raytriever.experiments.study.claims import (
     Claim,
     Judge,
     above,
@@ -35,7 +34,8 @@ from raytriever.studies.claims import (
     smallest,
     steadier,
 )
-from raytriever.studies.definition import STEPS_TO_BEST, Arm, Study, errors_within
+from raytriever.experiments.study.definition import STEPS_TO_BEST, Arm, Study, errors_within
+from raytriever.training.run_config import Config, check_config, check_config_paths, from_dict, read_settings
 
 _TRAINED, _MEASURED = "data_sets", "measured"
 _TEXTS = ("name", "title", "source", "about")

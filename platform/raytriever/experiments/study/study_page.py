@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from raytriever.evaluation.differences.seeds import SeededResults
-from raytriever.evaluation.differences.significance import best_rule, marks_legend
+from raytriever.core.terminal import markdown_table
+from raytriever.evaluation.differences.differences_by_seed import SeededResults
+from raytriever.evaluation.differences.system_significance import best_rule, marks_legend
 from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.result_tables import Cell, MetricTables, ReportTable, arrange, printed
 from raytriever.evaluation.results import TestedPair
-from raytriever.evaluation.tables import Cell, MetricTables, ReportTable, arrange, printed
-from raytriever.metrics.significance import LEVEL
-from raytriever.studies.claims import Claim, Verdict
-from raytriever.studies.definition import STEPS_TO_BEST
-from raytriever.terminal import markdown_table
+from raytriever.experiments.study.claims import Claim, Verdict
+from raytriever.experiments.study.definition import STEPS_TO_BEST
+from raytriever.metrics.significance_tests import LEVEL
 
 _RULE = (
     f"*Held*: every comparison agrees with the claim, by the t-test over queries and seeds (p < {LEVEL}). "

@@ -19,22 +19,22 @@ from typing import Any
 
 import yaml
 
-from raytriever.cluster.evaluation import evaluate_once
-from raytriever.config import Config, dump_config, override, to_dict
-from raytriever.errors import ConfigError, setting
-from raytriever.evaluation.document import points_of
-from raytriever.evaluation.names import parse_system
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
+from raytriever.cluster.evaluate_on_cluster import evaluate_once
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.store.commit import remove
+from raytriever.evaluation.report_document import points_of
+from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results, check_output
-from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
-from raytriever.experiment.run import find_negatives, folders_of, open_run, train_run
-from raytriever.experiment.start import pin_sources
-from raytriever.experiment.training import NegativesCache, training_facts
-from raytriever.models.config import ModelConfig
-from raytriever.store.commit import remove
-from raytriever.studies.definition import AFTER, Arm, errors_within
+from raytriever.evaluation.system_names import parse_system
+from raytriever.experiments.run.open_run import find_negatives, folders_of, open_run, train_run
+from raytriever.experiments.run.open_training import NegativesCache, training_facts
+from raytriever.experiments.run.run_directory import CONFIG, METRICS, RunDirectory
+from raytriever.experiments.run.start_run import pin_sources
+from raytriever.experiments.study.definition import AFTER, Arm, errors_within
+from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
+from raytriever.training.run_config import Config, dump_config, override, to_dict
 
 # Folders: of all arms, of the seedless run of an untrained encoder, and of a trained encoder.
 ARMS, AS_IT_IS, MODEL = "arms", "as-it-is", "model"

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.errors import ConfigError, setting
-from raytriever.tuning.space import Dimension, Point, SearchSpace
-from raytriever.tuning.trial_log import Trial
+from raytriever.core.errors import ConfigError, setting
+from raytriever.experiments.tuning.space import Dimension, Point, SearchSpace
+from raytriever.experiments.tuning.trial_log import Trial
 
 GRID, RANDOM, OPTUNA = "grid", "random", "optuna"
 DRAWS = 200  # attempts to draw a point that was not tried

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from raytriever.config import SECTIONS, from_dict, read_settings
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.options import check_options, did_you_mean, option
-from raytriever.paths import SEARCH_SPACE
-from raytriever.training.config import MAY_CHANGE
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.options import check_options, did_you_mean, option
+from raytriever.core.paths import SEARCH_SPACE
+from raytriever.training.run_config import SECTIONS, from_dict, read_settings
+from raytriever.training.training_settings import MAY_CHANGE
 
 BATCH_AUC = "dev_batch_auc"
 Point = dict[str, Any]  # values by `section.setting`

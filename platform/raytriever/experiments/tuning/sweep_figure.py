@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from raytriever.report.figures import HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
-from raytriever.tuning.space import short_name
-from raytriever.tuning.trial_log import Trial, setting_text
+from raytriever.experiments.report.figures import HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
+from raytriever.experiments.tuning.space import short_name
+from raytriever.experiments.tuning.trial_log import Trial, setting_text
 
 
 def save_response(

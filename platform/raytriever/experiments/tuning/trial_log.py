@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from raytriever.errors import StorageError, UserError, setting
-from raytriever.evaluation.datasets import unique_names
+from raytriever.core.errors import StorageError, UserError, setting
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import FORMAT, write_atomically
+from raytriever.evaluation.evaluated_datasets import unique_names
 from raytriever.evaluation.protocol import metric_title
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import FORMAT, write_atomically
-from raytriever.training.config import DEV_LOSS
-from raytriever.tuning.space import short_name
+from raytriever.experiments.tuning.space import short_name
+from raytriever.training.training_settings import DEV_LOSS
 
 TRIAL_LOG = "trials.json"
 TABLE_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)  # columns after the deciding one

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raytriever.core.numba_threads import in_threads
 from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
-from raytriever.threads import in_threads
 
 CHUNKS = 16
 CHUNK_CELLS = 1 << 17

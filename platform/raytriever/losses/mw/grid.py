@@ -55,7 +55,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.errors import LossInputError, setting
+from raytriever.core.errors import LossInputError, setting
 
 CPU = torch.device("cpu")
 NODES = 8

@@ -28,9 +28,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.batch import Candidates
-from raytriever.losses.config import LossConfig
+from raytriever.losses.batch_and_temperature import Candidates
 from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.mw.grid import (
     NODES,
     SUBCELLS,
@@ -44,10 +44,10 @@ from raytriever.losses.mw.grid import (
     lagrange,
     refinement,
 )
-from raytriever.losses.scores import LossShare, Panel, Reduction, add_rows, reduce_scores
+from raytriever.losses.score_matrix import LossShare, Panel, Reduction, add_rows, reduce_scores
 
 if TYPE_CHECKING:
-    from raytriever.losses.mw.cuda import CudaKernels, CudaPositives
+    from raytriever.losses.mw.cuda_kernel import CudaKernels, CudaPositives
 
 BLOCK_SCORES = 1 << 22
 # Cells of an even grid up to which a GPU multiplies with matrices between all nodes, of 268 MB at most.
@@ -157,7 +157,7 @@ class PairwiseSums:
         self._kernels = _kernels_of(self._grid, positives.device, dtype)
         self._on_gpu: CudaPositives | None = None
         if self._kernels is not None and self._grid.cells <= DENSE_CELLS:
-            from raytriever.losses.mw.cuda import CudaPositives
+            from raytriever.losses.mw.cuda_kernel import CudaPositives
 
             self._on_gpu = CudaPositives(self._grid, positives, weight, self._kernels)
             self._total, self._slope = self._on_gpu.total, self._on_gpu.slope
@@ -179,13 +179,13 @@ class PairwiseSums:
         """
         slope = self._slope if scale == 1 else self._slope * scale
         if self._kernels is not None:
-            from raytriever.losses.mw.cuda import CudaWalk
+            from raytriever.losses.mw.cuda_kernel import CudaWalk
 
             return CudaWalk(self._grid, slope, scale, self._kernels)
         cubics = slope @ self._refinement.T
         if cubics.device.type != "cpu":
             return TensorWalk(self._grid, cubics, scale)
-        from raytriever.losses.mw.compiled import CompiledWalk
+        from raytriever.losses.mw.cpu_kernel import CompiledWalk
 
         return CompiledWalk(self._grid, cubics, scale)
 
@@ -211,7 +211,7 @@ def _kernels_of(grid: Grid, device: torch.device, dtype: torch.dtype) -> CudaKer
     if device.type != "cuda" or grid.first_subcell is None or dtype != torch.float32:
         return None
     # Imported on first use: importing a loss must not start a compiler.
-    from raytriever.losses.mw.cuda import kernels_of
+    from raytriever.losses.mw.cuda_kernel import kernels_of
 
     return kernels_of(device)
 

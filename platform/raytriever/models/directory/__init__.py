@@ -1,1 +1,1 @@
-"""Modules of a sentence-transformers directory: their order, their settings, and those after the transformer."""
+"""Model directory: where it comes from, its files, and the modules of sentence-transformers in it."""

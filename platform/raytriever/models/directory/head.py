@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from raytriever.errors import ModelError
-from raytriever.models.files import REMEDY, WEIGHTS, check_tensor, model_errors, stored_tensors
-from raytriever.models.pipeline.modules import DENSE, DROPOUT, NORMALIZE, Module
-from raytriever.reading.arrays import open_tensors
+from raytriever.core.errors import ModelError
+from raytriever.core.reading.arrays import open_tensors
+from raytriever.models.directory.model_files import REMEDY, WEIGHTS, check_tensor, model_errors, stored_tensors
+from raytriever.models.directory.modules import DENSE, DROPOUT, NORMALIZE, Module
 
 # Activations of torch.nn that compute each component alone and need no argument.
 ACTIVATIONS = (

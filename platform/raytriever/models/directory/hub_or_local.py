@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from raytriever.activity import activity
-from raytriever.errors import ConfigError, ModelError, setting
-from raytriever.paths import FUNCTION, OPENAI, expanded
-from raytriever.store.commit import sha256_of
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, ModelError, setting
+from raytriever.core.paths import FUNCTION, OPENAI, expanded
+from raytriever.core.store.commit import sha256_of
 
 MINILM = "minilm"
 PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}  # names on the hub of models with a short name here

@@ -19,10 +19,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from raytriever.errors import ModelError, UserError
-from raytriever.models.source import ADAPTER
-from raytriever.reading.arrays import open_tensors
-from raytriever.reading.structured import read_json
+from raytriever.core.errors import ModelError, UserError
+from raytriever.core.reading.arrays import open_tensors
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.models.directory.hub_or_local import ADAPTER
 
 if TYPE_CHECKING:
     import torch

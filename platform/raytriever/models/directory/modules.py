@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from raytriever.errors import ModelError
-from raytriever.models.files import CONFIG, REMEDY, read_model_file
-from raytriever.models.pipeline.transformer import Transformer
-from raytriever.prompts import SIDES, Side
+from raytriever.core.errors import ModelError
+from raytriever.models.directory.model_files import CONFIG, REMEDY, read_model_file
+from raytriever.models.directory.transformer_settings import Transformer
+from raytriever.models.prompts import SIDES, Side
 
 OWN_FILE, LIBRARY_FILE = "raytriever.json", "config_sentence_transformers.json"
 MODULES, ROUTER = "modules.json", "router_config.json"

@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import ModelError
-from raytriever.models.files import CONFIG, REMEDY, model_errors, quiet_transformers, read_model_file
-from raytriever.prompts import Side
+from raytriever.core.errors import ModelError
+from raytriever.models.directory.model_files import CONFIG, REMEDY, model_errors, quiet_transformers, read_model_file
+from raytriever.models.prompts import Side
 
 UNLIMITED = 8_192
 # Files of settings, of which the library reads the first that is not empty.

@@ -12,20 +12,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError
+from raytriever.core.progress import Progress
+from raytriever.core.store.cache import cache_folder, hold, keep_within_bound
+from raytriever.core.store.commit import MANIFEST, one_writer, remove
+from raytriever.core.terminal import warn
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import ShardEncoder, SideTexts, encode_in_process
-from raytriever.encoding.store import EmbeddingPlan, EmbeddingStore
-from raytriever.encoding.writer import EMBEDDINGS, StoreWriter, find_earlier, shard_rows
-from raytriever.errors import StorageError
-from raytriever.models.config import ModelConfig
 from raytriever.models.inference import TextEncoder
-from raytriever.progress import Progress
-from raytriever.prompts import Prompts, Side
-from raytriever.store.cache import cache_folder, hold, keep_within_bound
-from raytriever.store.commit import MANIFEST, one_writer, remove
-from raytriever.terminal import warn
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Prompts, Side
+from raytriever.retrieval.encoding.embedding_store import EmbeddingPlan, EmbeddingStore
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, SideTexts, encode_in_process
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import EMBEDDINGS, StoreWriter, find_earlier, shard_rows
 
 # Encodes the missing shards in any order, and calls the last argument with the number of texts it has encoded.
 Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
@@ -44,7 +44,7 @@ def embed_corpus(
         config: names the directory of the weights.
         retriever: loaded from this directory.
         dataset: data set whose documents are encoded, in their order.
-        run: encodes the missing shards; `cluster.encoding` has a runner with actors.
+        run: encodes the missing shards; `cluster.encode_on_cluster` has a runner with actors.
         prompts: prompts of the data set, if it has other names than its own.
     """
     prompts = prompts or retriever.prompts_of(dataset.name)
@@ -111,7 +111,7 @@ def encode_store(
     Args:
         writer: writer of the store; no other process may write it.
         config, retriever, dataset, prompts: from which the plan was made.
-        run: encodes the missing shards; `cluster.encoding` has a runner with actors.
+        run: encodes the missing shards; `cluster.encode_on_cluster` has a runner with actors.
     """
     store = _open_finished(writer.plan, writer.path)
     if store is not None:

@@ -7,7 +7,7 @@ query.
     DIR/KEY/work/                        of an unfinished store: its plan, and the digests of its finished shards
 
 KEY begins the key of the plan. A store without a manifest is unfinished, and the same command continues it
-(`encoding.writer`). Components are stored as
+(`encoding.write_or_reuse_embeddings`). Components are stored as
 1. `fp32`: 4 bytes, memory-mapped when read;
 2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be stored;
 3. `int8`: 1 byte, and 4 bytes per row in `000000.scales.npy`: each row is divided by its largest component over 127 and
@@ -28,14 +28,14 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.digests import check_directory
-from raytriever.data.keys import WIDTH
-from raytriever.errors import ModelError, StorageError, setting
-from raytriever.prompts import Side
-from raytriever.reading.arrays import Shape, read_array
-from raytriever.reading.structured import conform, read_json
-from raytriever.store.cache import hold
-from raytriever.store.commit import FORMAT, MANIFEST, FileEntry, read_manifest
+from raytriever.core.errors import ModelError, StorageError, setting
+from raytriever.core.reading.arrays import Shape, read_array
+from raytriever.core.reading.json_and_yaml import conform, read_json
+from raytriever.core.store.cache import hold
+from raytriever.core.store.commit import FORMAT, MANIFEST, FileEntry, read_manifest
+from raytriever.data.file_digests import check_directory
+from raytriever.data.hashed_ids import WIDTH
+from raytriever.models.prompts import Side
 
 WORK, PLAN = "work", "plan.json"
 KIND = "embeddings"
@@ -57,7 +57,7 @@ class EmbeddingPlan:
         data_digest: digest of the side's ids and texts.
         prefix: text in front of every text.
         length: largest number of tokens of a text, including special tokens.
-        pooling, similarity: see `models.config`.
+        pooling, similarity: see `models.model_settings`.
         precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
         dtype: storage type; see above.
         shard_rows: rows of every shard except the last; see `writer.shard_rows`.

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from raytriever.core.progress import Progress
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.shards import check_finite
 from raytriever.models.inference import Pending, TextEncoder
-from raytriever.progress import Progress
-from raytriever.prompts import Prompts, Side
+from raytriever.models.prompts import Prompts, Side
+from raytriever.retrieval.encoding.shard_encoder import check_finite
 
 WINDOW = 8_192
 

@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from raytriever.endpoints.function import open_function
-from raytriever.errors import ConfigError, setting
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.paths import FUNCTION, OPENAI
+from raytriever.models.device_and_precision import choose_precision, default_device, type_of
+from raytriever.models.device_memory import move_to
 from raytriever.models.encoder import check_precision
 from raytriever.models.inference import TextEncoder
-from raytriever.models.memory import move_to
-from raytriever.models.precision import choose_precision, default_device, type_of
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.paths import FUNCTION, OPENAI
+from raytriever.retrieval.endpoints.encode_function import open_function
 
 # Types of models whose embeddings in int8 were compared with those in fp32.
 INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
@@ -62,7 +62,9 @@ def load_for_encoding(
 
 
 def _endpoint(config: ModelConfig) -> TextEncoder:
-    from raytriever.endpoints.embedding import open_endpoint  # imported here: other models need no HTTP client
+    from raytriever.retrieval.endpoints.openai_embeddings import (
+        open_endpoint,  # imported here: other models need no HTTP client
+    )
 
     return open_endpoint(config)
 

@@ -17,19 +17,19 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from raytriever.core.errors import ModelError, setting
+from raytriever.core.processes import TRIES
+from raytriever.core.store.attempts import Attempts
 from raytriever.data.dataset import RetrievalDataset, prompted
-from raytriever.data.keys import Keys, key_of, keys_of
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.store import StoredRows
-from raytriever.encoding.writer import EarlierEmbeddings, StoreWriter
-from raytriever.errors import ModelError, setting
+from raytriever.data.hashed_ids import Keys, key_of, keys_of
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.device_memory import memory_errors
 from raytriever.models.inference import Pending, TextEncoder
-from raytriever.models.memory import memory_errors
-from raytriever.models.tokenisation import content_tokenizer_json
-from raytriever.processes import TRIES
-from raytriever.prompts import Prompts, Side
-from raytriever.store.attempts import Attempts
+from raytriever.models.prompts import Prompts, Side
+from raytriever.models.tokenization import content_tokenizer_json
+from raytriever.retrieval.encoding.embedding_store import StoredRows
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import EarlierEmbeddings, StoreWriter
 
 _WRITES_BEHIND = 1  # encoded shards that may wait for their commit
 

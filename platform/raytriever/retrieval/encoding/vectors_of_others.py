@@ -26,16 +26,16 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.data.formats.rows import numbered_rows, object_of
-from raytriever.data.records import BadRow
-from raytriever.errors import DataError
-from raytriever.reading.arrays import open_parquet, read_array
-from raytriever.reading.regular import check_regular
-from raytriever.store.cache import cache_folder, hold
-from raytriever.store.commit import committed_directory, read_manifest
-from raytriever.store.disk import files_below
-from raytriever.store.parts import make_once
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError
+from raytriever.core.reading.arrays import open_parquet, read_array
+from raytriever.core.reading.regular_files import check_regular
+from raytriever.core.store.cache import cache_folder, hold
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.core.store.disk import files_below
+from raytriever.core.store.unfinished_parts import make_once
+from raytriever.data.formats.file_rows import numbered_rows, object_of
+from raytriever.data.records_and_bad_rows import BadRow
 
 PASSAGES, QUERIES = "passages", "queries"
 _FORMS = (".parquet", ".npy", ".jsonl", ".jsonl.gz")

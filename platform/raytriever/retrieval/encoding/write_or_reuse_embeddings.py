@@ -27,10 +27,17 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.data.digests import check_directory
-from raytriever.data.keys import KeyIndex, Keys
-from raytriever.encoding.store import (
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError, disk_errors, setting
+from raytriever.core.reading.arrays import read_array
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store import commit, remote_folders
+from raytriever.core.store.cache import cache_folder, recorded_locations
+from raytriever.core.store.capacity import check_disk
+from raytriever.core.store.disk import files_below, fsync, has_content
+from raytriever.data.file_digests import check_directory
+from raytriever.data.hashed_ids import KeyIndex, Keys
+from raytriever.retrieval.encoding.embedding_store import (
     KEYS,
     KIND,
     PLAN,
@@ -45,13 +52,6 @@ from raytriever.encoding.store import (
     stored_files,
     stored_values,
 )
-from raytriever.errors import StorageError, disk_errors, setting
-from raytriever.reading.arrays import read_array
-from raytriever.reading.structured import read_json
-from raytriever.store import commit, remote
-from raytriever.store.cache import cache_folder, recorded_locations
-from raytriever.store.capacity import check_disk
-from raytriever.store.disk import files_below, fsync, has_content
 
 EMBEDDINGS = "embeddings"  # collection of the cache
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
@@ -143,7 +143,7 @@ class StoreWriter:
 
     def finish(self) -> EmbeddingStore:
         """Commit the store when no shard is missing, and remove the earlier one."""
-        remote.pull(self.work, owned=False)  # the reports of other hosts
+        remote_folders.pull(self.work, owned=False)  # the reports of other hosts
         files: dict[str, commit.FileEntry] = {}
         for number in range(self.plan.shards):
             files |= self._read_report(number)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.endpoints.client import ServiceError, TemporaryFailure
+from raytriever.retrieval.endpoints.openai_client import ServiceError, TemporaryFailure
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.errors import ConfigError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ConfigError
+from raytriever.core.paths import FUNCTION
 from raytriever.models.description import Description
 from raytriever.models.inference import PendingEmbeddings
-from raytriever.paths import FUNCTION
-from raytriever.prompts import TASK_TYPE, Prompts, PromptTable, Side
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import TASK_TYPE, Prompts, PromptTable, Side
 
 _numbers = count()
 _encoders: weakref.WeakValueDictionary[str, FunctionEncoder] = weakref.WeakValueDictionary()

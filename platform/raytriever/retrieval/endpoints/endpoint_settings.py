@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
-from raytriever.errors import ConfigError, setting
-from raytriever.masking import mask_variable
-from raytriever.models.config import READING, ModelConfig
-from raytriever.options import Need, option
-from raytriever.paths import OPENAI
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.masking import mask_variable
+from raytriever.core.options import Need, option
+from raytriever.core.paths import OPENAI
+from raytriever.models.model_settings import READING, ModelConfig
 
 # Paths of requests after the base address. A full address is accepted too.
 CHAT, EMBEDDINGS = "/chat/completions", "/embeddings"

@@ -25,10 +25,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from raytriever.endpoints.config import LOCAL, ServiceConfig
-from raytriever.errors import UserError, setting
-from raytriever.masking import HIDDEN, masked
-from raytriever.options import did_you_mean
+from raytriever.core.errors import UserError, setting
+from raytriever.core.masking import HIDDEN, masked
+from raytriever.core.options import did_you_mean
+from raytriever.retrieval.endpoints.endpoint_settings import LOCAL, ServiceConfig
 
 T = TypeVar("T")
 

@@ -22,21 +22,27 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.data.keys import as_utf8, key_of
-from raytriever.endpoints.budget import BudgetReached, Spending, TokenCounts, TokenEstimator
-from raytriever.endpoints.client import Client, RequestRefused, ServiceError
-from raytriever.endpoints.config import EMBEDDINGS, EncoderConfig, check_reading, check_service, read_service_key
-from raytriever.endpoints.function import OutsideEncoder
-from raytriever.endpoints.paid import PaidEmbeddings
-from raytriever.endpoints.vectors import EmbeddingDialect, Vectors, read_vectors
-from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.interruption import check_interrupted
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.core.interruption import check_interrupted
+from raytriever.core.paths import OPENAI
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.terminal import warn
+from raytriever.data.hashed_ids import as_utf8, key_of
 from raytriever.models.description import Description
-from raytriever.paths import OPENAI
-from raytriever.prompts import PromptTable, Side, fill_title
-from raytriever.store.cache import cache_folder
-from raytriever.terminal import warn
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import PromptTable, Side, fill_title
+from raytriever.retrieval.endpoints.embedding_requests import EmbeddingDialect, Vectors, read_vectors
+from raytriever.retrieval.endpoints.encode_function import OutsideEncoder
+from raytriever.retrieval.endpoints.endpoint_settings import (
+    EMBEDDINGS,
+    EncoderConfig,
+    check_reading,
+    check_service,
+    read_service_key,
+)
+from raytriever.retrieval.endpoints.openai_client import Client, RequestRefused, ServiceError
+from raytriever.retrieval.endpoints.paid_embeddings import PaidEmbeddings
+from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
 # Largest batch. A service may take up to 2,048 texts, but a kill loses what is in flight.
 MOST_TEXTS, MOST_TOKENS = 64, 8_192

@@ -21,10 +21,10 @@ import numpy as np
 from jaxtyping import Bool, Float32
 from numpy import ndarray
 
-from raytriever.errors import disk_errors
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import write_atomically
-from raytriever.store.disk import fsync
+from raytriever.core.errors import disk_errors
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import write_atomically
+from raytriever.core.store.disk import fsync
 
 _ROW = np.dtype([("key", "V16"), ("tokens", "<u4"), ("bytes", "<u4"), ("crc", "<u4"), ("", "<u4")])
 _ABOUT, _ROWS, _EMBEDDINGS = "about.json", "rows.bin", "embeddings.bin"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from raytriever.endpoints.config import ServiceConfig
+from raytriever.retrieval.endpoints.endpoint_settings import ServiceConfig
 
 # Bytes of UTF-8 per token, until a service has counted tokens: typical of English text and byte-pair vocabularies.
 BYTES_A_TOKEN = 4.0

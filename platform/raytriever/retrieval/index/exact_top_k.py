@@ -1,8 +1,8 @@
 """Exact top-k by dot product over the blocks of a corpus, with an order that depends only on scores and ids.
 
 Equal scores are ordered by descending document id, as in trec_eval, so a run file gives the same metrics in any tool.
-Scores are those of `index.score`, so the result has the same bytes for any blocks, any order of blocks, any number of
-threads and any device. Block after block, for as many queries as the memory allows:
+Scores are those of `index.pair_scores`, so the result has the same bytes for any blocks, any order of blocks, any
+number of threads and any device. Block after block, for as many queries as the memory allows:
 
 1. A matrix product gives quick scores in float32. Each query keeps a few more than k documents with the highest ones.
 2. At least k documents score no less than the k-th highest quick score minus its error. A document whose quick score
@@ -31,12 +31,19 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.errors import ConfigError, ModelError
-from raytriever.index.ranking import NONE, TieOrder, keys_of, scores_of
-from raytriever.index.score import as_float32, check_finite, norms, refuse_forked, round_sums, scores_of_pairs
-from raytriever.models.memory import free_memory, memory_errors
-from raytriever.models.precision import default_device
-from raytriever.threads import thread_pool
+from raytriever.core.errors import ConfigError, ModelError
+from raytriever.core.numba_threads import thread_pool
+from raytriever.models.device_and_precision import default_device
+from raytriever.models.device_memory import free_memory, memory_errors
+from raytriever.retrieval.index.pair_scores import (
+    as_float32,
+    check_finite,
+    norms,
+    refuse_forked,
+    round_sums,
+    scores_of_pairs,
+)
+from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, scores_of
 
 # Embeddings of a block, and scores or float64 embeddings of a tile.
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30

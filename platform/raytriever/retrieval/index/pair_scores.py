@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.errors import ConfigError, ModelError
-from raytriever.threads import in_threads
+from raytriever.core.errors import ConfigError, ModelError
+from raytriever.core.numba_threads import in_threads
 
 _CHECKED_ROWS, _GATHERED_ROWS = 1 << 16, 1 << 12
 # Components that are multiplied at a time on a CPU: they stay in the cache.

@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Float32, Int64, Integer
 from numpy import ndarray
 
-from raytriever.index.exact import Blocks, top_k_of_blocks
-from raytriever.index.score import pair_scores
+from raytriever.retrieval.index.exact_top_k import Blocks, top_k_of_blocks
+from raytriever.retrieval.index.pair_scores import pair_scores
 
 FP32, INT8, UBINARY = "fp32", "int8", "ubinary"
 _STEPS = 255
@@ -88,8 +88,8 @@ class QuantisedDocuments:
     """Documents that are searched by their codes.
 
     Args:
-        blocks: returns the blocks of the embeddings in fp32, see `index.exact.top_k_of_blocks`.
-        ties: result of `index.exact.tie_order`.
+        blocks: returns the blocks of the embeddings in fp32, see `index.exact_top_k.top_k_of_blocks`.
+        ties: result of `index.exact_top_k.tie_order`.
     """
 
     quantiser: Quantiser

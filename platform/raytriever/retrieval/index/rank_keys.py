@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int64, UInt32
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
 
 # Fills the unused entries of a ranking; greater than the key of any score.
 NONE = 2**63 - 1

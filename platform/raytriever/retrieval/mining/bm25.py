@@ -18,12 +18,12 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.machine import usable_cores
 from raytriever.data.dataset import Documents, Passages
-from raytriever.data.prepare.tokenisation import flat
-from raytriever.machine import usable_cores
-from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
-from raytriever.mining.postings import Postings
+from raytriever.data.prepare.corpus_tokenization import flat
+from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYSER, Analyser
+from raytriever.retrieval.mining.postings import Postings
 
 # Documents of a corpus whose postings are kept in memory: those of passages take up to 75 MB.
 IN_MEMORY = 1 << 17

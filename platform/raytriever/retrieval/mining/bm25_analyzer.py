@@ -30,10 +30,10 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.core.errors import flag_of
+from raytriever.core.reading.characters import remove_invisible
 from raytriever.data.dataset import Documents, Passages
 from raytriever.data.languages import AUTO, ENGLISH, LANGUAGES, NGRAMS, OTHER, UNSPACED, detect
-from raytriever.errors import flag_of
-from raytriever.reading.characters import remove_invisible
 
 SAMPLE_SIZE = 1_000  # documents that are examined, evenly spread over the corpus
 _ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s

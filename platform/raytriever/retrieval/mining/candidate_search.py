@@ -17,18 +17,18 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
+from raytriever.core.errors import ModelError, setting
 from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_runs
-from raytriever.data.keys import key_of, keys_of, normalise
-from raytriever.data.records import ORIGINS
-from raytriever.data.sampling.order import words
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ModelError, setting
-from raytriever.index.exact import Corpus, tie_order
-from raytriever.index.ranking import TieOrder
-from raytriever.index.score import pair_scores
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.config import MiningConfig
-from raytriever.mining.filters import ExcludedDocuments, entries
+from raytriever.data.hashed_ids import key_of, keys_of, normalise
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.data.sampling.batch_order import words
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.index.exact_top_k import Corpus, tie_order
+from raytriever.retrieval.index.pair_scores import pair_scores
+from raytriever.retrieval.index.rank_keys import TieOrder
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.filters import ExcludedDocuments, entries
+from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 # A judge scores pairs of texts; higher scores are more relevant.
 Judge = Callable[[Sequence[str], Sequence[str]], Float32[ndarray, " pairs"]]
@@ -58,7 +58,7 @@ DocumentEmbeddings = EmbeddingStore | ArrayEmbeddings
 
 
 class SearchedCorpus(Protocol):
-    """Corpus for several searches; see `index.exact.Corpus`."""
+    """Corpus for several searches; see `index.exact_top_k.Corpus`."""
 
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys."""
@@ -136,7 +136,7 @@ def _of_pairs(
     return score_all
 
 
-# Purposes of draws; see `data.sampling.order.words`.
+# Purposes of draws; see `sampling.batch_order.words`.
 DOCUMENTS, CHOICE = 11, 12
 # Normalised passages in the cache; queries share candidates.
 _PASSAGES = 1 << 17

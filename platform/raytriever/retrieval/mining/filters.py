@@ -1,7 +1,7 @@
 """Filters of a query's candidates, as pure functions. Each candidate is kept, or removed for one reason.
 
 1. Excluded documents: the relevant documents of the query and of every query with the same text; documents with the
-   same text as one of these (`data.keys`); and the document with the query's own id, which BEIR also removes from
+   same text as one of these (`data.hashed_ids`); and the document with the query's own id, which BEIR also removes from
    rankings.
 2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
    of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so

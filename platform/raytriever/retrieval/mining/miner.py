@@ -21,21 +21,21 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.data.config import DataConfig
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.progress import Progress
+from raytriever.core.reading.arrays import read_arrays
+from raytriever.core.store.unfinished_parts import Parts
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable, read_negatives
-from raytriever.data.records import ORIGINS
-from raytriever.data.sampling.examples import parse_mix
-from raytriever.data.sampling.order import words
-from raytriever.errors import ConfigError, DataError, setting
-from raytriever.mining import filters
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.config import MiningConfig
-from raytriever.mining.finders import CHOICE, Embeddings, Judge, MiningInputs
-from raytriever.progress import Progress
-from raytriever.reading.arrays import read_arrays
-from raytriever.store.parts import Parts
+from raytriever.data.hard_negatives import NegativesTable, read_negatives
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.data.sampling.batch_order import words
+from raytriever.data.sampling.training_examples import parse_mix
+from raytriever.retrieval.mining import filters
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.candidate_search import CHOICE, Embeddings, Judge, MiningInputs
+from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 # Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
 BLOCK = 1 << 22
@@ -60,8 +60,8 @@ _EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {
 class MinedBlock(NamedTuple):
     """Result of mining a block of queries with one method: columns of the kept candidates, and counts.
 
-    A finished block is a part (`store.parts`) with one file, so a mining that was killed continues after the last of
-    them. Blocks follow from the inputs alone, and the folder of the parts is named after these.
+    A finished block is a part (`store.unfinished_parts`) with one file, so a mining that was killed continues after the
+    last of them. Blocks follow from the inputs alone, and the folder of the parts is named after these.
 
     Args:
         queries: index of the query in the split.

@@ -10,30 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.data.config import DataConfig
+from raytriever.core.errors import ConfigError, DataError, StorageError, setting
+from raytriever.core.store.capacity import check_disk
+from raytriever.core.store.commit import remove
+from raytriever.core.store.disk import check_writable
+from raytriever.core.store.unfinished_parts import folder_of_blocks
+from raytriever.core.terminal import text_table
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.keys import key_of
-from raytriever.data.negatives import ROW_BYTES, write_negatives
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.encoding.corpus import embed_corpus, open_matching_store
-from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import open_encoder, report_prompts
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, DataError, StorageError, setting
-from raytriever.mining.analyser import Analysis
-from raytriever.mining.config import MiningConfig
-from raytriever.mining.filters import REASONS
-from raytriever.mining.finders import Embeddings
-from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
-from raytriever.models.config import ModelConfig
+from raytriever.data.hard_negatives import ROW_BYTES, write_negatives
+from raytriever.data.hashed_ids import key_of
+from raytriever.data.prepare.open_dataset import open_all_splits
+from raytriever.data.prepare.prepare_dataset import in_processes
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.models.precision import choose_precision, default_device
-from raytriever.store.capacity import check_disk
-from raytriever.store.commit import remove
-from raytriever.store.disk import check_writable
-from raytriever.store.parts import folder_of_blocks
-from raytriever.terminal import text_table
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus, open_matching_store
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.encode_texts import encode_queries
+from raytriever.retrieval.encoding.load_for_encoding import open_encoder, report_prompts
+from raytriever.retrieval.mining.bm25_analyzer import Analysis
+from raytriever.retrieval.mining.candidate_search import Embeddings
+from raytriever.retrieval.mining.filters import REASONS
+from raytriever.retrieval.mining.miner import REPEATED, MiningResult, check_data, mine
+from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 
 def run_mining(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.options import Need, check_changed, did_you_mean, option
-from raytriever.paths import NEGATIVES, RANKING, TEACHER
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.options import Need, check_changed, did_you_mean, option
+from raytriever.core.paths import NEGATIVES, RANKING, TEACHER
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 

@@ -25,15 +25,15 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt32
 from numpy import ndarray
 
+from raytriever.core.errors import DataError
+from raytriever.core.processes import TRIES, ProcessDeath, map_in_processes
+from raytriever.core.progress import Progress
+from raytriever.core.reading.arrays import read_array
+from raytriever.core.store.cache import cache_folder, hold
+from raytriever.core.store.commit import committed_directory
+from raytriever.core.store.unfinished_parts import Parts, make_once
 from raytriever.data.dataset import Documents, Passages
-from raytriever.errors import DataError
-from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
-from raytriever.processes import TRIES, ProcessDeath, map_in_processes
-from raytriever.progress import Progress
-from raytriever.reading.arrays import read_array
-from raytriever.store.cache import cache_folder, hold
-from raytriever.store.commit import committed_directory
-from raytriever.store.parts import Parts, make_once
+from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYSER, Analyser
 
 K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents

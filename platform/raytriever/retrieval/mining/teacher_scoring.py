@@ -19,23 +19,23 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.config import DataConfig
+from raytriever.core.errors import ConfigError, DataError, ModelError, StorageError, setting
+from raytriever.core.progress import Progress
+from raytriever.core.reading.arrays import read_array
+from raytriever.core.store.commit import MANIFEST, committed_directory, read_manifest, remove
+from raytriever.core.store.disk import check_writable, has_content
+from raytriever.core.store.unfinished_parts import Parts, folder_of_blocks
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.trec import read_run
-from raytriever.data.negatives import read_negatives, write_pairs
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.sampling.teacher import KIND, identity, read_scores
-from raytriever.errors import ConfigError, DataError, ModelError, StorageError, setting
-from raytriever.mining.config import ScoreConfig
+from raytriever.data.formats.miracl_and_mrtydi import read_run
+from raytriever.data.hard_negatives import read_negatives, write_pairs
+from raytriever.data.prepare.open_dataset import open_all_splits
+from raytriever.data.prepare.prepare_dataset import in_processes
+from raytriever.data.sampling.teacher_scores import KIND, identity, read_scores
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.resolution import commit_of, resolve_model
-from raytriever.progress import Progress
-from raytriever.reading.arrays import read_array
-from raytriever.store.commit import MANIFEST, committed_directory, read_manifest, remove
-from raytriever.store.disk import check_writable, has_content
-from raytriever.store.parts import Parts, folder_of_blocks
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.resolve_model import commit_of, resolve_model
+from raytriever.retrieval.mining.mining_settings import ScoreConfig
 
 _SCORES = "scores.npy"
 # A few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.

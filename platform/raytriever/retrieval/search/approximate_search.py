@@ -16,30 +16,30 @@ import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.config import DataConfig
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.core.store.capacity import check_disk, check_memory
+from raytriever.core.store.commit import committed_directory, one_writer
+from raytriever.core.store.disk import check_writable
+from raytriever.core.terminal import text_table
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.encoding.corpus import embed_corpus, open_matching_store, plan_embeddings
-from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import open_encoder, report_prompts
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
-from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.approximate.measure import format_count, measure
-from raytriever.index.approximate.store import read_index, read_meta, save_index, write_embeddings
-from raytriever.index.exact import tie_order, top_k
-from raytriever.models.config import ModelConfig
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import in_processes
 from raytriever.models.inference import TextEncoder
-from raytriever.search.calibration import current_calibration
-from raytriever.search.exact import PassageIndex, format_hits
-from raytriever.store.capacity import check_disk, check_memory
-from raytriever.store.commit import committed_directory, one_writer
-from raytriever.store.disk import check_writable
-from raytriever.terminal import text_table
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus, open_matching_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.encode_texts import encode_queries
+from raytriever.retrieval.encoding.load_for_encoding import open_encoder, report_prompts
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.faiss_indexes import POINTS, default_code_bytes, default_lists
+from raytriever.retrieval.index.approximate.index_recall import format_count, measure
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
+from raytriever.retrieval.index.approximate.stored_index import read_index, read_meta, save_index, write_embeddings
+from raytriever.retrieval.index.exact_top_k import tie_order, top_k
+from raytriever.retrieval.search.calibration_file import current_calibration
+from raytriever.retrieval.search.exact_search import PassageIndex, format_hits
 
 # Split of RoarGraph's training queries; other kinds need none.
 _TRAINING_SPLIT = "train"

@@ -23,25 +23,25 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 from numpy import ndarray
 
+from raytriever.core.errors import ConfigError, StorageError, flag_of, setting
+from raytriever.core.reading.json_and_yaml import conform, read_json
+from raytriever.core.store.commit import MANIFEST
+from raytriever.core.store.disk import files_below
+from raytriever.core.terminal import one_line
+from raytriever.data.data_sources import SourceFile
 from raytriever.data.dataset import Documents
-from raytriever.data.digests import content_digest
-from raytriever.data.sources import SourceFile
-from raytriever.errors import ConfigError, StorageError, flag_of, setting
-from raytriever.metrics.answering import AnswerAim, AnswersAchieved
-from raytriever.metrics.confidence import Confidence, RankedQuestions
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.passages import PassagesKept
-from raytriever.metrics.probability import CalibrationError, IsotonicMap, PlattMap
-from raytriever.mining.bm25 import Bm25Index, compare_best
-from raytriever.models.config import ModelConfig
+from raytriever.data.file_digests import content_digest
+from raytriever.metrics.answer_confidence import Confidence, RankedQuestions
+from raytriever.metrics.answer_threshold import AnswerAim, AnswersAchieved
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.passage_threshold import PassagesKept
+from raytriever.metrics.score_to_probability import CalibrationError, IsotonicMap, PlattMap
 from raytriever.models.description import describe, prompt_table
-from raytriever.models.resolution import read_files, resolve_model
-from raytriever.models.source import has_files
-from raytriever.prompts import Prompts
-from raytriever.reading.structured import conform, read_json
-from raytriever.store.commit import MANIFEST
-from raytriever.store.disk import files_below
-from raytriever.terminal import one_line
+from raytriever.models.directory.hub_or_local import has_files
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Prompts
+from raytriever.models.resolve_model import read_files, resolve_model
+from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 
 FILE, FORMAT = "calibration.json", 5
 AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
@@ -60,7 +60,7 @@ class AnswerThreshold(AnswersAchieved):
     """Lowest confidence of an answer, and what it achieves on the questions on which it was checked.
 
     Args:
-        aim, wanted: how it was chosen; see `metrics.answering`.
+        aim, wanted: how it was chosen; see `metrics.answer_threshold`.
         score: the lowest confidence; of the file's `confidence`.
     """
 

@@ -14,30 +14,30 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.terminal import one_line, warn
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import Documents, RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.encoding.corpus import embed_corpus
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import open_encoder
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.index.exact import Corpus, tie_order, top_k_of_blocks
-from raytriever.index.ranking import TieOrder
-from raytriever.metrics.confidence import SCORE
-from raytriever.models.config import ModelConfig
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import in_processes
+from raytriever.metrics.answer_confidence import SCORE
 from raytriever.models.inference import TextEncoder
-from raytriever.search.calibration import Calibration, Decider, current_calibration
-from raytriever.terminal import one_line, warn
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import open_encoder
+from raytriever.retrieval.index.exact_top_k import Corpus, tie_order, top_k_of_blocks
+from raytriever.retrieval.index.rank_keys import TieOrder
+from raytriever.retrieval.search.calibration_file import Calibration, Decider, current_calibration
 
 
 @activity("searching the embeddings")
 def search_store(
     store: EmbeddingStore, queries: Float32[ndarray, "queries width"], k: int, ties: Int64[ndarray, " documents"]
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """Search a store exactly, with one shard in memory at a time; see `index.exact.top_k_of_blocks`."""
+    """Search a store exactly, with one shard in memory at a time; see `index.exact_top_k.top_k_of_blocks`."""
     return top_k_of_blocks(queries, store.blocks(), k, ties)
 
 

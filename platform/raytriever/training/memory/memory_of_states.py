@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raytriever.losses.scores import panel_height
-from raytriever.training.config import TrainingConfig
+from raytriever.losses.score_matrix import panel_height
+from raytriever.training.training_settings import TrainingConfig
 
 FLOAT = 4
 # Values per message of ZeRO; DeepSpeed's default is ten times as many and reserves 2 GB of float32.

@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 
-from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.arithmetic import StateBytes, WorkerTexts, batch_bytes
-from raytriever.training.memory.simulation import SimulatedEncoder
+from raytriever.training.memory.memory_of_states import StateBytes, WorkerTexts, batch_bytes
+from raytriever.training.memory.simulated_encoder import SimulatedEncoder
+from raytriever.training.training_settings import TrainingConfig
 
 # Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
 # to 1 MB on a CPU), and fragmentation.

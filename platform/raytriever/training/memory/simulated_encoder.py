@@ -26,18 +26,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ModelError
 from raytriever.models.decoder import disable_cache
 from raytriever.models.description import Description, head_modules
+from raytriever.models.device_and_precision import autocast, base_type
+from raytriever.models.directory.head import load_head
+from raytriever.models.directory.model_files import first_line, model_errors, quiet_transformers
+from raytriever.models.directory.modules import ModelFiles
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, Encoder, set_dropout
-from raytriever.models.files import first_line, model_errors, quiet_transformers
-from raytriever.models.pipeline.head import load_head
-from raytriever.models.pipeline.modules import ModelFiles
-from raytriever.models.precision import autocast, base_type
-from raytriever.models.prepare import prepare_for_training
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prepare_for_training import prepare_for_training
+from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever
-from raytriever.prompts import Side
 
 CPU = torch.device("cpu")
 _NAME = "raytriever_fused"

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError, setting
+from raytriever.core.errors import ConfigError, setting
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
-from raytriever.models.checkpoint import Slice
-from raytriever.training.batch import Batch
-from raytriever.training.memory.arithmetic import ZERO_BUCKET
+from raytriever.models.checkpoint_model import Slice
+from raytriever.training.memory.memory_of_states import ZERO_BUCKET
 from raytriever.training.parallel.model_state import STEP, device_of_steps, gathered, restore, shape_of, slices_of
-from raytriever.training.parallel.strategy import Strategy, finite_or_refused
+from raytriever.training.parallel.strategies import Strategy, finite_or_refused
+from raytriever.training.worker_batch import Batch
 
 
 class Zero(Strategy):

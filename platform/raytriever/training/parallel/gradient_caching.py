@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
-from raytriever.models.files import first_line
-from raytriever.models.memory import is_out_of_memory
+from raytriever.models.device_memory import is_out_of_memory
+from raytriever.models.directory.model_files import first_line
 from raytriever.models.packing import TokenBatch, texts_of, tokens_of
-from raytriever.prompts import Side
+from raytriever.models.prompts import Side
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.guide import GuideEmbeddings
+from raytriever.losses.false_negative_mask import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
-from raytriever.losses.table import SCORE_LOSSES
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import SCORE_LOSSES
 from raytriever.models.packing import Buckets, TokenBatch, texts_of, tokens_of
+from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever
-from raytriever.prompts import Side
-from raytriever.training.batch import Batch, Passes
-from raytriever.training.parallel.grad_cache import Agreement, Encode, cached_loss, count_kept
+from raytriever.training.parallel.gradient_caching import Agreement, Encode, cached_loss, count_kept
+from raytriever.training.worker_batch import Batch, Passes
 
 
 def level(texts: Buckets, agreement: Agreement) -> Buckets:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raytriever.errors import UserError, setting
+from raytriever.core.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
-from raytriever.models.checkpoint import Slice
-from raytriever.models.memory import HostCopy
-from raytriever.training.batch import Batch
+from raytriever.models.checkpoint_model import Slice
+from raytriever.models.device_memory import HostCopy
 from raytriever.training.parallel.model_state import MOMENTS, STEP, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.worker_batch import Batch
 
 # torch 2.13 renamed the setting and warns of its old name.
 _NEW = "forward_sync_buffers"

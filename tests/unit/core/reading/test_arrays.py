@@ -13,8 +13,8 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import save_file
 
-from raytriever.errors import ConfigError, DataError, StorageError
-from raytriever.reading.arrays import open_parquet, open_tensors, read_array, read_arrays, read_arrow
+from raytriever.core.errors import ConfigError, DataError, StorageError
+from raytriever.core.reading.arrays import open_parquet, open_tensors, read_array, read_arrays, read_arrow
 
 TEXTS = {"id": "large_string", "text": "large_string"}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pdf import write_pdf
 
-from raytriever.errors import ConfigError, DataError
-from raytriever.reading.documents import read
-from raytriever.reading.documents.read import kind_of_document, read_document, require_parsers
-from raytriever.reading.documents.sections import ParsedDocument
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.core.reading.documents import read_document as read
+from raytriever.core.reading.documents.read_document import kind_of_document, read_document, require_parsers
+from raytriever.core.reading.documents.sections import ParsedDocument
 
 MARKDOWN = """---
 layout: page

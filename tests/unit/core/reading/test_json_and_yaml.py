@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.errors import ConfigError, StorageError
-from raytriever.reading.arrays import read_array, read_arrow
-from raytriever.reading.structured import conform, parse_json, read_json, read_yaml
+from raytriever.core.errors import ConfigError, StorageError
+from raytriever.core.reading.arrays import read_array, read_arrow
+from raytriever.core.reading.json_and_yaml import conform, parse_json, read_json, read_yaml
 
 
 class Figures(TypedDict):

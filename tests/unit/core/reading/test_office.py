@@ -7,9 +7,9 @@ import io
 import pytest
 from office import slide_file, with_part, word_file
 
-from raytriever.errors import DataError
-from raytriever.reading.documents.read import kind_of_document, read_document
-from raytriever.reading.documents.sections import ParsedDocument
+from raytriever.core.errors import DataError
+from raytriever.core.reading.documents.read_document import kind_of_document, read_document
+from raytriever.core.reading.documents.sections import ParsedDocument
 
 BOMB = b"<!DOCTYPE a [<!ENTITY a0 'aaaaaaaaaa'>%s]><a>&a8;</a>" % b"".join(
     b"<!ENTITY a%d '%s'>" % (n, b"&a%d;" % (n - 1) * 10) for n in range(1, 9)

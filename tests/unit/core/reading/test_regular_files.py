@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.sources import Source, open_raw, open_stream
-from raytriever.errors import StorageError
-from raytriever.paths import DATASET, FILE, FOLDER
-from raytriever.reading.regular import check_regular, open_regular
-from raytriever.reading.structured import read_json, read_yaml
-from raytriever.store.commit import sha256_of
+from raytriever.core.errors import StorageError
+from raytriever.core.paths import DATASET, FILE, FOLDER
+from raytriever.core.reading.json_and_yaml import read_json, read_yaml
+from raytriever.core.reading.regular_files import check_regular, open_regular
+from raytriever.core.store.commit import sha256_of
+from raytriever.data.data_sources import Source, open_raw, open_stream
 
 MESSAGE = "is a pipe, a socket or a device; give a regular file"
 READERS = [

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from object_store import ObjectStore
 
-from raytriever.store import objects
+from raytriever.core.store import object_stores
 
 
 @pytest.fixture
 def machine(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Continue on a machine of this name, with copies of its own."""
     server.use(monkeypatch)
-    monkeypatch.setattr(objects, "_answered", set())
+    monkeypatch.setattr(object_stores, "_answered", set())
 
     def move(name: str) -> None:
-        monkeypatch.setenv(objects.COPIES, str(tmp_path / name))
+        monkeypatch.setenv(object_stores.COPIES, str(tmp_path / name))
 
     move("one")
     return move

@@ -13,11 +13,11 @@ import pytest
 from object_store import READER, ObjectStore, object_store
 
 from raytriever.api.models import path_of
-from raytriever.data.formats.rows import numbered_rows
-from raytriever.errors import StorageError
-from raytriever.store import objects
-from raytriever.store.commit import complete, one_writer, write_atomically
-from raytriever.store.disk import check_writable
+from raytriever.core.errors import StorageError
+from raytriever.core.store import object_stores
+from raytriever.core.store.commit import complete, one_writer, write_atomically
+from raytriever.core.store.disk import check_writable
+from raytriever.data.formats.file_rows import numbered_rows
 
 
 @pytest.mark.parametrize("credentials", [READER, ("nobody", "wrong")])
@@ -47,9 +47,9 @@ def test_a_full_store_is_one_that_answers(
 
     def fill() -> None:
         for number in range(50):
-            objects.write_object(path_of(uri) / str(number), bytes(1 << 20))
+            object_stores.write_object(path_of(uri) / str(number), bytes(1 << 20))
 
-    monkeypatch.setattr(objects, "_report", report)
+    monkeypatch.setattr(object_stores, "_report", report)
     (tmp_path / "store").mkdir()
     with object_store(tmp_path / "store", "-volume.max=1", "-master.volumeSizeLimitMB=1") as full:
         full.use(monkeypatch)
@@ -57,7 +57,7 @@ def test_a_full_store_is_one_that_answers(
             _ReportedError, match=r"^s3://bucket: the store answers with an error, as a full one does \("
         ):
             fill()
-        monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(object_stores, "PATIENCE_SECONDS", 0.0)
         with pytest.raises(StorageError, match=r"the store has answered with errors for .*; free space in it if it is"):
             fill()
 
@@ -97,7 +97,7 @@ def test_an_endpoint_that_is_no_store_ends_in_one_line(
     state: str,
 ) -> None:
     answers = state == "answers HTML"
-    monkeypatch.setattr(objects, "FIRST_SECONDS", 8.0 if state == "closed" else 1.0)
+    monkeypatch.setattr(object_stores, "FIRST_SECONDS", 8.0 if state == "closed" else 1.0)
     began = time.monotonic()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Html) as server:
         if answers:
@@ -105,7 +105,7 @@ def test_an_endpoint_that_is_no_store_ends_in_one_line(
         if state == "closed":
             server.server_close()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        objects._store.cache_clear()
+        object_stores._store.cache_clear()
         with pytest.raises(StorageError) as caught:
             check_writable(path_of(uri))
         if answers:
@@ -120,9 +120,9 @@ def test_a_store_that_has_never_answered_is_waited_for_shortly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a command it is a wrong address; in a worker the driver has reached it."""
-    monkeypatch.setattr(objects, "_answered", set())
-    monkeypatch.setattr(objects, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.6)
+    monkeypatch.setattr(object_stores, "_answered", set())
+    monkeypatch.setattr(object_stores, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(object_stores, "PATIENCE_SECONDS", 0.6)
     failures: list[float] = []
 
     def refuse() -> None:
@@ -132,7 +132,7 @@ def test_a_store_that_has_never_answered_is_waited_for_shortly(
     def tries(uri: str, line: str) -> int:
         failures.clear()
         with pytest.raises(StorageError) as caught:
-            objects.patiently(refuse, uri, None)
+            object_stores.patiently(refuse, uri, None)
         assert str(caught.value).startswith(f"{uri}: the store has not answered for {line}")
         return len(failures)
 
@@ -141,11 +141,11 @@ def test_a_store_that_has_never_answered_is_waited_for_shortly(
     )
     assert tries("s3://new", first) == 1
     assert capsys.readouterr().err == ""
-    assert objects.patiently(lambda: 1, "s3://old", None) == 1
+    assert object_stores.patiently(lambda: 1, "s3://old", None) == 1
     assert tries("s3://old", "0.01 minutes (Could not connect to server); ") > 1
     assert "s3://old: the store does not answer (Could not connect to server)" in capsys.readouterr().err
     assert tries("s3://new", first) == 1
-    objects.trust_stores()
+    object_stores.trust_stores()
     assert tries("s3://new", "0.01 minutes (Could not connect to server); ") > 1
 
 
@@ -154,7 +154,7 @@ def test_a_store_that_goes_silent_while_an_input_is_read_is_waited_for(
     machine: Callable[[str], None], uri: str, server: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = b'{"text": "' + b"x" * 1000 + b'"}\n'
-    objects.write_object(path_of(uri) / "rows.jsonl", 3000 * row)
+    object_stores.write_object(path_of(uri) / "rows.jsonl", 3000 * row)
     read = numbered_rows(f"{uri}/rows.jsonl")
     assert next(read)[0] == 1
     server.pause()

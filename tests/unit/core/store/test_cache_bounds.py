@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from processes import running_python
 
-from raytriever.data import digests
-from raytriever.data.prepare.open import open_dataset
-from raytriever.operation.cache import COLLECTIONS
-from raytriever.store.cache import BOUNDS, hold, is_held, keep_within_bound
-from raytriever.store.commit import committed_directory, read_manifest
-from raytriever.store.lock import acquire
+from raytriever.core.store.cache import BOUNDS, hold, is_held, keep_within_bound
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.core.store.lock import acquire
+from raytriever.data import file_digests
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.experiments.operation.cache_inventory import COLLECTIONS
 
 HOLDER = """
 import sys
 from pathlib import Path
-from raytriever.store.cache import hold
+from raytriever.core.store.cache import hold
 hold(Path(sys.argv[1]), Path)
 print("held", flush=True)
 sys.stdin.read()
@@ -92,14 +92,14 @@ def test_an_open_data_set_stays_and_a_closed_one_leaves(
 
 
 def test_memos_of_digests_are_bounded(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "MOST_MEMOS", 10)
+    monkeypatch.setattr(file_digests, "MOST_MEMOS", 10)
     (cache / "digests").mkdir(parents=True)
     for number in range(12):
         memo = cache / "digests" / f"{number}.json"
         memo.write_text("{}")
         os.utime(memo, (1_700_000_000 + number,) * 2)
-    digests._bound_memos.cache_clear()
-    digests.check_directory(entry(tmp_path / "own", 0))
+    file_digests._bound_memos.cache_clear()
+    file_digests.check_directory(entry(tmp_path / "own", 0))
     assert sorted(int(path.stem) for path in (cache / "digests").glob("*.json") if path.stem.isdecimal()) == [
         *range(6, 12)
     ]

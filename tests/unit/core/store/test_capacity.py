@@ -10,27 +10,27 @@ from beir import write_beir
 from encoding_case import write_store
 
 from indexes import write_index
-from raytriever.config import Config
+from raytriever.core.errors import StorageError
+from raytriever.core.store import capacity
+from raytriever.core.store.capacity import check_disk, check_memory, format_size
+from raytriever.core.store.disk import files_below
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import ROW_BYTES, NegativesTable, write_negatives
-from raytriever.data.prepare import pipeline
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import StorageError
-from raytriever.experiment.train import bytes_of_run
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.index.approximate.store import FINDER
-from raytriever.models.checkpoint import Slice
-from raytriever.models.config import ModelConfig
+from raytriever.data.hard_negatives import ROW_BYTES, NegativesTable, write_negatives
+from raytriever.data.prepare import prepare_dataset
+from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.experiments.run.whole_run import bytes_of_run
+from raytriever.models.checkpoint_model import Slice
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.search.approximate import bytes_of_finder
-from raytriever.store import capacity
-from raytriever.store.capacity import check_disk, check_memory, format_size
-from raytriever.store.disk import files_below
+from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
+from raytriever.retrieval.index.approximate.stored_index import FINDER
+from raytriever.retrieval.search.approximate_search import bytes_of_finder
 from raytriever.training.checkpoint import write_slices
-from raytriever.training.config import TrainingConfig
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import TrainingConfig
 
 DOCUMENTS = 2_000
 
@@ -57,15 +57,15 @@ def test_a_preparation_writes_at_most_what_is_estimated(
 ) -> None:
     needed: list[int] = []
     most: list[int] = []
-    assemble = pipeline.assemble
+    assemble = prepare_dataset.assemble
 
     def watched(aside, reports):  # type: ignore[no-untyped-def]
         sides = assemble(aside, reports)
         most.append(size_of(aside))  # the temporary files are still there
         return sides
 
-    monkeypatch.setattr(pipeline, "assemble", watched)
-    monkeypatch.setattr(pipeline, "check_disk", lambda path, bytes_, content: needed.append(bytes_))
+    monkeypatch.setattr(prepare_dataset, "assemble", watched)
+    monkeypatch.setattr(prepare_dataset, "check_disk", lambda path, bytes_, content: needed.append(bytes_))
     tokenisation: Tokenisation | None = None
     if has_tokens:
         tokenisation = tokenisation_of(load_retriever(ModelConfig("minilm")))

@@ -15,12 +15,12 @@ from safetensors import safe_open
 from torch import nn
 
 from raytriever.api.models import path_of
-from raytriever.errors import StorageError
+from raytriever.core.errors import StorageError
+from raytriever.core.store.commit import committed_directory, complete, push_part, take_part
+from raytriever.core.store.remote_folders import SMALL_BYTES, pull
+from raytriever.experiments.operation.cache_inventory import size_of
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.checkpoint import Slice
-from raytriever.operation.cache import size_of
-from raytriever.store.commit import committed_directory, complete, push_part, take_part
-from raytriever.store.remote import SMALL_BYTES, pull
+from raytriever.models.checkpoint_model import Slice
 from raytriever.training.checkpoint import (
     Progression,
     State,
@@ -30,7 +30,7 @@ from raytriever.training.checkpoint import (
     write_slices,
     write_state,
 )
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel.model_state import replicated_state, restore_replicated
 
 STEP, BEST = 20, 10

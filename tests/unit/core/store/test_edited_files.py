@@ -16,28 +16,28 @@ from evaluations import write_evaluation
 from prepared import prepare
 
 from indexes import write_index
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import UserError
-from raytriever.evaluation.document import document
-from raytriever.evaluation.files import read_per_query
+from raytriever.core.errors import UserError
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Request
+from raytriever.evaluation.evaluation_files import read_per_query
+from raytriever.evaluation.report_document import document
 from raytriever.evaluation.results import Results
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.store import read_meta
-from raytriever.models.config import ModelConfig
+from raytriever.experiments.report.comparison_page import write_comparison
+from raytriever.experiments.report.finished_runs import read_directory
+from raytriever.experiments.report.html_page import choose_queries
+from raytriever.experiments.tuning.trial_log import FINISHED, Trial, find_best, read_trials, sweep_rows, write_trials
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.report.comparison import write_comparison
-from raytriever.report.finished_runs import read_directory
-from raytriever.report.page import choose_queries
-from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
+from raytriever.retrieval.index.approximate.stored_index import read_meta
 from raytriever.tracking.run_state import RunState, has_unsent_data
-from raytriever.tracking.steps import StepLog, read_curves
+from raytriever.tracking.step_log import StepLog, read_curves
 from raytriever.training.checkpoint import Progression, State, read_state, write_state
-from raytriever.training.refresh import Ledger, Round, read_ledger
-from raytriever.training.validation import Record, read_records, write_record
-from raytriever.tuning.trial_log import FINISHED, Trial, find_best, read_trials, sweep_rows, write_trials
+from raytriever.training.dev_validation import Record, read_records, write_record
+from raytriever.training.negative_refresh import Ledger, Round, read_ledger
 
 # What stands in place of a value; 1e999 is read as infinity.
 VALUES = [

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from processes import run_python
 
-from raytriever.store.commit import committed_directory
-from raytriever.store.lock import acquire, lock_file_of
-from raytriever.store.parts import make_once
+from raytriever.core.store.commit import committed_directory
+from raytriever.core.store.lock import acquire, lock_file_of
+from raytriever.core.store.unfinished_parts import make_once
 
 _PROGRAM = "import os, raytriever; print(os.environ['HOME']); print(os.environ.get('HF_HOME', ''))"
 
@@ -111,7 +111,7 @@ def test_a_cache_of_somebody_else_is_replaced_by_a_private_one(reachable: Path) 
     (cache / "datasets").chmod(0o555)
     program = """
 import os
-from raytriever.store.cache import cache_folder
+from raytriever.core.store.cache import cache_folder
 if os.getuid() == 0:  # the administrator writes everywhere
     os.setgroups([])
     os.setgid(12345)

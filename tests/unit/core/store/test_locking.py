@@ -19,17 +19,17 @@ from pathlib import Path
 import pytest
 from processes import run_python, running_python
 
-from raytriever.errors import StorageError
-from raytriever.interruption import interruptible
-from raytriever.store import commit as storage
-from raytriever.store import lock as locking
-from raytriever.store.commit import committed_directory, one_writer
-from raytriever.store.lock import InUseError, acquire, check_owner, claims, join, lock_file_of, owner_of
-from raytriever.store.owner import Owner
+from raytriever.core.errors import StorageError
+from raytriever.core.interruption import interruptible
+from raytriever.core.store import commit as storage
+from raytriever.core.store import lock as locking
+from raytriever.core.store.commit import committed_directory, one_writer
+from raytriever.core.store.lock import InUseError, acquire, check_owner, claims, join, lock_file_of, owner_of
+from raytriever.core.store.lock_owner import Owner
 
 HOLDER = """
 import os, sys, time
-from raytriever.store.lock import acquire
+from raytriever.core.store.lock import acquire
 lock = acquire(sys.argv[1])
 child = os.fork() if sys.argv[2] == "fork" else -1
 if child == 0:

@@ -15,18 +15,12 @@ import pytest
 from encoding_case import plan_of, write_shards
 
 from raytriever.api.models import path_of
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import StoreWriter
-from raytriever.errors import ConfigError, DataError, StorageError
-from raytriever.evaluation.names import SYSTEM
-from raytriever.evaluation.request import EvaluatedModel
-from raytriever.models.config import ModelConfig
-from raytriever.paths import DATASET, EMBEDDINGS, MODEL, NEGATIVES, PATH, SCORES, runs_folder
-from raytriever.store import lease, objects, owner, remote
-from raytriever.store import lock as locking
-from raytriever.store.cache import cache_folder
-from raytriever.store.commit import (
+from raytriever.core.errors import ConfigError, DataError, StorageError
+from raytriever.core.paths import DATASET, EMBEDDINGS, MODEL, NEGATIVES, PATH, SCORES, runs_folder
+from raytriever.core.store import lease, lock_owner, object_stores, remote_folders
+from raytriever.core.store import lock as locking
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.commit import (
     committed_directory,
     complete,
     is_committed,
@@ -37,9 +31,15 @@ from raytriever.store.commit import (
     take_part,
     write_atomically,
 )
-from raytriever.store.disk import check_writable
-from raytriever.store.lock import InUseError, acquire, check_owner
-from raytriever.store.objects import address_of, ask, copy_of
+from raytriever.core.store.disk import check_writable
+from raytriever.core.store.lock import InUseError, acquire, check_owner
+from raytriever.core.store.object_stores import address_of, ask, copy_of
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.requested_models import EvaluatedModel
+from raytriever.evaluation.system_names import SYSTEM
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 
 def write(path: Path, content: str = "content", name: str = "data.txt") -> None:
@@ -77,7 +77,7 @@ def test_settings_and_arguments_that_name_paths_take_addresses(monkeypatch: pyte
 def test_another_machine_reads_what_was_committed(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "SMALL_BYTES", 10)
+    monkeypatch.setattr(remote_folders, "SMALL_BYTES", 10)
     write(path_of(uri), "more than ten bytes")
     machine("two")
     assert not path_of(uri).exists()
@@ -100,7 +100,7 @@ def test_a_packed_file_is_not_packed_again(machine: Callable[[str], None], uri: 
 def test_a_new_version_replaces_the_old_one_everywhere(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, largest: int
 ) -> None:
-    monkeypatch.setattr(remote, "SMALL_BYTES", largest)
+    monkeypatch.setattr(remote_folders, "SMALL_BYTES", largest)
     for version, name in (("old", "old.txt"), ("newer", "new.txt"), ("newest", "new.txt")):
         machine("one")
         write(path_of(uri), version, name)
@@ -116,7 +116,7 @@ def test_a_directory_whose_upload_was_interrupted_does_not_exist(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, uploads: int
 ) -> None:
     write(path_of(uri), "old")
-    upload, left = remote._upload, [uploads]
+    upload, left = remote_folders._upload, [uploads]
 
     def until_killed(file: Path, before: tuple[int, int] | None = None) -> None:
         left[0] -= 1
@@ -125,8 +125,8 @@ def test_a_directory_whose_upload_was_interrupted_does_not_exist(
         upload(file, before)
 
     with monkeypatch.context() as patched:
-        patched.setattr(remote, "_upload", until_killed)
-        patched.setattr(remote, "TRANSFERS", 1)
+        patched.setattr(remote_folders, "_upload", until_killed)
+        patched.setattr(remote_folders, "TRANSFERS", 1)
         with pytest.raises(KeyboardInterrupt):
             write(path_of(uri), "new", "more.txt")
     machine("two")
@@ -187,7 +187,7 @@ def test_machines_write_the_shards_of_one_store_of_embeddings(machine: Callable[
 
 def test_an_object_that_is_a_folder_too_is_refused(machine: Callable[[str], None], uri: str) -> None:
     write(path_of(uri))
-    objects.write_object(path_of(uri), b"an object")
+    object_stores.write_object(path_of(uri), b"an object")
     machine("two")
     with pytest.raises(StorageError, match="is an object and a folder"):
         complete(path_of(uri))
@@ -225,15 +225,17 @@ def test_a_second_machine_is_refused_until_the_first_has_ended(
     acquire(path_of(uri)).release()
 
 
-@pytest.mark.parametrize(("seconds", "full_share"), [(remote.UNUSED_SECONDS, 1.0), (remote.IN_USE_SECONDS, 0.0)])
+@pytest.mark.parametrize(
+    ("seconds", "full_share"), [(remote_folders.UNUSED_SECONDS, 1.0), (remote_folders.IN_USE_SECONDS, 0.0)]
+)
 def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies_and_sooner_from_a_full_disk(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, seconds: float, full_share: float
 ) -> None:
-    monkeypatch.setattr(remote, "FULL_SHARE", full_share)  # the disk is full, or never
+    monkeypatch.setattr(remote_folders, "FULL_SHARE", full_share)  # the disk is full, or never
     names = ["used", "unused", "written"]
     for name in names:
         with committed_directory(path_of(uri) / name) as folder:
-            (folder / "large").write_bytes(bytes(remote.SMALL_BYTES + 1))
+            (folder / "large").write_bytes(bytes(remote_folders.SMALL_BYTES + 1))
             (folder / "small").write_text(name)
     long_ago = time.time() - seconds - 60
     for name in names:
@@ -241,7 +243,7 @@ def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies_and_sooner
     read_manifest(path_of(uri) / "used")
     lock = acquire(path_of(uri) / "written")
     os.utime(path_of(uri) / "written", (long_ago, long_ago))
-    remote.remove_unused(objects.copies_folder())
+    remote_folders.remove_unused(object_stores.copies_folder())
     lock.release()
     left = [name for name in names if (path_of(uri) / name / "large").exists()]
     assert left == ["used", "written"]
@@ -253,10 +255,10 @@ def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies_and_sooner
 def test_a_full_disk_is_not_a_store_that_does_not_answer(
     machine: Callable[[str], None], uri: str, full_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects.write_object(path_of(uri) / "file", bytes(100_000))
-    monkeypatch.setenv(objects.COPIES, str(full_disk))
+    object_stores.write_object(path_of(uri) / "file", bytes(100_000))
+    monkeypatch.setenv(object_stores.COPIES, str(full_disk))
     with pytest.raises(StorageError) as caught:
-        remote.pull(path_of(uri))
+        remote_folders.pull(path_of(uri))
     assert str(caught.value) == (
         f"{full_disk}: the copies of s3://bucket cannot be written or read (No space left on device); "
         "free some space there, or name another folder in RAYTRIEVER_COPIES"
@@ -273,10 +275,10 @@ def test_a_file_that_changes_twice_in_a_second_is_read_again(
         times = set()
         for text in ("a", "b"):
             machine("one")
-            objects.write_object(path_of(uri) / "file", text.encode())
-            times.add(objects.list_objects(path_of(uri))["file"])
+            object_stores.write_object(path_of(uri) / "file", text.encode())
+            times.add(object_stores.list_objects(path_of(uri))["file"])
             machine("two")
-            remote.pull(path_of(uri))
+            remote_folders.pull(path_of(uri))
             assert (path_of(uri) / "file").read_text() == text
 
 
@@ -301,7 +303,7 @@ def test_a_check_of_a_path_copies_nothing(machine: Callable[[str], None], uri: s
 def test_prepared_data_with_large_shards_is_read_on_another_machine(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, tiny_dataset: Path
 ) -> None:
-    monkeypatch.setattr(remote, "SMALL_BYTES", 10)
+    monkeypatch.setattr(remote_folders, "SMALL_BYTES", 10)
     monkeypatch.setenv("RAYTRIEVER_CACHE", f"{uri}/cache")
     texts = []
     for name in ("one", "two"):
@@ -345,16 +347,16 @@ def test_what_is_written_during_an_upload_is_uploaded_by_the_next(
     lock = acquire(path_of(uri))
     path_of(uri).mkdir()
     (path_of(uri) / "log").write_text("1\n")
-    copy_in = remote._copy_in
+    copy_in = remote_folders._copy_in
 
     def write_meanwhile(file: Path, *words: object) -> None:
         copy_in(file, *words)  # type: ignore[arg-type]
         (path_of(uri) / "log").write_text("1\n2\n")
         (path_of(uri) / "new").write_text("new")
 
-    monkeypatch.setattr(remote, "_copy_in", write_meanwhile)
+    monkeypatch.setattr(remote_folders, "_copy_in", write_meanwhile)
     lock.push_changes()
-    monkeypatch.setattr(remote, "_copy_in", copy_in)
+    monkeypatch.setattr(remote_folders, "_copy_in", copy_in)
     lock.release()
     machine("two")
     complete(path_of(uri))
@@ -365,8 +367,8 @@ def test_a_large_file_of_an_unfinished_directory_is_uploaded_once(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease uploads what has changed at any time: while the file is written, while it is uploaded, and later."""
-    monkeypatch.setattr(remote, "SMALL_BYTES", 10)
-    path, uploads, is_pushing, copy_in = path_of(uri), list[str](), list[bool](), remote._copy_in
+    monkeypatch.setattr(remote_folders, "SMALL_BYTES", 10)
+    path, uploads, is_pushing, copy_in = path_of(uri), list[str](), list[bool](), remote_folders._copy_in
 
     def counted(file: Path, *words: object) -> None:
         uploads.append(str(words[1]).rpartition("/")[2])
@@ -383,7 +385,7 @@ def test_a_large_file_of_an_unfinished_directory_is_uploaded_once(
             lock.push_changes()
             is_pushing.clear()
 
-    monkeypatch.setattr(remote, "_copy_in", counted)
+    monkeypatch.setattr(remote_folders, "_copy_in", counted)
     lock = acquire(path)
     (path / "work").mkdir(parents=True)
     put_file(path / "data.npy", path / "work", save)
@@ -413,7 +415,7 @@ def test_logs_of_a_writer_are_uploaded(machine: Callable[[str], None], uri: str)
     assert (os.listdir(path_of(uri)), (path_of(uri) / "steps.jsonl").read_text()) == (["steps.jsonl"], "1\n2\n")
     machine("one")
     log.write_text("1\n2\n3\n")
-    remote.pull(path_of(uri).parent)  # as a listing of runs does, while the run is written
+    remote_folders.pull(path_of(uri).parent)  # as a listing of runs does, while the run is written
     assert log.read_text() == "1\n2\n3\n"
     lock.release()
     machine("two")
@@ -428,10 +430,12 @@ def test_the_lease_of_a_silent_machine_ends_by_the_clock_of_the_store(
 ) -> None:
     monkeypatch.setattr(locking, "LEASE_GRACE_SECONDS", 0.5)
     file = locking.lock_file_of(path_of(uri))
-    objects.write_object(file / "other", owner.record_of(owner.Owner("far", 1, "raytriever train", 0.0, "other")))
-    listed = objects.list_objects
+    object_stores.write_object(
+        file / "other", lock_owner.record_of(lock_owner.Owner("far", 1, "raytriever train", 0.0, "other"))
+    )
+    listed = object_stores.list_objects
     monkeypatch.setattr(
-        objects,
+        object_stores,
         "list_objects",
         lambda path: {name: at - int(age * 1e9) * (name == "other") for name, at in listed(path).items()},
     )
@@ -448,14 +452,14 @@ def test_at_most_one_of_many_gets_a_lease(machine: Callable[[str], None], uri: s
         with ThreadPoolExecutor(4) as threads:
             asked = threads.map(lambda token: lease.ask(file, token, b"{}", lambda record: False), map(str, range(4)))
         assert sum(other is None for other in asked) <= 1
-        for name in objects.list_objects(file):
-            objects.delete_object(file / name)
+        for name in object_stores.list_objects(file):
+            object_stores.delete_object(file / name)
 
 
 def test_a_command_that_has_lost_its_lease_commits_nothing(machine: Callable[[str], None], uri: str) -> None:
     lock = acquire(path_of(uri))
-    for name in objects.list_objects(locking.lock_file_of(path_of(uri))):
-        objects.delete_object(locking.lock_file_of(path_of(uri)) / name)
+    for name in object_stores.list_objects(locking.lock_file_of(path_of(uri))):
+        object_stores.delete_object(locking.lock_file_of(path_of(uri)) / name)
     with pytest.raises(InUseError, match="the lease of this command has ended"):
         write(path_of(uri) / "part")
     with pytest.raises(InUseError):

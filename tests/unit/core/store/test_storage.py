@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from processes import running_python
 
-from raytriever.data.sources import open_raw, open_stream
-from raytriever.errors import StorageError
-from raytriever.store import commit as storage
-from raytriever.store import disk
-from raytriever.store.commit import (
+from raytriever.core.errors import StorageError
+from raytriever.core.store import commit as storage
+from raytriever.core.store import disk
+from raytriever.core.store.commit import (
     MANIFEST,
     committed_directory,
     is_committed,
@@ -23,6 +22,7 @@ from raytriever.store.commit import (
     read_manifest,
     write_atomically,
 )
+from raytriever.data.data_sources import open_raw, open_stream
 
 
 def commit(path: Path, text: str = "one", replace: bool = False, during: Callable[[], object] = lambda: None) -> None:
@@ -67,7 +67,7 @@ def test_a_failed_replacement_keeps_the_old(tmp_path: Path, monkeypatch: pytest.
     """On a file system that cannot exchange two directories."""
     commit(tmp_path / "run")
     rename = os.rename
-    monkeypatch.setattr("raytriever.store.commit.exchange", lambda one, other: False)
+    monkeypatch.setattr("raytriever.core.store.commit.exchange", lambda one, other: False)
 
     def refuse_the_new(source: Path, target: Path) -> None:
         if target == tmp_path / "run" and (Path(source) / "b.txt").exists():
@@ -101,7 +101,7 @@ def test_a_writer_that_was_killed_between_two_renames_loses_nothing(
         rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("raytriever.store.commit.exchange", lambda one, other: False)
+        patch.setattr("raytriever.core.store.commit.exchange", lambda one, other: False)
         patch.setattr(os, "rename", die_before_the_second)
         patch.setattr("shutil.rmtree", lambda *_, **__: None)  # a killed process removes nothing
         with pytest.raises(Killed):
@@ -250,7 +250,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Path) -> None:
     writer = (
-        "import os, sys; from raytriever.store.commit import committed_directory\n"
+        "import os, sys; from raytriever.core.store.commit import committed_directory\n"
         "with committed_directory(sys.argv[1]) as aside:\n"
         "    (aside / 'big').write_text('x'); print(aside, flush=True); sys.stdin.read(); os._exit(9)"
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.documents.passages import Passage, passage_id
-from raytriever.documents.questions import Questions
-from raytriever.documents.splits import assign_splits
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.documents.document_questions import Questions
+from raytriever.data.documents.document_splits import assign_splits
+from raytriever.data.documents.passage_chunking import Passage, passage_id
 
 PATHS = ["guide/setup.md", "guide/faq.md", "old/faq.md", "manual.pdf", "Cafe\u0301 menu #1.md"]
 TEXTS = {

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from raytriever.data.formats.division import Division, HashSplit, Shares, few_questions, split_by_hash
-from raytriever.documents.splits import assign_splits
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.documents.document_splits import assign_splits
+from raytriever.data.formats.train_dev_test import Division, HashSplit, Shares, few_questions, split_by_hash
 
 PAGES = [f"p{number}.md" for number in range(120)]
 

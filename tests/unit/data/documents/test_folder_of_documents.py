@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.documents.folder import DocumentFolder
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.documents.folder_of_documents import DocumentFolder
 
 
 def listed(folder: Path | str) -> tuple[list[str], dict[str, str]]:

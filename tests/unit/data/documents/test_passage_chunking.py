@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from raytriever.documents.passages import Chunker, passage_id
-from raytriever.reading.documents.sections import ParsedDocument, Section, TableRows
+from raytriever.core.reading.documents.sections import ParsedDocument, Section, TableRows
+from raytriever.data.documents.passage_chunking import Chunker, passage_id
 
 
 def chunker(tokens: int, overlap: int) -> Chunker:

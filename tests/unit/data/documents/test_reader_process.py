@@ -11,11 +11,11 @@ import pytest
 from office import slide_file, with_part, word_file
 from pdf import write_endless_pdf
 
-from raytriever.data.sources import SourceFile
-from raytriever.documents import reader
-from raytriever.documents.reader import DocumentReader
-from raytriever.errors import DataError
-from raytriever.processes import ChildProcess
+from raytriever.core.errors import DataError
+from raytriever.core.processes import ChildProcess
+from raytriever.data.data_sources import SourceFile
+from raytriever.data.documents import reader_process
+from raytriever.data.documents.reader_process import DocumentReader
 
 # Each took from 8 s to hours.
 HOSTILE = {
@@ -34,8 +34,8 @@ HOSTILE = {
 
 @pytest.fixture
 def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_SECONDS", {})
-    monkeypatch.setattr(reader, "_SECONDS_OF_TEXT", (1.0, 0.0))
+    monkeypatch.setattr(reader_process, "_SECONDS", {})
+    monkeypatch.setattr(reader_process, "_SECONDS_OF_TEXT", (1.0, 0.0))
 
 
 def write(folder: Path, name: str, text: str) -> SourceFile:
@@ -81,13 +81,13 @@ def test_every_hostile_document_ends(tmp_path: Path) -> None:
 
 
 def test_the_limits_of_a_small_file_are_below_ten_seconds() -> None:
-    first, for_each_mb = reader._SECONDS_OF_TEXT
+    first, for_each_mb = reader_process._SECONDS_OF_TEXT
     assert max(first + for_each_mb * len(text) / 1e6 for text in HOSTILE.values()) < 6
-    assert reader._MEMORY <= 1e9
+    assert reader_process._MEMORY <= 1e9
 
 
 def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_MEMORY", 100_000_000)
+    monkeypatch.setattr(reader_process, "_MEMORY", 100_000_000)
     large, small = write(tmp_path, "a.txt", "a \n\n" * 8_000_000), write(tmp_path, "b.txt", "text")
     with DocumentReader() as documents:
         with pytest.raises(DataError, match=r"a\.txt: needs more than 100\.0 MB of memory to read; divide it"):
@@ -97,7 +97,7 @@ def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", ["word/document.xml", "ppt/slides/slide1.xml"])
 def test_an_archive_that_unpacks_to_gigabytes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(reader, "_MEMORY", 200_000_000)
+    monkeypatch.setattr(reader_process, "_MEMORY", 200_000_000)
     good = word_file() if name.startswith("word") else slide_file(["a"])
     path = tmp_path / ("a.docx" if name.startswith("word") else "a.pptx")
     path.write_bytes(with_part(good, name, b"<a>" + b"<b/>" * 8_000_000 + b"</a>"))

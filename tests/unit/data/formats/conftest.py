@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.known_formats import recognise
 from raytriever.data.formats.plan import Plan
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.records import Records
-from raytriever.data.sources import Source
+from raytriever.data.records_and_bad_rows import Records
 
 
 @dataclass

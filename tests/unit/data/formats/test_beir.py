@@ -12,10 +12,10 @@ import pytest
 from ir_datasets.datasets.base import Dataset
 from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecDoc, TrecQrel
 
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.records import Judgement
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.known_formats import recognise
+from raytriever.data.records_and_bad_rows import Judgement
 
 CORPUS = [{"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(5)]
 QUERIES = [{"_id": f"q{n}", "text": f"query {n}"} for n in range(5)]

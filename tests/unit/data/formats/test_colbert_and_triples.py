@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.config import SplitConfig
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.known_formats import recognise
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 COLLECTION = "0\tWipe it with a cloth.\n1\tTurn it slowly, by hand.\tManual\r\n2\tWait.\n"
 QUERIES = "7\thow do I clean it\n8\thow do I turn it\n"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.formats.delimited import TableFile, texts_in
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.records import BadRow
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.csv_and_tsv import TableFile, texts_in
+from raytriever.data.formats.known_formats import recognise
+from raytriever.data.prepare.open_dataset import open_all_splits
+from raytriever.data.records_and_bad_rows import BadRow
 
 
 def rows_of(file: Path, content: str | bytes) -> list[tuple[int, list[str] | str]]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.formats.tables import TableFile
-from raytriever.data.prepare.open import open_all_splits, open_dataset
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.csv_tables import TableFile
+from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.known_formats import recognise
+from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
 
 ROWS = [(f"question {number}?", f"answer {number}") for number in range(40)]
 

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
 from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns, judgement_row, query_row
-from raytriever.data.formats.chunks import FileChunk, parse_chunk
+from raytriever.data.formats.file_chunks import FileChunk, parse_chunk
+from raytriever.data.formats.known_formats import FORMATS, recognise
 from raytriever.data.formats.plan import Part, RowParser
-from raytriever.data.formats.recognise import FORMATS, recognise
-from raytriever.data.formats.row_formats import (
+from raytriever.data.formats.tevatron_dpr_and_pairs import (
     corpus_row,
     dpr_row,
     flag_embedding_row,
@@ -27,9 +29,7 @@ from raytriever.data.formats.row_formats import (
     tevatron_row,
     tuple_row,
 )
-from raytriever.data.records import ORIGINS, SOURCES
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES
 
 PAIR = {"anchor": "a", "positive": "b"}
 LISTS = {"query": "a", "pos": ["b"], "neg": ["c"]}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.formats.trec import run_lines
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.known_formats import recognise
+from raytriever.data.formats.miracl_and_mrtydi import run_lines
 
 PASSAGES = [{"docid": f"{row}#0", "title": "Seli", "text": f"Aya ya {row}."} for row in range(4)]
 

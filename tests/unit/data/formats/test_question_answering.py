@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.records import NO_ANSWER
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.known_formats import recognise
+from raytriever.data.prepare.open_dataset import open_all_splits
+from raytriever.data.records_and_bad_rows import NO_ANSWER
 
 CONTEXT = "Ada Lovelace wrote the first program in 1843."
 ANSWERED = {"id": "q1", "question": "who?", "answers": [{"text": "Ada", "answer_start": 0}], "is_impossible": False}

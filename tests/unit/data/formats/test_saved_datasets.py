@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.known_formats import recognise
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 
 def pairs(count: int) -> datasets.Dataset:

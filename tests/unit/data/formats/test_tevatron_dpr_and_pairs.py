@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.records import content_id
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.records_and_bad_rows import content_id
 
 # As Tevatron publishes MS MARCO.
 FIRST = {

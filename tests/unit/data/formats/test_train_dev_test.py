@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from prepared import prepare
 
-from raytriever.data.config import SplitConfig
+from raytriever.core.errors import ConfigError, DataError, UserError
+from raytriever.data.data_settings import SplitConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.prepare.pipeline import Request
-from raytriever.errors import ConfigError, DataError, UserError
+from raytriever.data.prepare.open_dataset import open_all_splits
+from raytriever.data.prepare.prepare_dataset import Request
 
 ROWS = [(f"q{number}?", f"answer {number}", "yes") for number in range(20)] + [(f"u{n}?", "", "no") for n in range(10)]
 

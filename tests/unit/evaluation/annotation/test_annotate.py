@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, split_evenly
-from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.config import AnnotationConfig, LlmConfig
-from raytriever.annotation.prompts import load_prompts
-from raytriever.annotation.service import Service
-from raytriever.endpoints.budget import Spending
+from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig, LlmConfig
+from raytriever.evaluation.annotation.annotator import Annotation, AnnotationQuery, Annotator, split_evenly
+from raytriever.evaluation.annotation.answer_log import AnswerLog
+from raytriever.evaluation.annotation.chat_completions import Service
+from raytriever.evaluation.annotation.llm_prompts import load_prompts
+from raytriever.retrieval.endpoints.service_budget import Spending
 
 WOOD = AnnotationQuery("what is timber", [5, 3, 8, 9], ["timber burns", "iron", "timber is a long word", "steel"])
 NOTHING = AnnotationQuery("what is timber", [1, 2], ["iron", "steel"])

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from object_store import object_store
 
-from raytriever.annotation.config import AnnotationConfig
-from raytriever.annotation.job import job_name
-from raytriever.annotation.prompts import AnnotationPrompts
 from raytriever.cli.main import run
+from raytriever.core.store.commit import read_manifest
+from raytriever.core.store.object_stores import COPIES
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.records import SOURCES
-from raytriever.models.config import ModelConfig
-from raytriever.store.commit import read_manifest
-from raytriever.store.objects import COPIES
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.records_and_bad_rows import SOURCES
+from raytriever.evaluation.annotation.annotate_queries import job_name
+from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig
+from raytriever.evaluation.annotation.llm_prompts import AnnotationPrompts
+from raytriever.models.model_settings import ModelConfig
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 
 
 def words(topics: Path, endpoint: str, *more: str) -> list[str]:

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.annotation.annotator import Annotation
-from raytriever.annotation.candidates import fuse
-from raytriever.annotation.output import merge_positives, write_annotated
+from raytriever.core.store.commit import read_manifest
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
-from raytriever.data.negatives import read_negatives
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.examples import groups_of
-from raytriever.store.commit import read_manifest
+from raytriever.data.hard_negatives import read_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.sampling.training_examples import groups_of
+from raytriever.evaluation.annotation.annotated_dataset import merge_positives, write_annotated
+from raytriever.evaluation.annotation.annotation_candidates import fuse
+from raytriever.evaluation.annotation.annotator import Annotation
 
 # Query 0: people judged document 0 relevant and document 1 not. Query 1: document 2, by the model of an earlier job.
 ROWS = Judgements(*np.array([[0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [1, 2, 1, 1, 0]]).T)

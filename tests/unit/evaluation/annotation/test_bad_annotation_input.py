@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from raytriever.annotation.answer_log import AnswerLog
 from raytriever.cli.main import run
+from raytriever.evaluation.annotation.answer_log import AnswerLog
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.annotation.prompts import PLACEHOLDERS, UTILITY, load_prompts
-from raytriever.errors import ConfigError
+from raytriever.core.errors import ConfigError
+from raytriever.evaluation.annotation.llm_prompts import PLACEHOLDERS, UTILITY, load_prompts
 
 OURS = load_prompts("")
 

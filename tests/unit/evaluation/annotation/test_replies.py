@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytriever.annotation.prompts import (
+from raytriever.evaluation.annotation.llm_prompts import (
     ANSWER,
     LONGEST_ANSWER,
     RELEVANCE,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from raytriever.annotation.config import LlmConfig
-from raytriever.endpoints.budget import BudgetReached, Spending, TokenCounts, TokenEstimator
+from raytriever.evaluation.annotation.annotation_settings import LlmConfig
+from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
 
 def run(config: LlmConfig, requests: int, earlier: TokenCounts | None = None) -> tuple[Spending, int, list[float]]:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 import raytriever as rt
-from raytriever.errors import ConfigError
-from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.names import Bm25
+from raytriever.core.errors import ConfigError
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluatedModel
+from raytriever.evaluation.requested_models import EvaluatedModel
 from raytriever.evaluation.results import Results
-from raytriever.models.config import ModelConfig
+from raytriever.evaluation.system_names import Bm25
+from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.tracker import Tracker
 
-SUPPORT = Path(__file__).parents[2] / "support"
+SUPPORT = Path(__file__).parents[3] / "support"
 sys.path.append(str(SUPPORT))
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MTEB alone takes five seconds to import
@@ -60,8 +60,8 @@ def main_scores(results: Any) -> list[float]:
 
 
 def evaluate(encoder: Path, tasks: list[Any], output: Path, **settings: Any) -> tuple[Any, list[str]]:
-    from raytriever.mteb.job import run_mteb
-    from raytriever.mteb.search import MtebJob
+    from raytriever.evaluation.mteb.mteb_evaluation import run_mteb
+    from raytriever.evaluation.mteb.search_protocol import MtebJob
 
     lines: list[str] = []
     models = [EvaluatedModel("tiny", ModelConfig(model=str(encoder), **settings.pop("config", {})))]
@@ -262,7 +262,7 @@ def test_settings_of_the_user_have_a_folder_of_their_own(encoder: Path, tasks: l
 
 
 def test_unknown_names_are_suggested() -> None:
-    from raytriever.mteb.job import read_tasks
+    from raytriever.evaluation.mteb.mteb_evaluation import read_tasks
 
     for tasks, benchmark, message in (
         ("it's", None, "tasks: unknown task"),
@@ -281,7 +281,7 @@ def test_unknown_names_are_suggested() -> None:
 
 
 def test_bm25_is_no_model_of_mteb() -> None:
-    from raytriever.mteb.job import build_mteb_job
+    from raytriever.evaluation.mteb.mteb_evaluation import build_mteb_job
 
     config = EvaluationConfig(suite="mteb", tasks="SciFact")
     with pytest.raises(ConfigError, match="bm25 is no encoder"):

@@ -14,18 +14,18 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from raytriever.cli.main import run
-from raytriever.config import Config, dump_config
-from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError, ModelError, StorageError
+from raytriever.core.errors import ConfigError, ModelError, StorageError
+from raytriever.core.options import check_options
+from raytriever.data.data_settings import DataConfig
 from raytriever.evaluation.results import Results
-from raytriever.export.config import ExportConfig
-from raytriever.export.graph import FILES, PACKAGES, open_graph
-from raytriever.export.model import export
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
+from raytriever.experiments.export.export_model import export
+from raytriever.experiments.export.export_settings import ExportConfig
+from raytriever.experiments.export.onnx_and_openvino import FILES, PACKAGES, open_graph
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.encoder import Encoder
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.options import check_options
+from raytriever.training.run_config import Config, dump_config
 
 TEXTS = ["one", "two words", "", "a much longer text, with punctuation; it is cut at its maximum length " * 3]
 
@@ -121,8 +121,8 @@ def test_a_graph_with_other_embeddings_is_refused(
         with torch.inference_mode():
             return tower(tokens).numpy().round(2)
 
-    monkeypatch.setattr("raytriever.export.model.open_graph", lambda path, form: rounded)
-    monkeypatch.setattr("raytriever.export.model.write_graph", lambda *_: tmp_path)
+    monkeypatch.setattr("raytriever.experiments.export.export_model.open_graph", lambda path, form: rounded)
+    monkeypatch.setattr("raytriever.experiments.export.export_model.write_graph", lambda *_: tmp_path)
     with pytest.raises(ModelError, match="the graph differs from the encoder: onnx"):
         export(ModelConfig(str(tiny_encoder)), ExportConfig(formats="onnx"), tmp_path / "out", ignore)
     assert not (tmp_path / "out").exists()
@@ -165,7 +165,7 @@ def test_an_export_checks_its_settings_before_it_writes(
 def test_an_unreachable_hub_gives_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    from raytriever.export.model import push_to_hub
+    from raytriever.experiments.export.export_model import push_to_hub
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", "nothing")

@@ -11,7 +11,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from markdown_it import MarkdownIt
 
 from raytriever.evaluation.results import Results
-from raytriever.export.card import CardFacts, model_card
+from raytriever.experiments.export.model_card import CardFacts, model_card
 from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 

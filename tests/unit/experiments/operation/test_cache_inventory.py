@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.cli.operate import read_size
-from raytriever.operation.cache import cache_entries, entries_to_prune
-from raytriever.store.cache import hold, remove_entry
-from raytriever.store.capacity import format_size
-from raytriever.store.commit import committed_directory
-from raytriever.store.lock import acquire
+from raytriever.cli.operator_commands import read_size
+from raytriever.core.store.cache import hold, remove_entry
+from raytriever.core.store.capacity import format_size
+from raytriever.core.store.commit import committed_directory
+from raytriever.core.store.lock import acquire
+from raytriever.experiments.operation.cache_inventory import cache_entries, entries_to_prune
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.operation import doctor
-from raytriever.operation.doctor import ERROR, OK, WARNING, Check, Finding, examine
-from raytriever.store.lock import acquire
+from raytriever.core.store.lock import acquire
+from raytriever.experiments.operation import doctor
+from raytriever.experiments.operation.doctor import ERROR, OK, WARNING, Check, Finding, examine
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.config import Config, dump_config, load_config
-from raytriever.errors import ConfigError
-from raytriever.operation.runs import DAMAGED, FINISHED, INTERRUPTED, RUNNING, find_runs, read_run
-from raytriever.store.commit import committed_directory, read_manifest
-from raytriever.store.lock import acquire
-from raytriever.training.config import TrainingConfig
-from raytriever.tuning.trial_log import Trial, write_trials
+from raytriever.core.errors import ConfigError
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.core.store.lock import acquire
+from raytriever.experiments.operation.run_inventory import DAMAGED, FINISHED, INTERRUPTED, RUNNING, find_runs, read_run
+from raytriever.experiments.tuning.trial_log import Trial, write_trials
+from raytriever.training.run_config import Config, dump_config, load_config
+from raytriever.training.training_settings import TrainingConfig
 
 
 def make_run(folder: Path, finished: bool, steps: int = 8, of: int = 10) -> Path:
@@ -236,7 +236,7 @@ def test_a_run_that_was_resumed_since_it_was_listed_is_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = find_runs([folder])
-    monkeypatch.setattr("raytriever.cli.operate.find_runs", lambda folders: listed)
+    monkeypatch.setattr("raytriever.cli.operator_commands.find_runs", lambda folders: listed)
     lock = acquire(folder / "interrupted")
     try:
         assert run("runs", ["clean", "--interrupted", "--finished", "--yes"]) == 0

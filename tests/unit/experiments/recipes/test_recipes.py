@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, PreTrainedConfig, XLMRobertaConfig
 
-from raytriever.config import check_config
-from raytriever.recipes import RECIPES
-from raytriever.training.config import STRATEGIES
+from raytriever.experiments.recipes import RECIPES
+from raytriever.training.run_config import check_config
+from raytriever.training.training_settings import STRATEGIES
 
 PAPER = {"xlmr-large": 16, "xlmr-base": 32, "minilm": 64}
 _XLMR: dict[str, Any] = {
@@ -127,7 +127,7 @@ def test_the_memory_in_the_docstring_is_the_estimate(name: str) -> None:
 
 
 def test_the_table_of_the_documentation() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "reference" / "recipes.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "reference" / "recipes.md").read_text()
     sizes = [parameters for _, parameters in PUBLISHED.values()]
     expected = []
     for name in STRATEGIES:

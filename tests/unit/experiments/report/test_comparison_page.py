@@ -14,16 +14,16 @@ import pytest
 import yaml
 from evaluations import about_of, write_evaluation, write_measured
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.errors import UserError
-from raytriever.evaluation.differences.significance import pair_rows
-from raytriever.evaluation.evaluate import evaluate
+from raytriever.core.errors import UserError
+from raytriever.core.store.commit import FORMAT
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.differences.system_significance import pair_rows
+from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
-from raytriever.report import comparison
-from raytriever.report.comparison import dataset_labels, row_names, seed_tables, write_comparison
-from raytriever.report.finished_runs import FinishedRun, read_directory
-from raytriever.store.commit import FORMAT
+from raytriever.experiments.report import comparison_page
+from raytriever.experiments.report.comparison_page import dataset_labels, row_names, seed_tables, write_comparison
+from raytriever.experiments.report.finished_runs import FinishedRun, read_directory
 
 
 def training_run(folder: Path, loss: str, after: float, split: str = "test") -> Path:
@@ -142,7 +142,7 @@ def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: 
         assert Results.read(run / "evaluation") == written
         runs.append(read_directory(run, name))
     names, (labels, _) = row_names(runs), dataset_labels(runs)
-    values = comparison._values({"mw": {}, "cl": {}}, comparison._queries(runs, names, labels, "mw"))
+    values = comparison_page._values({"mw": {}, "cl": {}}, comparison_page._queries(runs, names, labels, "mw"))
     [row] = [row for row in pair_rows(values) if {row.model, row.against} == {"mw", "cl"}]
     assert (row.dataset, row.metric) == ("my_data", "ndcg_at_10")
     assert runs[0].figures["after"].keys() == {"my_data"}

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from evaluations import ENDS, HOSTILE, write_evaluation, write_measured
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.errors import StorageError
-from raytriever.evaluation.document import document
-from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.files import read_queries
+from raytriever.core.errors import StorageError
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.evaluate_split import evaluate
+from raytriever.evaluation.evaluation_files import read_queries
+from raytriever.evaluation.report_document import document
+from raytriever.evaluation.result_tables import Cell, ReportTable
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Bm25System
-from raytriever.evaluation.tables import Cell, ReportTable
-from raytriever.metrics.calibration import ScoredPools
-from raytriever.report.evaluation import write_evaluation_report, write_training_report
-from raytriever.report.figures import save_gains, save_roc, styles_of
-from raytriever.report.page import MAX_QUERIES, Page, choose_queries, write_page
+from raytriever.experiments.report.evaluation_page import write_evaluation_report, write_training_report
+from raytriever.experiments.report.figures import save_gains, save_roc, styles_of
+from raytriever.experiments.report.html_page import MAX_QUERIES, Page, choose_queries, write_page
+from raytriever.metrics.pair_threshold import ScoredPools
 
 MODELS = ("bm25", "mini<b>tuned</b>")
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.cluster.evaluation import evaluate_once
-from raytriever.config import Config
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.experiment.directory import RunDirectory
-from raytriever.experiment.run import OpenRun
-from raytriever.experiment.train import closing_evaluation, finished_results, masking_lines
-from raytriever.experiment.training import lacking_negatives, training_facts
-from raytriever.models.config import ModelConfig
-from raytriever.search.calibration import FILE, current_calibration, read_calibration
-from raytriever.tracking.steps import STEPS, end_to_end, read_curve
-from raytriever.training.validation import Record, write_record
+from raytriever.cluster.evaluate_on_cluster import evaluate_once
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.experiments.run.open_run import OpenRun
+from raytriever.experiments.run.open_training import lacking_negatives, training_facts
+from raytriever.experiments.run.run_directory import RunDirectory
+from raytriever.experiments.run.whole_run import closing_evaluation, finished_results, masking_lines
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.search.calibration_file import FILE, current_calibration, read_calibration
+from raytriever.tracking.step_log import STEPS, end_to_end, read_curve
+from raytriever.training.dev_validation import Record, write_record
+from raytriever.training.run_config import Config
 
 
 def stage(folder: Path, losses: dict[int, float], looks: dict[int, float]) -> Path:

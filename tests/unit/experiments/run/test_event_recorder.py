@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from raytriever import activity
-from raytriever.cluster.events import (
+from raytriever.cluster.worker_events import (
     CheckpointEvent,
     LogMessage,
     LostWorker,
@@ -20,9 +19,10 @@ from raytriever.cluster.events import (
     StepEvent,
     ValidationEvent,
 )
-from raytriever.experiment import recorder as module
-from raytriever.experiment.recorder import Recorder, headline_metrics
-from raytriever.tracking.steps import STEPS, StepLog, read_curve
+from raytriever.core import activity
+from raytriever.experiments.run import event_recorder as module
+from raytriever.experiments.run.event_recorder import Recorder, headline_metrics
+from raytriever.tracking.step_log import STEPS, StepLog, read_curve
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point
 
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from raytriever.config import Config
-from raytriever.data.config import DataConfig
-from raytriever.errors import DataError, ModelError
-from raytriever.experiment.run import open_run
-from raytriever.experiment.train import closing_evaluation
-from raytriever.experiment.training import OpenTraining, resolved_config
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import DataError, ModelError
+from raytriever.data.data_settings import DataConfig
+from raytriever.experiments.run.open_run import open_run
+from raytriever.experiments.run.open_training import OpenTraining, resolved_config
+from raytriever.experiments.run.whole_run import closing_evaluation
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.description import describe
-from raytriever.models.pipeline.modules import ModelFiles
+from raytriever.models.directory.modules import ModelFiles
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.writer import write_model
-from raytriever.training.optimizer import learning_rate_scale
+from raytriever.models.save_model import write_model
+from raytriever.training.optimizer_and_schedule import learning_rate_scale
+from raytriever.training.run_config import Config
 from raytriever.training.training_data import TrainingData
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.config import Config, dump_config
-from raytriever.errors import ConfigError, ModelError
+from raytriever.core.errors import ConfigError, ModelError
 from raytriever.evaluation.results import EVALUATION, Results
-from raytriever.experiment.directory import RunDirectory
-from raytriever.experiment.start import pin_sources, start_run
-from raytriever.models.config import ModelConfig
-from raytriever.models.resolution import commit_of
+from raytriever.experiments.run.run_directory import RunDirectory
+from raytriever.experiments.run.start_run import pin_sources, start_run
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import commit_of
+from raytriever.training.run_config import Config, dump_config
 
 OLD, NEW = "a" * 40, "b" * 40
 

@@ -13,30 +13,30 @@ from saved_checkpoint import save_checkpoint
 from tiny_models import embed
 from torch import Tensor
 
-from raytriever.cluster.encoding import run_encoding
+from raytriever.cluster.encode_on_cluster import run_encoding
 from raytriever.cluster.ingest import run_preparation
 from raytriever.cluster.train.mining_round import MiningRounds
-from raytriever.config import Config
-from raytriever.data.config import DataConfig
-from raytriever.encoding.config import EncodeConfig
-from raytriever.errors import UserError
-from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.request import build_evaluation_job, read_models
+from raytriever.core.errors import UserError
+from raytriever.data.data_settings import DataConfig
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
+from raytriever.evaluation.requested_models import build_evaluation_job, read_models
 from raytriever.evaluation.results import Results
-from raytriever.experiment.run import open_run
-from raytriever.index.approximate.config import IndexConfig
+from raytriever.evaluation.run_evaluation import run_evaluation
+from raytriever.experiments.run.open_run import open_run
 from raytriever.losses.distributed import ALONE
-from raytriever.mining.config import MiningConfig
-from raytriever.mining.job import run_mining
-from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.writer import write_model
-from raytriever.search.approximate import format_answers, run_index
-from raytriever.search.exact import search_dataset
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
+from raytriever.retrieval.mining.mining_job import run_mining
+from raytriever.retrieval.mining.mining_settings import MiningConfig
+from raytriever.retrieval.search.approximate_search import format_answers, run_index
+from raytriever.retrieval.search.exact_search import search_dataset
 from raytriever.tracking.tracker import Tracker
-from raytriever.training.config import RefreshConfig, TrainingConfig
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import RefreshConfig, TrainingConfig
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -158,7 +158,7 @@ def test_prepare_writes_the_prompts_into_the_tokens(instructed: Path, tiny_datas
     model = ModelConfig(str(instructed))
     prepared = run_preparation(str(tiny_dataset), None, model, 0.01, tmp_path / "prepared", print)
     retriever = load_retriever(model)
-    from raytriever.data.prepare.open import open_all_splits
+    from raytriever.data.prepare.open_dataset import open_all_splits
 
     dataset = open_all_splits(prepared.path)
     assert dataset.tokens is not None

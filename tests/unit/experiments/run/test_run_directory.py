@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from raytriever.config import Config, dump_config, to_dict
-from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError
-from raytriever.experiment.directory import RunDirectory, newer_datasets
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
-from raytriever.training.config import MAY_CHANGE, TrainingConfig, ValidationConfig
+from raytriever.core.errors import ConfigError
+from raytriever.data.data_settings import DataConfig
+from raytriever.experiments.run.run_directory import RunDirectory, newer_datasets
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.run_config import Config, dump_config, to_dict
+from raytriever.training.training_settings import MAY_CHANGE, TrainingConfig, ValidationConfig
 
 CONFIG = to_dict(Config())
 TEXT = dump_config(Config())

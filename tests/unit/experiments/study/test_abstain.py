@@ -13,10 +13,10 @@ from abstain import UNTRAINED, analyze
 from measures import POOLED
 from questions import MIXTURE, StudySize, StudySource, write_questions
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.studies.arm import arm_folder
-from raytriever.studies.file import load_study
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
+from raytriever.experiments.study.study_file import load_study
+from raytriever.experiments.study.train_arm import arm_folder
 
 QUERIES, DOCUMENTS, SEEDS = 120, 200, 3
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.evaluation.differences.seeds import (
+from raytriever.evaluation.differences.differences_by_seed import (
     ABOVE,
     NOISE,
     SeedComparison,
@@ -13,7 +13,7 @@ from raytriever.evaluation.differences.seeds import (
     SeedMetrics,
     seeded_pair_rows,
 )
-from raytriever.studies.claims import (
+from raytriever.experiments.study.claims import (
     DID_NOT,
     HELD,
     NOT_TESTED,

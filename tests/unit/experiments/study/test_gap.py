@@ -27,15 +27,15 @@ from gap import (
     recall_within,
     to_json,
 )
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import DataError
-from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.measure import OperatingPoint
+from raytriever.core.errors import DataError
+from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import distribution_distance
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.index.approximate.index_recall import OperatingPoint
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 
 
 def cloud(seed: int, rows: int, at: float = 0.0) -> ndarray:

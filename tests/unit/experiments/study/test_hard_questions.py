@@ -8,7 +8,7 @@ from beir import write_beir
 
 from hard_questions import hard_questions
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 TOWNS = ["Graz", "Linz", "Wels", "Steyr", "Krems", "Zwettl", "Melk", "Horn", "Tulln", "Baden"]
 PAGES = [

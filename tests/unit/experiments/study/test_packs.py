@@ -10,8 +10,8 @@ import numpy as np
 
 from packs import Subset, write_subset
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.records import ORIGINS
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.records_and_bad_rows import ORIGINS
 
 DOCUMENTS, QUERIES, EACH = 200, 60, 3
 SPLITS = {"train": range(30), "dev": range(30, 40), "test": range(40, 60)}

@@ -12,14 +12,14 @@ import yaml
 
 import packs
 from abstain import PACKS, candidates_of
-from raytriever.config import check_config
-from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
-from raytriever.studies.claims import DID_NOT, HELD, NOT_MEASURED
-from raytriever.studies.definition import Study
-from raytriever.studies.file import load_study, read_figures
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.differences.differences_by_seed import SeededResults, SeedMetrics
+from raytriever.experiments.study.claims import DID_NOT, HELD, NOT_MEASURED
+from raytriever.experiments.study.definition import Study
+from raytriever.experiments.study.study_file import load_study, read_figures
+from raytriever.training.run_config import check_config
 
-STUDIES = Path(__file__).parents[3] / "studies"
+STUDIES = Path(__file__).parents[4] / "studies"
 NAMES = sorted(file.stem for file in STUDIES.glob("*.yaml"))
 QUERIES, SEEDS = 400, 2
 Figures = Mapping[tuple[str, str, str], float]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from raytriever.evaluation.differences.seeds import (
+from raytriever.evaluation.differences.differences_by_seed import (
     ABOVE,
     BELOW,
     NOISE,
@@ -16,9 +16,9 @@ from raytriever.evaluation.differences.seeds import (
     SeedMetrics,
     seeded_pair_rows,
 )
-from raytriever.evaluation.differences.significance import collect_marks
-from raytriever.evaluation.tables import Cell, latex, printed
-from raytriever.studies.claims import (
+from raytriever.evaluation.differences.system_significance import collect_marks
+from raytriever.evaluation.result_tables import Cell, latex, printed
+from raytriever.experiments.study.claims import (
     DID_NOT,
     HELD,
     NOT_MEASURED,
@@ -30,7 +30,7 @@ from raytriever.studies.claims import (
     best,
     smallest,
 )
-from raytriever.studies.page import page_text, study_tables
+from raytriever.experiments.study.study_page import page_text, study_tables
 
 QUERIES = 40
 

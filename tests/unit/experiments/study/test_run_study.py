@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from evaluations import about_of
 
-from raytriever.config import Config, dump_config, override
-from raytriever.errors import ConfigError, StorageError
-from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.core.errors import ConfigError, StorageError
+from raytriever.core.interruption import check_interrupted, interruptible
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.results import Results, as_read
-from raytriever.interruption import check_interrupted, interruptible
+from raytriever.experiments.study.claims import Claim, above
+from raytriever.experiments.study.definition import Arm, Study
+from raytriever.experiments.study.outcome import read_arm, seeds_of, write_study
+from raytriever.experiments.study.run_study import SETTINGS, check_directory, run_arms, settings_of
+from raytriever.experiments.study.train_arm import arm_folder, evaluation_of, open_arm
 from raytriever.metrics.auc import auc_pseudo_values, pooled_auc
-from raytriever.studies.arm import arm_folder, evaluation_of, open_arm
-from raytriever.studies.claims import Claim, above
-from raytriever.studies.definition import Arm, Study
-from raytriever.studies.outcome import read_arm, seeds_of, write_study
-from raytriever.studies.run import SETTINGS, check_directory, run_arms, settings_of
+from raytriever.training.run_config import Config, dump_config, override
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:
@@ -94,7 +94,7 @@ def test_an_untrained_encoder_has_one_seed(tmp_path: Path) -> None:
 
 
 class ArmFolders:
-    """Directories of finished arms with chosen metrics, as `studies.arm` writes them."""
+    """Directories of finished arms with chosen metrics, as `study.train_arm` writes them."""
 
     def __init__(self, output: Path, plan: Study) -> None:
         self.output, self.study = output, plan

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.config import dump_config
-from raytriever.errors import UserError
-from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
-from raytriever.evaluation.job import run_evaluation
+from raytriever.core.errors import UserError
+from raytriever.evaluation.differences.differences_by_seed import SeededResults, SeedMetrics
 from raytriever.evaluation.results import Results
-from raytriever.studies.arm import evaluation_of, open_arm
-from raytriever.studies.claims import HELD
-from raytriever.studies.definition import Arm
-from raytriever.studies.file import load_study
-from raytriever.studies.run import SETTINGS, settings_of
+from raytriever.evaluation.run_evaluation import run_evaluation
+from raytriever.experiments.study.claims import HELD
+from raytriever.experiments.study.definition import Arm
+from raytriever.experiments.study.run_study import SETTINGS, settings_of
+from raytriever.experiments.study.study_file import load_study
+from raytriever.experiments.study.train_arm import evaluation_of, open_arm
 from raytriever.tracking.tracker import Tracker
+from raytriever.training.run_config import dump_config
 
 FILE = """
 seeds: 2
@@ -216,7 +216,7 @@ def test_a_changed_file_does_not_continue_the_study(file: Path, capsys: pytest.C
 
 
 def test_the_file_of_the_how_to_page_is_read(file: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "how-to" / "run-a-study.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "run-a-study.md").read_text(encoding="utf-8")
     text = page.split("```yaml\n")[1].split("```")[0]
     assert text.count("\n") <= 15
     file.write_text(text.replace("data/scifact", "letters").replace("data/nfcorpus", "letters"))

@@ -10,10 +10,10 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from raytriever.cluster.train.worker import TrainingJob
-from raytriever.config import Config
-from raytriever.tuning.ray.trial import TrialJob
-from raytriever.tuning.ray.tuner import Asha, TrialProposals
+from raytriever.cluster.train.train_worker import TrainingJob
+from raytriever.experiments.tuning.ray.ray_tuner import Asha, TrialProposals
+from raytriever.experiments.tuning.ray.run_trial import TrialJob
+from raytriever.training.run_config import Config
 
 
 def job(number: int) -> TrialJob:

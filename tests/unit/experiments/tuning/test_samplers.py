@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from raytriever.tuning.sampler import STARTUP_TRIALS, Sampler
-from raytriever.tuning.space import Point, SearchSpace, parse_space
-from raytriever.tuning.trial_log import FAILED, FINISHED, RUNNING, Trial
+from raytriever.experiments.tuning.samplers import STARTUP_TRIALS, Sampler
+from raytriever.experiments.tuning.space import Point, SearchSpace, parse_space
+from raytriever.experiments.tuning.trial_log import FAILED, FINISHED, RUNNING, Trial
 
 
 @pytest.fixture

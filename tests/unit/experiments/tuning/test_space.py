@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.config import Config
-from raytriever.errors import ConfigError, UserError
-from raytriever.tuning.space import NAMED, SearchSpace, parse_search_space, parse_space, short_name
+from raytriever.core.errors import ConfigError, UserError
+from raytriever.experiments.tuning.space import NAMED, SearchSpace, parse_search_space, parse_space, short_name
+from raytriever.training.run_config import Config
 
 FILE = """
 loss:

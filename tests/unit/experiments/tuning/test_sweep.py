@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.errors import StorageError
-from raytriever.terminal import markdown_table, text_table
-from raytriever.tuning.figures import save_response
-from raytriever.tuning.trial_log import Trial, find_best, rank_trials, read_trials, sweep_rows, write_trials
+from raytriever.core.errors import StorageError
+from raytriever.core.terminal import markdown_table, text_table
+from raytriever.experiments.tuning.sweep_figure import save_response
+from raytriever.experiments.tuning.trial_log import Trial, find_best, rank_trials, read_trials, sweep_rows, write_trials
 
 METRIC = "ndcg_at_10"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from encoding_case import Case
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.models.config import ModelConfig
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from encoding_case import Case
 
-from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.writer import StoreWriter
-from raytriever.errors import ModelError
-from raytriever.store.attempts import Attempts
+from raytriever.core.errors import ModelError
+from raytriever.core.store.attempts import Attempts
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 
 def begun(folder: Path) -> list[str]:

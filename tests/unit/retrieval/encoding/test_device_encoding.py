@@ -10,18 +10,18 @@ import pytest
 import torch
 from simulated_gpu import CUDA, simulated_gpu
 
+from raytriever.core.errors import ModelError
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding import encode as module
-from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.store import EmbeddingPlan
-from raytriever.encoding.writer import StoreWriter, shard_rows
-from raytriever.errors import ModelError
+from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.models import inference
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding import encode_texts as module
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus, encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingPlan
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter, shard_rows
 
 CPU = torch.device("cpu")
 

@@ -12,17 +12,23 @@ import pytest
 import torch
 from encoding_case import Case, files
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.unanswerable import with_questions
-from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.shards import ShardEncoder, SideTexts, encode_in_process, tokenisation_of
-from raytriever.encoding.store import EmbeddingStore, file_of, read_embeddings, shard_path, stored_values
-from raytriever.encoding.writer import StoreWriter
-from raytriever.errors import ModelError, StorageError
+from raytriever.core.errors import ModelError, StorageError
+from raytriever.core.store.cache import BOUNDS
+from raytriever.core.store.commit import read_manifest
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.unanswerable_queries import with_questions
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.store.cache import BOUNDS
-from raytriever.store.commit import read_manifest
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus, encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import (
+    EmbeddingStore,
+    file_of,
+    read_embeddings,
+    shard_path,
+    stored_values,
+)
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, SideTexts, encode_in_process, tokenisation_of
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 
 def shard_file(store: EmbeddingStore, number: int) -> Path:

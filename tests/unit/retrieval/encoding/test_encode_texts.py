@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import PackedLinear, load_for_encoding, speed_up
 from raytriever.models import inference
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import TokenBatch
+from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.prompts import Side
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import PackedLinear, load_for_encoding, speed_up
 
 
 def test_order_and_values_do_not_depend_on_batches(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_order_and_values_do_not_depend_on_batches(tiny_encoder: Path, monkeypat
     rng = np.random.default_rng(1)
     texts = ["a" * int(n) for n in rng.integers(0, 80, 150)]
     one_by_one = np.concatenate([encode_texts(retriever, [text], "passage") for text in texts])
-    monkeypatch.setattr("raytriever.encoding.encode.WINDOW", 40)
+    monkeypatch.setattr("raytriever.retrieval.encoding.encode_texts.WINDOW", 40)
     monkeypatch.setitem(inference.TOKEN_BUDGET, "cpu", 200)
     np.testing.assert_allclose(encode_texts(retriever, texts, "passage"), one_by_one, atol=1e-5)
 

@@ -10,12 +10,12 @@ import torch
 from directories import written
 from torch import nn
 
-from raytriever.encoding.corpus import plan_embeddings
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import LARGEST_STATE, LARGEST_WEIGHT, Int8Linear, load_for_encoding
-from raytriever.errors import ConfigError
-from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
+from raytriever.core.errors import ConfigError
+from raytriever.models.device_and_precision import choose_precision
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.embed_corpus import plan_embeddings
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import LARGEST_STATE, LARGEST_WEIGHT, Int8Linear, load_for_encoding
 
 CPU = torch.device("cpu")
 TEXTS = ["a" * n for n in (1, 5, 30, 61, 2, 17)]
@@ -90,7 +90,7 @@ def test_embeddings_are_close_to_fp32_next_to_any_other_texts(tiny_encoder: Path
 
 
 def test_embeddings_of_two_precisions_have_two_keys(tiny_encoder: Path, tiny_dataset: Path) -> None:
-    from raytriever.data.prepare.open import open_dataset
+    from raytriever.data.prepare.open_dataset import open_dataset
 
     config, dataset = ModelConfig(str(tiny_encoder)), open_dataset(tiny_dataset, [])
     plans = [

@@ -12,18 +12,18 @@ from beir import write_rows
 from encoding_case import files
 
 from raytriever.cli.main import run
+from raytriever.core.errors import StorageError
+from raytriever.core.store import commit
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding import writer as module
-from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import ShardEncoder, SideTexts
-from raytriever.encoding.store import EmbeddingStore, file_of, shard_path
-from raytriever.encoding.writer import EarlierEmbeddings, StoreWriter
-from raytriever.errors import StorageError
-from raytriever.models.config import ModelConfig
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever
-from raytriever.store import commit
+from raytriever.retrieval.encoding import write_or_reuse_embeddings as module
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus, encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore, file_of, shard_path
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, SideTexts
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import EarlierEmbeddings, StoreWriter
 
 # Texts of equal length: in fp32 padding changes the last bits (docs/explanation/decisions.md).
 TEXTS = [f"{row:06d} is {row:06d}"[::-1] for row in range(100)]

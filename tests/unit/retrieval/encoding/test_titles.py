@@ -9,15 +9,15 @@ import pytest
 from beir import write_beir
 from sentence_transformers import SentenceTransformer
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.shards import SideTexts, tokenisation_of
-from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ModelError
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import PromptTable
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.writer import write_model
-from raytriever.prompts import PromptTable
-from raytriever.training.guide import GuideTexts
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.shard_encoder import SideTexts, tokenisation_of
+from raytriever.training.guide_encoder import GuideTexts
 
 FORM = "title: {title} | text: "
 DOCUMENTS = [("Vienna", "It lies on the Danube."), ("", "Graz lies on the Mur."), ("Linz: a city", "It has a port.")]

@@ -12,16 +12,16 @@ from numpy import ndarray
 from synthetic import control
 
 from indexes import write_index
-from raytriever.errors import ConfigError, ModelError, StorageError
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.index.approximate.faiss_finders import Ivf, default_code_bytes
-from raytriever.index.approximate.index import ApproximateIndex, Finder, recall
-from raytriever.index.approximate.store import read_index, write_embeddings
-from raytriever.index.approximate.vamana import Vamana
-from raytriever.index.exact import top_k
-from raytriever.index.score import check_finite
-from raytriever.reading.arrays import read_array
+from raytriever.core.errors import ConfigError, ModelError, StorageError
+from raytriever.core.reading.arrays import read_array
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder, recall
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.faiss_indexes import Ivf, default_code_bytes
+from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
+from raytriever.retrieval.index.approximate.stored_index import read_index, write_embeddings
+from raytriever.retrieval.index.approximate.vamana import Vamana
+from raytriever.retrieval.index.exact_top_k import top_k
+from raytriever.retrieval.index.pair_scores import check_finite
 
 SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
 CONFIGS = {kind: IndexConfig(index=kind, degree=16, build_beam=60, nearest=20) for kind in INDEXES}
@@ -90,7 +90,7 @@ def test_a_seed_gives_one_index_for_any_number_of_threads(kind: str) -> None:
 
 
 def test_vectors_are_checked_a_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.index.score._CHECKED_ROWS", 2)
+    monkeypatch.setattr("raytriever.retrieval.index.pair_scores._CHECKED_ROWS", 2)
     vectors = np.zeros((5, 3), np.float32)
     check_finite(vectors, "document")
     vectors[3, 1] = np.inf

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever.index.approximate import build
-from raytriever.index.approximate.build import build_index, fill
-from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
-from raytriever.index.approximate.index import recall
-from raytriever.index.exact import top_k
+from raytriever.retrieval.index.approximate import build_index as build
+from raytriever.retrieval.index.approximate.ann_index import recall
+from raytriever.retrieval.index.approximate.build_index import build_index, fill
+from raytriever.retrieval.index.approximate.faiss_indexes import FILE, Hnsw, Ivf, faiss
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
+from raytriever.retrieval.index.exact_top_k import top_k
 
 ROWS, WIDTH, BLOCK = 1_000, 16, 128
 

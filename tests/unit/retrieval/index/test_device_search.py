@@ -7,10 +7,10 @@ import pytest
 import torch
 from numpy import ndarray
 
-from raytriever.errors import ModelError
-from raytriever.index import exact
-from raytriever.index.exact import Corpus, top_k, top_k_of_blocks
-from raytriever.index.ranking import TieOrder
+from raytriever.core.errors import ModelError
+from raytriever.retrieval.index import exact_top_k
+from raytriever.retrieval.index.exact_top_k import Corpus, top_k, top_k_of_blocks
+from raytriever.retrieval.index.rank_keys import TieOrder
 
 CPU = torch.device("cpu")
 SMALL_TILE = 2**18
@@ -18,9 +18,9 @@ SMALL_TILE = 2**18
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "GPU_TILE_BYTES", SMALL_TILE)
-    monkeypatch.setattr(exact, "BLOCK_BYTES", 2**18)
-    monkeypatch.setattr(exact, "FEWEST_ROWS", 64)
+    monkeypatch.setattr(exact_top_k, "GPU_TILE_BYTES", SMALL_TILE)
+    monkeypatch.setattr(exact_top_k, "BLOCK_BYTES", 2**18)
+    monkeypatch.setattr(exact_top_k, "FEWEST_ROWS", 64)
 
 
 def embeddings(rows: int, width: int = 40, seed: int = 0) -> ndarray:
@@ -92,7 +92,7 @@ def test_a_corpus_is_copied_once_for_several_searches_if_it_fits(
         return [(900, documents[900:]), (0, documents[:900])]
 
     if not fits:
-        monkeypatch.setattr(exact, "free_memory", lambda device: 1_200 * 40 * 4)
+        monkeypatch.setattr(exact_top_k, "free_memory", lambda device: 1_200 * 40 * 4)
     ties = np.random.default_rng(2).permutation(1_200)
     corpus = Corpus(blocks, TieOrder.of(ties), cuda)
     for number, k in enumerate((5, 100, 2_000)):

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy import ndarray
 
-from raytriever.errors import ConfigError, ModelError
-from raytriever.index import exact
-from raytriever.index.exact import Corpus, tie_order, top_k, top_k_of_blocks
-from raytriever.index.ranking import TieOrder, merge_keys
-from raytriever.index.score import pair_scores
+from raytriever.core.errors import ConfigError, ModelError
+from raytriever.retrieval.index import exact_top_k
+from raytriever.retrieval.index.exact_top_k import Corpus, tie_order, top_k, top_k_of_blocks
+from raytriever.retrieval.index.pair_scores import pair_scores
+from raytriever.retrieval.index.rank_keys import TieOrder, merge_keys
 
 KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "tiny", "bf16"])
 
@@ -27,9 +27,9 @@ KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "t
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small tiles and blocks, so that small cases need several of them."""
     for name in ("TILE_BYTES", "SCORE_BYTES"):
-        monkeypatch.setattr(exact, name, 3 * 4 * 128)
-    monkeypatch.setattr(exact, "MORE", 2)
-    monkeypatch.setattr(exact, "FEWEST_ROWS", 96)
+        monkeypatch.setattr(exact_top_k, name, 3 * 4 * 128)
+    monkeypatch.setattr(exact_top_k, "MORE", 2)
+    monkeypatch.setattr(exact_top_k, "FEWEST_ROWS", 96)
 
 
 def everything(queries: ndarray, documents: ndarray, k: int, ties: ndarray) -> tuple[ndarray, ndarray]:
@@ -240,8 +240,8 @@ def test_user_errors_are_one_line() -> None:
 FORK = """
 import os, sys
 import numpy as np
-from raytriever.errors import ConfigError
-from raytriever.index.exact import top_k
+from raytriever.core.errors import ConfigError
+from raytriever.retrieval.index.exact_top_k import top_k
 one = np.ones((1, 4), np.float32)
 search = lambda: top_k(one, one, 1, np.arange(1))
 def in_child():

@@ -10,10 +10,10 @@ import torch
 from synthetic import control
 
 from effort import at_recall, efforts
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.measure import measure, one_thread
-from raytriever.index.exact import top_k
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.index_recall import measure, one_thread
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
+from raytriever.retrieval.index.exact_top_k import top_k
 
 SET = control(1_000, 50, seed=4, width=24, rank=8, common=4, own=2)
 TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]

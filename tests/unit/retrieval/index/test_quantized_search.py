@@ -7,8 +7,8 @@ import pytest
 from numpy import ndarray
 from sentence_transformers.util.quantization import _dequantize_embeddings, quantize_embeddings, semantic_search_faiss
 
-from raytriever.index.exact import tie_order
-from raytriever.index.quantised import INT8, UBINARY, QuantisedDocuments, Quantiser, bytes_per_document
+from raytriever.retrieval.index.exact_top_k import tie_order
+from raytriever.retrieval.index.quantized_search import INT8, UBINARY, QuantisedDocuments, Quantiser, bytes_per_document
 
 WIDTH = 36  # no whole number of bytes of bits
 

@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 from numpy import ndarray
 from synthetic import control
 
-from raytriever.errors import StorageError
-from raytriever.index.approximate import roargraph
-from raytriever.index.approximate.graph import Graph, choose_neighbours, mark_reachable, read_only, walk_all
-from raytriever.index.approximate.index import recall
-from raytriever.index.approximate.roargraph import RoarGraph, connect, project
-from raytriever.index.exact import top_k
+from raytriever.core.errors import StorageError
+from raytriever.retrieval.index.approximate import roargraph
+from raytriever.retrieval.index.approximate.ann_index import recall
+from raytriever.retrieval.index.approximate.neighbor_graph import (
+    Graph,
+    choose_neighbours,
+    mark_reachable,
+    read_only,
+    walk_all,
+)
+from raytriever.retrieval.index.approximate.roargraph import RoarGraph, connect, project
+from raytriever.retrieval.index.exact_top_k import top_k
 
 SET = control(1_500, 60, width=24, rank=8, common=4, own=2)
 

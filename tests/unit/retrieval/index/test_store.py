@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from indexes import write_index
-from raytriever.errors import StorageError
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.store import read_index
-from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.core.errors import StorageError
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
+from raytriever.retrieval.index.approximate.stored_index import read_index
 
 
 @pytest.fixture

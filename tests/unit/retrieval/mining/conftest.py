@@ -6,7 +6,7 @@ import pytest
 from mining_data import word_dataset
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.mining.finders import Embeddings
+from raytriever.retrieval.mining.candidate_search import Embeddings
 
 
 @pytest.fixture(scope="module")

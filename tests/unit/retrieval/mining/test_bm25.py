@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import Stemmer
 
-from raytriever import processes
+from raytriever.core import processes
+from raytriever.core.errors import DataError
+from raytriever.core.store.unfinished_parts import Parts
 from raytriever.data.dataset import Documents
-from raytriever.data.prepare.open import open_dataset
-from raytriever.errors import DataError
-from raytriever.mining import bm25 as index_of_bm25
-from raytriever.mining import postings
-from raytriever.mining.analyser import ENGLISH_ANALYSER
-from raytriever.mining.bm25 import Bm25Index, compare_best
-from raytriever.mining.postings import K1, B, Postings
-from raytriever.store.parts import Parts
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.retrieval.mining import bm25 as index_of_bm25
+from raytriever.retrieval.mining import postings
+from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
+from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYSER
+from raytriever.retrieval.mining.postings import K1, B, Postings
 
 TEXTS = ["the cat sat", "dogs and cats", "a running dog", "cats cats cats", "nothing alike", "the cat sat"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from raytriever.data.dataset import Documents
 from raytriever.data.languages import LANGUAGES, detect
-from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser, Analysis, analyser_line
+from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYSER, Analyser, Analysis, analyser_line
 
 CHINESE = "今天天气很好，我们一起去公园散步吧。你觉得这个主意怎么样？"
 JAPANESE = "東京の天気はどうですか。明日は雨が降るでしょう。傘を持って行ってください。"
@@ -131,7 +131,8 @@ def test_stop_words_start_no_other_framework(tmp_path: Path) -> None:
     """The package of the stop words starts JAX where it is installed, which takes most of the memory of a GPU."""
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('JAX was imported')")
-    code = "from raytriever.mining.analyser import Analyser; print(Analyser().analyse(['the cat and the hat'])[0])"
+    line = "print(Analyser().analyse(['the cat and the hat'])[0])"
+    code = f"from raytriever.retrieval.mining.bm25_analyzer import Analyser; {line}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stderr == ""

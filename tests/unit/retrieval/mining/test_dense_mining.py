@@ -10,13 +10,13 @@ from mining_data import dataset_of, rows_of, whole_numbers
 from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.index import exact
-from raytriever.index.exact import Corpus
-from raytriever.mining import miner
-from raytriever.mining.config import MiningConfig
-from raytriever.mining.filters import REASONS
-from raytriever.mining.finders import ArrayEmbeddings, Embeddings
-from raytriever.mining.miner import mine
+from raytriever.retrieval.index import exact_top_k
+from raytriever.retrieval.index.exact_top_k import Corpus
+from raytriever.retrieval.mining import miner
+from raytriever.retrieval.mining.candidate_search import ArrayEmbeddings, Embeddings
+from raytriever.retrieval.mining.filters import REASONS
+from raytriever.retrieval.mining.miner import mine
+from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 WORDS = ["river", "garden", "Garden ", "stone", "cloud"]
 
@@ -115,10 +115,10 @@ def test_mining_copies_the_embeddings_to_a_gpu_once_if_they_fit(
     blocks, reads, run, read = list[int](), list[int](), Corpus.keys, Corpus._read
     monkeypatch.setattr(Corpus, "keys", lambda *arguments: blocks.append(1) or run(*arguments))
     monkeypatch.setattr(Corpus, "_read", lambda *arguments: reads.append(1) or read(*arguments))
-    monkeypatch.setattr(exact, "default_device", lambda: CUDA)
+    monkeypatch.setattr(exact_top_k, "default_device", lambda: CUDA)
     if not fits:
         needed = 4 * embeddings.queries.shape[1] * len(embeddings.documents)
-        monkeypatch.setattr(exact, "free_memory", lambda device: needed)
+        monkeypatch.setattr(exact_top_k, "free_memory", lambda device: needed)
     with simulated_gpu():
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert len(blocks) > 2

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.data.keys import normalise
-from raytriever.mining.filters import KEPT, NOT_CHOSEN, RANGE, RELATIVE, apply_score_bounds, choose, contains_answer
+from raytriever.data.hashed_ids import normalise
+from raytriever.retrieval.mining.filters import (
+    KEPT,
+    NOT_CHOSEN,
+    RANGE,
+    RELATIVE,
+    apply_score_bounds,
+    choose,
+    contains_answer,
+)
 
 
 @pytest.mark.parametrize("lowest", [-2.0, -0.5, 0.5, 2.0])

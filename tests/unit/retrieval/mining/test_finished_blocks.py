@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from mining_data import EVERY
 
+from raytriever.core.store.unfinished_parts import Parts
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.mining import miner
-from raytriever.mining.config import METHODS
-from raytriever.mining.finders import Embeddings
-from raytriever.mining.miner import CandidateFilter, MinedBlock, mine
-from raytriever.store.parts import Parts
+from raytriever.retrieval.mining import miner
+from raytriever.retrieval.mining.candidate_search import Embeddings
+from raytriever.retrieval.mining.miner import CandidateFilter, MinedBlock, mine
+from raytriever.retrieval.mining.mining_settings import METHODS
 
 Data = tuple[RetrievalDataset, Embeddings]
 

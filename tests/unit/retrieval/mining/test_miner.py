@@ -11,18 +11,18 @@ import pytest
 from beir import write_beir
 from mining_data import EVERY, dataset_of, rows_of
 
+from raytriever.core.errors import ConfigError, DataError, ModelError
 from raytriever.data.columns import Answers
-from raytriever.data.config import DataConfig
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import Judgements, NegativeRows, Queries, RetrievalDataset
-from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.records import ORIGINS
-from raytriever.errors import ConfigError, DataError, ModelError
-from raytriever.mining import miner
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.config import METHODS, MiningConfig
-from raytriever.mining.finders import ArrayEmbeddings, Embeddings
-from raytriever.mining.miner import build_negatives_table, mine
+from raytriever.data.hard_negatives import NegativesTable, read_negatives, write_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.retrieval.mining import miner
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.candidate_search import ArrayEmbeddings, Embeddings
+from raytriever.retrieval.mining.miner import build_negatives_table, mine
+from raytriever.retrieval.mining.mining_settings import METHODS, MiningConfig
 
 
 def test_counts_add_up_for_every_method(word_data: tuple[RetrievalDataset, Embeddings]) -> None:

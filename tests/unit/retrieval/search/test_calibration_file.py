@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raytriever.core.errors import ConfigError, StorageError
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
-from raytriever.errors import ConfigError, StorageError
-from raytriever.evaluation.calibration import describe_calibration, save_calibration
-from raytriever.metrics.answering import AnswersAchieved
-from raytriever.metrics.confidence import COMBINED, FEATURES, Confidence, RankedQuestions
+from raytriever.evaluation.calibrate_system import describe_calibration, save_calibration
+from raytriever.metrics.answer_confidence import COMBINED, FEATURES, Confidence, RankedQuestions
+from raytriever.metrics.answer_threshold import AnswersAchieved
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.probability import CalibrationError, IsotonicMap, PlattMap
-from raytriever.models.config import ModelConfig
-from raytriever.search.calibration import (
+from raytriever.metrics.score_to_probability import CalibrationError, IsotonicMap, PlattMap
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.search.calibration_file import (
     FILE,
     FORMAT,
     AnswerThreshold,
@@ -30,7 +30,7 @@ from raytriever.search.calibration import (
     read_calibration,
     sample_of,
 )
-from raytriever.search.exact import format_hits, hits_of
+from raytriever.retrieval.search.exact_search import format_hits, hits_of
 
 DATASET = RetrievalDataset(
     "towns", Documents(["d0", "d1", "d2"], ["", "Graz", ""], ["a", "b", "c"]), Queries([], []), {}
@@ -280,7 +280,7 @@ ENTROPY, LEAST = Confidence("entropy", 20, 0.05), -2.5
 
 def code_of_page() -> str:
     """Return the code on the page that decides."""
-    page = (Path(__file__).parents[3] / "docs/how-to/choose-a-threshold.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/how-to/choose-a-threshold.md").read_text()
     [code] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "is_answered" in block]
     return str(code)
 

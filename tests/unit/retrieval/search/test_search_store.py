@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from encoding_case import write_store
 
-from raytriever.index.exact import top_k
-from raytriever.search.exact import search_store
+from raytriever.retrieval.index.exact_top_k import top_k
+from raytriever.retrieval.search.exact_search import search_store
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])

@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from raytriever.errors import DataError
-from raytriever.reading.documents.front_matter import split_front_matter
-from raytriever.reading.documents.sections import Outline, ParsedDocument, squeeze
+from raytriever.core.errors import DataError
+from raytriever.core.reading.documents.front_matter import split_front_matter
+from raytriever.core.reading.documents.sections import Outline, ParsedDocument, squeeze
 
 # HTML: elements without text of the document, elements that begin and end a block, and elements of one table cell.
 _NO_TEXT = {

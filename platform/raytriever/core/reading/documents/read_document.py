@@ -8,10 +8,10 @@ import re
 from collections.abc import Collection
 from typing import BinaryIO
 
-from raytriever.errors import ConfigError, DataError
-from raytriever.reading.documents.markup import declared_encoding, parse_html, parse_markdown, parse_pdf
-from raytriever.reading.documents.office import check_office, parse_slides, parse_word
-from raytriever.reading.documents.sections import Outline, ParsedDocument
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.core.reading.documents.markdown_html_pdf import declared_encoding, parse_html, parse_markdown, parse_pdf
+from raytriever.core.reading.documents.sections import Outline, ParsedDocument
+from raytriever.core.reading.documents.word_and_powerpoint import check_office, parse_slides, parse_word
 
 MARKDOWN, MDX, HTML, TEXT, PDF, WORD, SLIDES = "Markdown", "MDX", "HTML", "text", "PDF", "Word", "PowerPoint"
 KINDS = {

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from raytriever.reading.characters import plain_characters
+from raytriever.core.reading.characters import plain_characters
 
 _LONGEST_HEADING = 200  # characters
 _SEPARATOR = "\n\n"

@@ -15,9 +15,9 @@ from typing import BinaryIO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from raytriever.errors import DataError
-from raytriever.reading.documents.markup import parse_html
-from raytriever.reading.documents.sections import Outline, ParsedDocument, squeeze
+from raytriever.core.errors import DataError
+from raytriever.core.reading.documents.markdown_html_pdf import parse_html
+from raytriever.core.reading.documents.sections import Outline, ParsedDocument, squeeze
 
 _OLE = bytes.fromhex("d0cf11e0a1b11ae1")  # first bytes of encrypted files, and of Office before 2007
 _STYLES = "p[style-name='Title'] => h1:fresh\np[style-name^='toc '] => !\np[style-name='TOC Heading'] => !"

@@ -20,19 +20,19 @@ from ray.tune import Stopper
 from ray.tune.schedulers import AsyncHyperBandScheduler
 from ray.tune.search import Searcher
 
-from raytriever.activity import activity
-from raytriever.cluster.event_queue import open_event_queue
-from raytriever.cluster.placement import gpus_of_trial
-from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.fit import FitThread
-from raytriever.cluster.train.validation import DEV
-from raytriever.tracking.steps import read_curve
-from raytriever.training.config import DEV_LOSS
-from raytriever.tuning.ray.manager import SweepPlan, TrialManager
-from raytriever.tuning.ray.training_data import SweepData
-from raytriever.tuning.ray.trial import STEP, SweepContext, TrialJob, run_trial
-from raytriever.tuning.space import BATCH_AUC, SearchConfig
-from raytriever.tuning.trial_log import FINISHED, STOPPED
+from raytriever.cluster.events_and_restarts import open_event_queue
+from raytriever.cluster.gpus_and_placement import gpus_of_trial
+from raytriever.cluster.ray_session import DriverContext
+from raytriever.cluster.train.fit_thread import FitThread
+from raytriever.cluster.train.validate_checkpoint import DEV
+from raytriever.core.activity import activity
+from raytriever.experiments.tuning.ray.run_trial import STEP, SweepContext, TrialJob, run_trial
+from raytriever.experiments.tuning.ray.shared_training_data import SweepData
+from raytriever.experiments.tuning.ray.trial_manager import SweepPlan, TrialManager
+from raytriever.experiments.tuning.space import BATCH_AUC, SearchConfig
+from raytriever.experiments.tuning.trial_log import FINISHED, STOPPED
+from raytriever.tracking.step_log import read_curve
+from raytriever.training.training_settings import DEV_LOSS
 
 Curve = Sequence[tuple[int, float]]
 NO_STEP_LIMIT = 10**9

@@ -14,19 +14,19 @@ from typing import Any
 import ray
 from ray import tune
 
-from raytriever.cluster.event_queue import EventQueue
-from raytriever.cluster.events import CheckpointEvent, Event, StepEvent, ValidationEvent
-from raytriever.cluster.placement import count_gpus
-from raytriever.cluster.session import DriverContext
+from raytriever.cluster.events_and_restarts import EventQueue
+from raytriever.cluster.gpus_and_placement import count_gpus
+from raytriever.cluster.ray_session import DriverContext
+from raytriever.cluster.train.train_worker import TrainingJob
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.cluster.train.worker import TrainingJob
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import UserError
-from raytriever.evaluation.evaluate import evaluate
+from raytriever.cluster.worker_events import CheckpointEvent, Event, StepEvent, ValidationEvent
+from raytriever.core.errors import UserError
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.systems import DenseSystem
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
 # Keys of the results that a trial reports to Tune: the last one, and in each validation the step.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import Config, check_config, override
-from raytriever.data.negatives import NegativesTable
-from raytriever.experiment.run import open_run
-from raytriever.experiment.training import NegativesCache, OpenTraining, count_steps, resolved_config
-from raytriever.losses.registry import build_loss
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.experiments.run.open_run import open_run
+from raytriever.experiments.run.open_training import NegativesCache, OpenTraining, count_steps, resolved_config
+from raytriever.experiments.tuning.ray.run_trial import TrialJob
+from raytriever.experiments.tuning.space import Point, SearchSpace
+from raytriever.losses.build_loss import build_loss
 from raytriever.tracking.tracker import DatasetRecord
-from raytriever.tuning.ray.trial import TrialJob
-from raytriever.tuning.space import Point, SearchSpace
+from raytriever.training.run_config import Config, check_config, override
 
 SECTIONS = ("data", "model")  # whose settings decide the data that trials can share
 

@@ -18,32 +18,48 @@ from pathlib import Path
 
 import yaml
 
-from raytriever.activity import activity
-from raytriever.cluster.placement import count_slots, gpus_of_trial
-from raytriever.cluster.session import check_cluster, ray_session
-from raytriever.cluster.train.validation import DEV, dev_protocol
-from raytriever.config import Config, dump_config, hash_of, to_dict
-from raytriever.errors import ConfigError, UserError, setting
+from raytriever.cluster.gpus_and_placement import count_slots, gpus_of_trial
+from raytriever.cluster.ray_session import check_cluster, ray_session
+from raytriever.cluster.train.validate_checkpoint import DEV, dev_protocol
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, UserError, setting
+from raytriever.core.machine import usable_cores
+from raytriever.core.options import did_you_mean
+from raytriever.core.store.commit import MANIFEST, committed_directory, remove, write_atomically
+from raytriever.core.terminal import markdown_table
 from raytriever.evaluation.protocol import Protocol, metric_title
 from raytriever.evaluation.results import Results
-from raytriever.experiment.directory import METRICS, RunDirectory
-from raytriever.experiment.run import open_run
-from raytriever.experiment.train import closing_evaluation, conclude, finished_results
-from raytriever.machine import usable_cores
-from raytriever.options import did_you_mean
-from raytriever.store.commit import MANIFEST, committed_directory, remove, write_atomically
-from raytriever.terminal import markdown_table
+from raytriever.experiments.run.open_run import open_run
+from raytriever.experiments.run.run_directory import METRICS, RunDirectory
+from raytriever.experiments.run.whole_run import closing_evaluation, conclude, finished_results
+from raytriever.experiments.tuning.ray.ray_tuner import run_trials
+from raytriever.experiments.tuning.ray.shared_training_data import SweepData, trial_config
+from raytriever.experiments.tuning.ray.trial_manager import SweepPlan, TrialManager, settings_text, trial_run_name
+from raytriever.experiments.tuning.samplers import GRID, Sampler
+from raytriever.experiments.tuning.space import (
+    BATCH_AUC,
+    DEFAULT_TRIALS,
+    SearchConfig,
+    SearchSpace,
+    parse_search_space,
+    short_name,
+)
+from raytriever.experiments.tuning.sweep_figure import save_response
+from raytriever.experiments.tuning.trial_log import (
+    FAILED,
+    FINISHED,
+    STOPPED,
+    TRIAL_LOG,
+    Trial,
+    find_best,
+    read_trials,
+    sweep_rows,
+)
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, Tracker, closing
-from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
-from raytriever.training.config import DEV_LOSS
-from raytriever.tuning.figures import save_response
-from raytriever.tuning.ray.manager import SweepPlan, TrialManager, settings_text, trial_run_name
-from raytriever.tuning.ray.training_data import SweepData, trial_config
-from raytriever.tuning.ray.tuner import run_trials
-from raytriever.tuning.sampler import GRID, Sampler
-from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, SearchConfig, SearchSpace, parse_search_space, short_name
-from raytriever.tuning.trial_log import FAILED, FINISHED, STOPPED, TRIAL_LOG, Trial, find_best, read_trials, sweep_rows
+from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, check_trackers, open_trackers
+from raytriever.training.run_config import Config, dump_config, hash_of, to_dict
+from raytriever.training.training_settings import DEV_LOSS
 
 COORDINATORS = 2  # logical CPUs that `ray_session` adds to those of the workers
 # Settings of the execution, which may differ when a sweep is resumed.

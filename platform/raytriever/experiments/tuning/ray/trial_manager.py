@@ -14,22 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.cluster.gauges import Gauges
-from raytriever.config import TRIALS, Config, dump_config, to_dict
-from raytriever.errors import UserError
-from raytriever.experiment.directory import RunDirectory
-from raytriever.experiment.recorder import Recorder
-from raytriever.experiment.training import training_facts
-from raytriever.progress import Progress
-from raytriever.store.commit import remove
+from raytriever.core.errors import UserError
+from raytriever.core.progress import Progress
+from raytriever.core.store.commit import remove
+from raytriever.experiments.run.event_recorder import Recorder
+from raytriever.experiments.run.open_training import training_facts
+from raytriever.experiments.run.run_directory import RunDirectory
+from raytriever.experiments.tuning.ray.run_trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
+from raytriever.experiments.tuning.ray.shared_training_data import SweepData, trial_config
+from raytriever.experiments.tuning.samplers import OPTUNA, Sampler
+from raytriever.experiments.tuning.space import short_name
+from raytriever.experiments.tuning.trial_log import (
+    FAILED,
+    FINISHED,
+    RUNNING,
+    STOPPED,
+    Status,
+    Trial,
+    find_best,
+    write_trials,
+)
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.steps import read_curve
+from raytriever.tracking.step_log import read_curve
 from raytriever.tracking.tracker import STAGE, points_now
-from raytriever.training.config import DEV_LOSS
-from raytriever.tuning.ray.training_data import SweepData, trial_config
-from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
-from raytriever.tuning.sampler import OPTUNA, Sampler
-from raytriever.tuning.space import short_name
-from raytriever.tuning.trial_log import FAILED, FINISHED, RUNNING, STOPPED, Status, Trial, find_best, write_trials
+from raytriever.training.run_config import TRIALS, Config, dump_config, to_dict
+from raytriever.training.training_settings import DEV_LOSS
 
 TRACKER_STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
 # Folders of a trial that are removed unless it is the best one.

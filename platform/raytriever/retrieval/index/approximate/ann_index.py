@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.errors import ModelError, StorageError
-from raytriever.index.exact import check_count
-from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
-from raytriever.index.score import check_finite, pair_scores, refuse_forked
+from raytriever.core.errors import ModelError, StorageError
+from raytriever.retrieval.index.exact_top_k import check_count
+from raytriever.retrieval.index.pair_scores import check_finite, pair_scores, refuse_forked
+from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, merge_keys
 
 _MORE_EFFORT = 4
 
@@ -62,7 +62,7 @@ class ApproximateIndex:
     Args:
         finder: built from `embeddings`.
         embeddings: finite embeddings of all documents, in memory or memory-mapped.
-        ties: result of `index.exact.tie_order`.
+        ties: result of `index.exact_top_k.tie_order`.
         effort: see `Finder.find`.
     """
 

@@ -8,15 +8,15 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.errors import ConfigError, DataError, setting
-from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_code_bytes
-from raytriever.index.approximate.index import ApproximateIndex, Finder
-from raytriever.index.approximate.roargraph import RoarGraph
-from raytriever.index.approximate.vamana import Vamana
-from raytriever.index.score import check_finite
-from raytriever.progress import Progress
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.progress import Progress
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
+from raytriever.retrieval.index.approximate.faiss_indexes import Flat, Hnsw, Ivf, default_code_bytes
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
+from raytriever.retrieval.index.approximate.roargraph import RoarGraph
+from raytriever.retrieval.index.approximate.vamana import Vamana
+from raytriever.retrieval.index.pair_scores import check_finite
 
 BLOCK = 1 << 16
 
@@ -48,7 +48,7 @@ def build_index(
         embeddings: those of all documents, at least one.
         training: queries from which RoarGraph is built; not used by other kinds.
         threads: only the graph of HNSW depends on their number.
-        ties: result of `index.exact.tie_order`; by default equal scores are ordered by position.
+        ties: result of `index.exact_top_k.tie_order`; by default equal scores are ordered by position.
 
     Raises:
         DataError: there are no documents.

@@ -28,8 +28,8 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.index import Proposal, check_shape
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
 
 FILE = "index.faiss"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.

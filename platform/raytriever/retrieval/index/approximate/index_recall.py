@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.index.approximate.index import ApproximateIndex, recall
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, recall
 
 # A timed search is repeated for at most this time in seconds, or this number of passes.
 SECONDS, PASSES = 0.5, 7

@@ -27,9 +27,9 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 from numpy import ndarray
 
-from raytriever.errors import StorageError
-from raytriever.reading.arrays import Shape, read_array
-from raytriever.threads import in_threads
+from raytriever.core.errors import StorageError
+from raytriever.core.numba_threads import in_threads
+from raytriever.core.reading.arrays import Shape, read_array
 
 _FILES = ("neighbours.npy", "degrees.npy", "entry.npy")
 _ROW, _SHIFT, _ONE = np.uint64(0x7FFF_FFFF), np.uint64(32), np.uint64(1)

@@ -31,12 +31,12 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from numpy import ndarray
 
-from raytriever.errors import DataError
-from raytriever.index.approximate import graph as graphs
-from raytriever.index.approximate.index import Proposal
-from raytriever.index.exact import Corpus
-from raytriever.index.ranking import TieOrder
-from raytriever.threads import in_threads
+from raytriever.core.errors import DataError
+from raytriever.core.numba_threads import in_threads
+from raytriever.retrieval.index.approximate import neighbor_graph as graphs
+from raytriever.retrieval.index.approximate.ann_index import Proposal
+from raytriever.retrieval.index.exact_top_k import Corpus
+from raytriever.retrieval.index.rank_keys import TieOrder
 
 # An entry of the beam has 31 bits for a document.
 MOST_DOCUMENTS = 2**31 - 1

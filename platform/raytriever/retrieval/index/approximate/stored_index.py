@@ -18,16 +18,16 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.data.digests import check_directory
-from raytriever.errors import StorageError, setting
-from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf
-from raytriever.index.approximate.index import ApproximateIndex, Finder
-from raytriever.index.approximate.roargraph import RoarGraph
-from raytriever.index.approximate.vamana import Vamana
-from raytriever.reading.arrays import read_array
-from raytriever.reading.structured import conform
-from raytriever.store.commit import MANIFEST, read_manifest
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError, setting
+from raytriever.core.reading.arrays import read_array
+from raytriever.core.reading.json_and_yaml import conform
+from raytriever.core.store.commit import MANIFEST, read_manifest
+from raytriever.data.file_digests import check_directory
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
+from raytriever.retrieval.index.approximate.faiss_indexes import Flat, Hnsw, Ivf
+from raytriever.retrieval.index.approximate.roargraph import RoarGraph
+from raytriever.retrieval.index.approximate.vamana import Vamana
 
 KIND = "index"
 FINDER = "finder"

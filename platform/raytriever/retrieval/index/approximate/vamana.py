@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, UInt64
 from numpy import ndarray
 
-from raytriever.errors import ConfigError, setting
-from raytriever.index.approximate.index import Proposal, check_shape
+from raytriever.core.errors import ConfigError, setting
+from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
 
 # Pruning factor: an edge is removed if a detour is nearer by this factor; below 1 for the dot product.
 ALPHA = 0.95

@@ -151,7 +151,7 @@ def main() -> None:
     if "roargraph" in indexes:
         graph = indexes["roargraph"].finder.graph  # type: ignore[attr-defined]
         reached = np.zeros(options.documents, np.bool_)
-        mark_reachable(graph.neighbours, graph.degrees, graph.entry, reached)
+        mark_reachable(graph.neighbors, graph.degrees, graph.entry, reached)
         ends["roargraph: share of documents that can be reached"] = End(reached.mean(), "1", bool(reached.all()))
     ends |= shift_of(indexes, sets) | budgets(indexes, *sets["shifted"])
     with one_thread():

@@ -33,7 +33,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.save_model import write_model
 from raytriever.retrieval.encoding.encode_texts import encode_texts
 from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_data import TrainingData
@@ -53,7 +53,7 @@ def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
     retriever = load_retriever(config.model)
     training = replace(config.training, max_steps=steps, eval_steps=steps, patience=steps)
     training_data = TrainingData.open(
-        config.data.datasets, config.data, tokenisation_of(retriever), training.batch_size, training.seed
+        config.data.datasets, config.data, tokenization_of(retriever), training.batch_size, training.seed
     )
     train(
         TrainingSetup(

@@ -127,14 +127,14 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     from raytriever.models.model_settings import ModelConfig
     from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
     from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
-    from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenisation_of
+    from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenization_of
     from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
     config, threads = ModelConfig(), os.cpu_count() or 1
     torch.set_num_threads(threads)
     precision = choose_precision(None, torch.device("cpu"))
     retriever = load_for_encoding(config, precision, torch.device("cpu"))
-    dataset = open_dataset(DATA / "squad", [], tokenisation=tokenisation_of(retriever))
+    dataset = open_dataset(DATA / "squad", [], tokenization=tokenization_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     plan = replace(plan, rows=min(plan.rows, arguments.texts, POOL_TEXTS), shard_rows=256)
     figures: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
@@ -277,13 +277,13 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     from raytriever.models.model_settings import ModelConfig
     from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
     from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
-    from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+    from raytriever.retrieval.encoding.shard_encoder import tokenization_of
     from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
     cache = Path(os.environ["RAYTRIEVER_CACHE"])
     config = ModelConfig(str(wide(cache / "wide")))
     retriever = load_for_encoding(config, "fp32")
-    dataset = open_dataset(generated(cache / "generated", arguments.rows), [], tokenisation=tokenisation_of(retriever))
+    dataset = open_dataset(generated(cache / "generated", arguments.rows), [], tokenization=tokenization_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     ties, process, figures, actors = np.arange(plan.rows), psutil.Process(), {}, ActorPool(2, 2)
     for kind, memory in {"small": {"object_store_memory": SMALL_STORE}, "usual": {}}.items():

@@ -45,9 +45,9 @@ def vectors(clustered: bool) -> tuple[ndarray, ndarray]:
 
     if not clustered:
         return unit(some(QUERIES)), unit(some(DOCUMENTS))
-    centres = some(2_000) + 0.5 * some(1)
+    centers = some(2_000) + 0.5 * some(1)
     queries, documents = (
-        unit(centres[rng.integers(0, 2_000, count)] + 0.8 * some(count)) for count in (QUERIES, DOCUMENTS)
+        unit(centers[rng.integers(0, 2_000, count)] + 0.8 * some(count)) for count in (QUERIES, DOCUMENTS)
     )
     return queries, documents
 

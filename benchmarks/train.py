@@ -77,7 +77,7 @@ def training(
     from raytriever.models.encoder import set_dropout
     from raytriever.models.model_settings import ModelConfig
     from raytriever.models.retriever import load_retriever
-    from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+    from raytriever.retrieval.encoding.shard_encoder import tokenization_of
     from raytriever.training.batch_loader import Prefetcher
     from raytriever.training.loop import build_strategy
     from raytriever.training.optimizer_and_schedule import build_optimizer
@@ -87,7 +87,7 @@ def training(
 
     retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))
     config = DataConfig(dataset=str(dataset), dev_split="dev")
-    source = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0).train(None)
+    source = TrainingData.open(config.datasets, config, tokenization_of(retriever), BATCH, seed=0).train(None)
     set_dropout(retriever, TrainingConfig().dropout)
     loss = build_loss(LossConfig(loss="infonce", temperature=0.05))
     objective = Objective(retriever, loss, precision)

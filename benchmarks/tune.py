@@ -73,7 +73,7 @@ def bare(steps: int) -> list[float]:
     from raytriever.models.retriever import load_retriever
     from raytriever.models.save_model import write_model
     from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
-    from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+    from raytriever.retrieval.encoding.shard_encoder import tokenization_of
     from raytriever.training.loop import TrainingSetup, train
     from raytriever.training.run_config import from_dict
     from raytriever.training.training_data import TrainingData
@@ -92,8 +92,8 @@ def bare(steps: int) -> list[float]:
         began = time.perf_counter()
         retriever = load_retriever(config.model)
         prepare_for_training(retriever, config.model, config.training.seed)
-        tokenisation = tokenisation_of(retriever)
-        training_data = TrainingData.open(["letters"], config.data, tokenisation, config.training.batch_size, 0)
+        tokenization = tokenization_of(retriever)
+        training_data = TrainingData.open(["letters"], config.data, tokenization, config.training.batch_size, 0)
         logged: list[object] = []
         train(
             TrainingSetup(
@@ -115,7 +115,7 @@ def bare(steps: int) -> list[float]:
         with committed_directory(folder / "model") as aside:
             write_model(retriever.eval(), aside)
         own = ModelConfig(model=str(folder / "model"))
-        dataset = open_dataset("letters", [config.data.dev_split], tokenisation=tokenisation)
+        dataset = open_dataset("letters", [config.data.dev_split], tokenization=tokenization)
         evaluate(dataset, config.data.dev_split, DenseSystem(dataset, own, load_for_encoding(own, "fp32", device)))
         seconds.append(time.perf_counter() - began)
         shutil.rmtree(folder)

@@ -106,7 +106,7 @@ def read_evaluations(study: Study, folder: Path) -> dict[str, dict[int | None, P
 
 
 def analyze(file: Path, folder: Path) -> Analysis:
-    """Analyse a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
+    """Analyze a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
     study = load_study(file)
     by_name = study.arms[0].datasets
     datasets = {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}

@@ -24,7 +24,7 @@ from numpy import ndarray
 from raytriever.core.errors import DataError
 from raytriever.core.store.commit import committed_directory
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.hashed_ids import normalise
+from raytriever.data.hashed_ids import normalize
 from raytriever.data.prepare.open_dataset import open_dataset, with_lent_dev
 from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.evaluation.annotation.annotated_dataset import JUDGEMENT_COLUMNS, judgement_lines, write_beir
@@ -158,8 +158,8 @@ def _select_judgements(dataset: RetrievalDataset, split: str, subset: Subset) ->
     rows = dataset.judgements[split]
     queries = np.unique(rows.queries[rows.scores > 0])
     if split != "test" and "test" in dataset.judgements:
-        measured = {normalise(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
-        texts = [normalise(dataset.queries.texts[int(query)]) for query in queries]
+        measured = {normalize(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
+        texts = [normalize(dataset.queries.texts[int(query)]) for query in queries]
         queries = queries[np.array([text not in measured for text in texts], dtype=bool)]
     count = min({"train": subset.train, "dev": subset.dev, "test": subset.test}[split], len(queries))
     if split == "train":

@@ -40,7 +40,7 @@ class _Source:
     negatives_per_query: int = 2
 
     def batch(
-        self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False, chunk: int | None = None
+        self, step: int, retriever: Retriever, workers: WorkerGroup, symmetric: bool = False, chunk: int | None = None
     ) -> Batch:
         """Return the batch of a step."""
         group = self.positives_per_query + self.negatives_per_query

@@ -40,7 +40,7 @@ from raytriever.retrieval.encoding.embed_corpus import embed_corpus, encode_stor
 from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 from raytriever.retrieval.encoding.encode_texts import encode_queries
 from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 from raytriever.retrieval.index.exact_top_k import tie_order
 from raytriever.retrieval.index.rank_keys import TieOrder
@@ -97,7 +97,7 @@ def case(tiny_encoder: Path, tiny_dataset: Path) -> Case:
     model = ModelConfig(str(tiny_encoder))
     retriever = load_retriever(model)
     splits = ["train", "dev", "test"]
-    return Case(model, retriever, open_dataset(tiny_dataset, splits, tokenisation=tokenisation_of(retriever)))
+    return Case(model, retriever, open_dataset(tiny_dataset, splits, tokenization=tokenization_of(retriever)))
 
 
 Seen = Callable[[str], set[str]]

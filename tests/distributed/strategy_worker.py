@@ -25,7 +25,7 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.guide_encoder import Guide
 from raytriever.training.loop import build_strategy
-from raytriever.training.parallel.gradient_caching import Agreement
+from raytriever.training.parallel.gradient_caching import Vote
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategies import Strategy, TrainingError, finite_or_refused
 from raytriever.training.training_settings import TrainingConfig
@@ -91,7 +91,7 @@ def objective_of(encoder: str, case: Case) -> Objective:
         )
     )
     guide = Guide.load(encoder, "fp32", CPU).encode if case.guided else None
-    return Objective(retriever, loss, case.precision, Agreement(current_workers()), guide)
+    return Objective(retriever, loss, case.precision, Vote(current_workers()), guide)
 
 
 def on_the_wire(run: Callable[[], object]) -> dict[str, int]:

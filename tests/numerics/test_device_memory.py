@@ -27,7 +27,7 @@ def unit(rows: int, seed: int, cuda: torch.device) -> Tensor:
 def peak_of_a_step(config: LossConfig, cuda: torch.device, guide: GuideEmbeddings | None = None) -> int:
     """Return the most bytes that a loss and its gradient allocate at once, the second time: tables are kept."""
     rows = torch.arange(QUERIES)
-    relevance = BatchIds(rows, rows[:, None], torch.arange(PASSAGES)).relevance(device=cuda, both_ways=config.both_ways)
+    relevance = BatchIds(rows, rows[:, None], torch.arange(PASSAGES)).relevance(device=cuda, symmetric=config.symmetric)
     loss = build_loss(config, unit_length=True).to(cuda)
     peak = 0
     for _ in range(2):

@@ -21,7 +21,7 @@ def unit(seed: int, **sizes: int) -> Example:
 
 def step(sample: Example, config: LossConfig, counts: Counts, unit_length: bool = True) -> list[torch.Tensor]:
     """The loss and its gradients by queries and passages; counts of the second step, without what is made once."""
-    relevance = sample.ids.relevance(device=CUDA, both_ways=config.both_ways)
+    relevance = sample.ids.relevance(device=CUDA, symmetric=config.symmetric)
     loss = build_loss(config, unit_length).to(CUDA)
     for _ in range(2):
         inputs = [x.to(CUDA).requires_grad_() for x in (sample.queries, sample.passages)]

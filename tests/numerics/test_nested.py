@@ -38,7 +38,7 @@ def batch_of(seed: int, unit_length: bool) -> Example:
 
 
 def summed(settings: LossConfig, batch: Example, unit_length: bool) -> Tensor:
-    """Eq. 1, with the regulariser of the whole embeddings."""
+    """Eq. 1, with the regularizer of the whole embeddings."""
     whole = replace(settings, matryoshka_dims="")
     plain = replace(whole, distribution_weight=0.0)
     value = reference_loss(whole, batch.queries, batch.passages, batch.ids)

@@ -39,7 +39,7 @@ def encoder_of(
     """
     with torch.device(device):
         backbone = text_encoder_of(deepcopy(config), base_type(model.lora_rank, precision))
-    return prepare_encoder(Encoder(backbone, "mean", normalise=True, head=head), model).train()
+    return prepare_encoder(Encoder(backbone, "mean", normalize=True, head=head), model).train()
 
 
 def allocated(run: Callable[[], Any]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from raytriever.models.device_and_precision import base_type
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.batch_loader import BatchSource
 from raytriever.training.checkpoint import Progression
 from raytriever.training.guide_encoder import Guide, GuideTexts
@@ -64,7 +64,7 @@ def setup_of(
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model))
     retriever = load_retriever(config, base_type(config.lora_rank, precision)).to(device)
     prepare_for_training(retriever, config, settings.seed)
-    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenization=tokenization_of(retriever))
     loaded = guide and Guide.load(str(guide), precision, device)
     texts = loaded and GuideTexts(loaded.retriever, dataset)
 

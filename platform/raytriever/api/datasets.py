@@ -133,8 +133,8 @@ class Dataset:
             frame: the pairs, or the documents.
             queries: the queries, where `frame` holds documents.
             judgements: the judgements, where `frame` holds documents.
-            query: column of queries in a frame of pairs; one named `question` or `anchor` is recognised.
-            passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognised.
+            query: column of queries in a frame of pairs; one named `question` or `anchor` is recognized.
+            passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognized.
             split: column of splits; by default `split`, if there is one.
             test_share: share of the queries, 0 to 1, in a frame of pairs without a column of splits.
             dev_share: as `test_share`.

@@ -168,7 +168,7 @@ def evaluate(
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
         dtype: types of stored embeddings that are measured from one encoding, such as `["int8", "binary"]`.
         truncate_dim: numbers of first components at which they are measured, such as `[64, 128]`.
-        rescore_multiplier: candidates of quantised embeddings for each result; by default 2.
+        rescore_multiplier: candidates of quantized embeddings for each result; by default 2.
         precision: of encoding, `fp32`, `bf16` or `int8`; by default that of `load_model`, or the faster of `fp32`
             and `bf16`.
         output: directory to write. It is recorded by `tracker`. Without it files are kept until the report is
@@ -282,10 +282,10 @@ def _evaluated(
     from raytriever.evaluation.requested_models import name_models
     from raytriever.retrieval.endpoints.encode_function import function_encoder
 
-    labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
+    labeled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
     own: dict[str, SystemTree] = {}  # systems that a fusion can name
     rows: list[tuple[str | None, SystemTree | str]] = []
-    for label, model in labelled:
+    for label, model in labeled:
         system: SystemTree | str
         if isinstance(model, str | os.PathLike):
             system = os.fspath(model)

@@ -180,7 +180,7 @@ def load_model(
         precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default `fp32` for a run that was
             trained with this setting, else the faster of the first two. A line says if that is bf16.
         pooling: `mean`, `cls`, `last`, `max`, `mean_sqrt_len` or `weightedmean`; or several joined by `+`.
-        similarity: `cosine` normalises embeddings, `dot` leaves them as they are.
+        similarity: `cosine` normalizes embeddings, `dot` leaves them as they are.
         towers: `shared`, or `separate` for an encoder each (as DPR).
         query_prompt: text put before every query.
         passage_prompt: text put before every passage.

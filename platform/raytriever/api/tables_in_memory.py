@@ -118,7 +118,7 @@ def refuse_shares(shares: Shares, decider: str) -> None:
 def pair_files(table: Table, query: str, passage: str, split: str | None, shares: Shares) -> Files:
     """Return the files of a table of pairs; see `Dataset.from_pandas`."""
     explicit = [split] if split else []
-    query, passage = _recognised(table, query, passage)
+    query, passage = _recognized(table, query, passage)
     table.require(query, passage, *explicit, remedy="rename the columns, or name yours with query= and passage=")
     first = next(iter(table.rows()), None)
     if first is None:
@@ -152,7 +152,7 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
     return Files(rows, titles, {"anchor": query, "positive": passage})
 
 
-def _recognised(table: Table, query: str, passage: str) -> tuple[str, str]:
+def _recognized(table: Table, query: str, passage: str) -> tuple[str, str]:
     """Return the columns of queries and passages; those with the default names may have other well-known names."""
     named = {role: column for role, column in (("query", query), ("passage", passage)) if column != role}
     with suppress(DataError):  # `require` then says which columns are missing

@@ -215,7 +215,7 @@ def train(
             a loss of your own (docs/tutorials/own-loss.md).
         hard_negatives: what `mine_hard_negatives` returned, or the directory of a table. A group then holds as many of
             them as `negatives_per_query` says, by default up to 5.
-        max_steps: optimiser steps.
+        max_steps: optimizer steps.
         epochs: times the training examples are seen, where `max_steps` is not given; by default 1.
         batch_size: queries of one step, over all workers.
         learning_rate: AdamW's highest learning rate.

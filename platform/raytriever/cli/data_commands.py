@@ -91,10 +91,10 @@ PREPARE = Command(
     prepare,
     output="folder to write the prepared data set to",
     arguments=[
-        Argument("--format", "the data set's format (default: recognised from its files)"),
+        Argument("--format", "the data set's format (default: recognized from its files)"),
         Argument(
             "--columns",
-            "columns of a CSV or TSV file, such as `query=Frage,passage=Antwort` (default: recognised by their names)",
+            "columns of a CSV or TSV file, such as `query=Frage,passage=Antwort` (default: recognized by their names)",
             metavar="NAMES",
             default="",
         ),

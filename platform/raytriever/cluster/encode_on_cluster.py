@@ -28,7 +28,7 @@ from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embedd
 from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
 from raytriever.retrieval.encoding.load_for_encoding import open_encoder, report_prompts
-from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenization_of
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 
@@ -58,7 +58,7 @@ def run_encoding(
             data.dataset,
             [],
             max_bad_rows=data.max_bad_rows,
-            tokenisation=tokenisation_of(retriever) if retriever.tokenizer else None,
+            tokenization=tokenization_of(retriever) if retriever.tokenizer else None,
             run=choose_runner(num_workers=0),
             report=log,
         )

@@ -31,7 +31,7 @@ from raytriever.data.data_settings import SplitConfig
 from raytriever.data.dataset_statistics import describe
 from raytriever.data.formats.file_chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.prepare_dataset import Request, Runner, chunk_bytes, in_processes, prepare
 from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter
 from raytriever.models.description import describe as describe_model
@@ -202,17 +202,17 @@ def run_preparation(
     tokenizer = load_tokenizer(files.sides["query"].transformer)
     template = Template.of(tokenizer)
     table = prompt_table(description, model)
-    tokenisation = Tokenisation(content_tokenizer_json(tokenizer), table.query, table.passage, table)
+    tokenization = Tokenization(content_tokenizer_json(tokenizer), table.query, table.passage, table)
     lengths = {"passage": description.passage_length, "query": description.query_length}
     special = len(template.before) + len(template.after)
 
     def check_prompts(prompts: Prompts) -> None:
         for side in SIDES:
-            [tokens] = tokenisation.encode([""], prompts[side])
+            [tokens] = tokenization.encode([""], prompts[side])
             check_length(prompts[side], len(tokens), lengths[side] - special, side)
 
     check_prompts(table.of())
-    request = Request(dataset, tokenisation, format, max_bad_rows, columns=columns, division=division or SplitConfig())
+    request = Request(dataset, tokenization, format, max_bad_rows, columns=columns, division=division or SplitConfig())
     prepared = prepare(request, choose_runner(num_workers=0), output, log)
     opened = prepared.open()
     table.check([opened.name])

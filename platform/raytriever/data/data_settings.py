@@ -98,7 +98,7 @@ class DataConfig:
     )
     bm25_language: str | None = option(
         None,
-        "language of BM25's analyser: `auto` or a code such as `zh`; `other` has words without stems "
+        "language of BM25's analyzer: `auto` or a code such as `zh`; `other` has words without stems "
         "(default: auto, by script and function words)",
         choices=(AUTO, *LANGUAGES),
         flag=False,

@@ -120,7 +120,7 @@ class Tokens:
     """Token ids of all texts, without special tokens and not truncated.
 
     `digest` is that of the tokenizer and the prompts, `tokenizer` that of the tokenizer alone. If a data set was opened
-    without a tokenisation, `tokenizer` is empty and the prompts are unknown.
+    without a tokenization, `tokenizer` is empty and the prompts are unknown.
     """
 
     queries: TokenColumn

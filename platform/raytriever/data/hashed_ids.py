@@ -93,8 +93,8 @@ _FORM_BYTES = 8
 Forms = UInt64[ndarray, " texts"]
 
 
-def normalise(text: str) -> str:
-    """Normalise a text for comparison: NFKC, case folded, without invisible characters and with single spaces."""
+def normalize(text: str) -> str:
+    """Normalize a text for comparison: NFKC, case folded, without invisible characters and with single spaces."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", remove_invisible(text))
     return " ".join(text.casefold().split())
@@ -109,7 +109,7 @@ def forms_of(texts: Iterable[str]) -> Forms:
     """Return the form of each text: equal for copies."""
     joined = bytearray()
     for text in texts:
-        joined += hashlib.blake2b(normalise(text).encode(), digest_size=_FORM_BYTES).digest()
+        joined += hashlib.blake2b(normalize(text).encode(), digest_size=_FORM_BYTES).digest()
     return np.frombuffer(joined, dtype="<u8")
 
 

@@ -23,7 +23,7 @@ from numpy import ndarray
 
 from raytriever.core.activity import activity
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.hashed_ids import normalise
+from raytriever.data.hashed_ids import normalize
 from raytriever.evaluation.protocol import (
     ACCURACY,
     AUC,
@@ -212,9 +212,9 @@ def _accuracy_per_query(
     assert answers is not None
     hits = np.zeros((len(queries), max(cutoffs)), bool)
     for row, query in enumerate(queries.tolist()):
-        answer_texts = [normalise(answer) for answer in answers.of(query)]
+        answer_texts = [normalize(answer) for answer in answers.of(query)]
         for rank, document in enumerate(ranking[row, : max(cutoffs)].tolist()):
-            if document >= 0 and contains_answer(normalise(dataset.passage_text(document)), answer_texts):
+            if document >= 0 and contains_answer(normalize(dataset.passage_text(document)), answer_texts):
                 hits[row, rank] = True
                 break
     return {f"{ACCURACY}{cutoff}": accuracy(hits, cutoff) for cutoff in cutoffs}

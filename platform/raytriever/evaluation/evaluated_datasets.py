@@ -43,7 +43,7 @@ class EvaluationDataset:
     Args:
         parts: paths or hub names of its parts, by name; an undivided one has one of its own name.
         task: its name in MTEB, if it is one of BEIR's.
-        bm25_language: language of BM25's analyser; None to detect it.
+        bm25_language: language of BM25's analyzer; None to detect it.
         max_bad_rows: accepted share of bad rows of each file, 0 to 1.
     """
 

@@ -110,7 +110,7 @@ class EvaluationConfig:
     )
     rescore_multiplier: int | None = option(
         None,
-        "a search of quantised embeddings rescores this many times its results with the query in fp32 (default: 2)",
+        "a search of quantized embeddings rescores this many times its results with the query in fp32 (default: 2)",
         minimum=1,
         needs="dtype",
     )

@@ -1,7 +1,7 @@
 """Stored forms of a model's embeddings: fewer components and smaller types, measured from its embeddings in fp32.
 
 A form is a system of the evaluation like a model. Nothing is encoded for it. A form in fp32 keeps the first components,
-normalised again for a cosine, and equals the model read with `truncate_dim`. The other types are those of
+normalized again for a cosine, and equals the model read with `truncate_dim`. The other types are those of
 `index.quantized_search`: the first results, as many as the run file holds, are chosen among `rescore_multiplier` times
 as many candidates. The scores of all its results, also those in the AUC, are the scores of rescoring.
 """
@@ -27,7 +27,7 @@ from raytriever.evaluation.systems import DenseSystem, score_pairs
 from raytriever.metrics.answer_confidence import SCORE
 from raytriever.metrics.pair_threshold import achieve_pairs, best_f1_threshold
 from raytriever.retrieval.index.exact_top_k import top_k_of_blocks
-from raytriever.retrieval.index.quantized_search import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
+from raytriever.retrieval.index.quantized_search import FP32, INT8, QuantisedDocuments, Quantizer, bytes_per_document
 from raytriever.retrieval.search.calibration_file import digest_of
 
 # Documents of the sample from which int8 takes its ranges, at equal distances in the corpus.
@@ -63,34 +63,34 @@ class FormSystem:
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""
-        if self.quantised is None:
+        if self.quantized is None:
             return top_k_of_blocks(self.encode(queries), self.blocks(), depth, self.dense.ties)
-        return self.quantised.search(self.encode(queries), depth, self.form.rescore_multiplier * self.kept)
+        return self.quantized.search(self.encode(queries), depth, self.form.rescore_multiplier * self.kept)
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
         """See `System.score`."""
-        if self.quantised is None:
+        if self.quantized is None:
             return score_pairs(self.encode, self.read, queries, documents)
         asked, rows = np.unique(queries, return_inverse=True)
-        return self.quantised.score(self.encode(asked), rows, documents)
+        return self.quantized.score(self.encode(asked), rows, documents)
 
     def prepare(self) -> None:
         """See `evaluate.PreparedSystem.prepare`."""
-        _ = self.quantised
+        _ = self.quantized
 
     def encode(self, queries: ndarray) -> Float32[ndarray, "queries components"]:
         """Return the embeddings of queries, given by their positions."""
         return self._cut(self.dense.encode(queries))
 
     @cached_property
-    def quantised(self) -> QuantisedDocuments | None:
-        """Quantised documents; None for a form in fp32."""
+    def quantized(self) -> QuantisedDocuments | None:
+        """Quantized documents; None for a form in fp32."""
         if self.form.dtype == FP32:
             return None
         store = self.dense.encode_corpus()
         sample = np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64)
-        quantiser = Quantiser.fit(self.form.dtype, self.read(sample))
-        return QuantisedDocuments(quantiser, self.blocks, self.read, self.dense.ties)
+        quantizer = Quantizer.fit(self.form.dtype, self.read(sample))
+        return QuantisedDocuments(quantizer, self.blocks, self.read, self.dense.ties)
 
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Yield first rows and embeddings of the documents."""

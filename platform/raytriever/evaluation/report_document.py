@@ -16,7 +16,7 @@ from raytriever.evaluation.result_tables import Cell, MetricTables, ReportTable,
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
 from raytriever.evaluation.system_costs import cost_table
 from raytriever.metrics.intervals import Proportion
-from raytriever.retrieval.mining.bm25_analyzer import analyser_line
+from raytriever.retrieval.mining.bm25_analyzer import analyzer_line
 from raytriever.tracking.tracker import Point, points_now
 
 SHARE_TITLES = {
@@ -90,20 +90,20 @@ def _metrics(results: Results) -> list[ReportSection]:
         lines += "".join(f"\n{dataset}: {line}\n" for line in notes)
         measured = f"{facts.queries:,} queries of split {facts.split}, searched in all {facts.documents:,} documents."
         about.append(" ".join([f"{dataset}: {measured}", *notes]))
-    paper, analysers = (
+    paper, analyzers = (
         tables.in_print({name: facts.split for name, facts in results.about.items()}),
-        _analysers(results),
+        _analyzers(results),
     )
     legend = [f"{marks_legend(tables.baselines)}; paired t-test, {CORRECTED}"] if tables.marks else []
     return [
         ReportSection(
             text="\n".join(texts),
             markdown=printed(paper) + lines,
-            about=[*about, *(f"{line}." for line in analysers)],
+            about=[*about, *(f"{line}." for line in analyzers)],
             tables=tables.on_page(),
             latex=paper,
         ),
-        ReportSection(text="\n".join([*_systems(results), *analysers, *legend])),
+        ReportSection(text="\n".join([*_systems(results), *analyzers, *legend])),
     ]
 
 
@@ -125,9 +125,9 @@ def notes_on(about: About) -> list[str]:
     return [*notes, *about.warnings]
 
 
-def _analysers(results: Results) -> list[str]:
-    """Return a line on each analyser of BM25, with the part of a data set that it belongs to if there are several."""
-    lines = {part: analyser_line(row) for about in results.about.values() for part, row in about.bm25.items()}
+def _analyzers(results: Results) -> list[str]:
+    """Return a line on each analyzer of BM25, with the part of a data set that it belongs to if there are several."""
+    lines = {part: analyzer_line(row) for about in results.about.values() for part, row in about.bm25.items()}
     distinct = list(dict.fromkeys(lines.values()))
     return distinct if len(distinct) < 2 else [f"{part}: {line}" for part, line in lines.items()]
 

@@ -28,7 +28,7 @@ _AGAIN = "evaluate again into another directory"
 
 
 class AnalysisAbout(TypedDict):
-    """Statistics of BM25's analyser on a corpus, see `mining.analyser.Analysis.content`."""
+    """Statistics of BM25's analyzer on a corpus, see `mining.analyzer.Analysis.content`."""
 
     language: str
     warning: str

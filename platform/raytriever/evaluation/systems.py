@@ -35,7 +35,7 @@ from raytriever.retrieval.encoding.shard_encoder import encode_in_process
 from raytriever.retrieval.index.exact_top_k import tie_order, top_k
 from raytriever.retrieval.index.pair_scores import pair_scores
 from raytriever.retrieval.mining.bm25 import Bm25Index
-from raytriever.retrieval.mining.bm25_analyzer import Analyser
+from raytriever.retrieval.mining.bm25_analyzer import Analyzer
 from raytriever.retrieval.search.calibration_file import digest_of, encoder_digest
 from raytriever.retrieval.search.exact_search import search_store
 
@@ -233,7 +233,7 @@ class Bm25System:
     @property
     def digest(self) -> str:
         """See `evaluate.PreparedSystem.digest`."""
-        return digest_of(BM25, Analyser.of(self.dataset.documents).settings)
+        return digest_of(BM25, Analyzer.of(self.dataset.documents).settings)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""

@@ -54,14 +54,14 @@ def find_relevance(
     rank: int,
     size: int,
     teacher: tuple[Int64[ndarray, "rows group"], Float[ndarray, "rows group"]] | None = None,
-    both_ways: bool = False,
+    symmetric: bool = False,
 ) -> RowRelevance:
     """Return the relevance of one worker's rows, an equal share of the queries, in the memory of the CPU.
 
     Args:
         teacher: documents of each row's own group, `PAD` in empty slots, and a teacher's score of each, unbounded,
             higher is more relevant; NaN if there is none. A document that occurs twice counts once.
-        both_ways: passages search for queries too.
+        symmetric: passages search for queries too.
 
     Raises:
         LossInputError: an id is negative, a query has no positive, a positive is not among the passages, no pair is
@@ -101,7 +101,7 @@ def find_relevance(
     result = replace(result, seed=ids.seed, step=ids.step)
     if teacher is not None:
         result = replace(result, group=_group(*teacher, distinct, positives, pairs, own.start))
-    return replace(result, exchanged=_exchange_roles(ids, own)) if both_ways else result
+    return replace(result, exchanged=_exchange_roles(ids, own)) if symmetric else result
 
 
 def mask_repeats(columns: Int64[ndarray, "rows some"]) -> Int64[ndarray, "rows some"]:

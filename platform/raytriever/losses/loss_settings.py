@@ -98,7 +98,7 @@ class LossConfig:
     positive_weight: float = option(
         1.0, "weight of a positive pair in bce; a negative one has 1", above=0, needs=Need("loss", "bce"), flag=False
     )
-    distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
+    distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regularizer", minimum=0)
     teacher_temperature: float = option(
         1.0, "the teacher's scores are divided by it", above=0, needs=Need("loss", *DISTILLATION_LOSSES), flag=False
     )
@@ -171,9 +171,9 @@ class LossConfig:
         return "+".join(self.titles)
 
     @property
-    def both_ways(self) -> bool:
+    def symmetric(self) -> bool:
         """True if passages search for queries too."""
-        return any(term in LOSSES and LOSSES[term].both_ways for term in self.terms)
+        return any(term in LOSSES and LOSSES[term].symmetric for term in self.terms)
 
     @property
     def widths(self) -> tuple[int, ...]:

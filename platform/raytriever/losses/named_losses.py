@@ -30,13 +30,13 @@ class LossEntry:
         function: module of this package, and name of the `RowLoss` or `ScoreLoss` in it; imported on first use.
         paper: its source.
         has_teacher: it learns a teacher's scores of each query's own group.
-        both_ways: passages search for queries too.
+        symmetric: passages search for queries too.
     """
 
     function: str
     paper: Paper
     has_teacher: bool = False
-    both_ways: bool = False
+    symmetric: bool = False
 
 
 _MW = Paper("Optimizing What Matters: {AUC}-Driven Learning for Robust Neural Retrieval", "Anonymous")
@@ -64,7 +64,7 @@ _MARGIN_MSE = Paper(
 
 LOSSES = {
     "infonce": LossEntry("row_losses.INFONCE", _INFONCE),
-    "infonce-symmetric": LossEntry("row_losses.symmetric", _INFONCE, both_ways=True),
+    "infonce-symmetric": LossEntry("row_losses.symmetric", _INFONCE, symmetric=True),
     "rand1": LossEntry("row_losses.RAND1", _MULTI_POSITIVE),
     "joint": LossEntry("row_losses.JOINT", _MULTI_POSITIVE),
     "summarg": LossEntry("row_losses.SUMMARG", _MULTI_POSITIVE),

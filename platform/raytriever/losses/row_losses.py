@@ -149,7 +149,7 @@ def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
 
 
 def _mix(state: Int64[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
-    """Apply the finaliser of SplitMix64. Int64 products wrap; masking makes the shifts logical."""
+    """Apply the finalizer of SplitMix64. Int64 products wrap; masking makes the shifts logical."""
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
         state = (state ^ _shift_right(state, shift)) * factor
     return state ^ _shift_right(state, 31)

@@ -30,7 +30,7 @@ DEPTH = 20
 # Temperature of the softmax, in standard deviations of the ranked scores of a query (their median over queries).
 _TEMPERATURE = 0.5
 FOLDS = 10
-# Strength of the penalty on the squared weights of standardised features.
+# Strength of the penalty on the squared weights of standardized features.
 _PENALTY = 10.0
 
 
@@ -172,7 +172,7 @@ class Confidence:
 def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
     """Fit a confidence: the temperature of its softmax, from the scores alone, and for `combined` the weights.
 
-    The weights are those of a logistic regression of `right` on the standardised features, with a penalty of 5 Σ w².
+    The weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w².
     """
     if name not in NAMES:
         raise MetricInputError(f"{name!r}", "confidence", f"give one of {', '.join(NAMES)}")

@@ -1,5 +1,5 @@
 """Encoder of one tower: a transformer, a pooling, a head of further modules, optional truncation of the embeddings, and
-normalisation for cosine similarity."""
+normalization for cosine similarity."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Encoder(nn.Module):
 
     Args:
         backbone: a transformers model that returns `last_hidden_state`.
-        normalise: scale every embedding to length one, so that a dot product is the cosine.
-        truncate_dim: number of first components that are kept before normalisation; None for all.
+        normalize: scale every embedding to length one, so that a dot product is the cosine.
+        truncate_dim: number of first components that are kept before normalization; None for all.
         head: modules between pooling and truncation.
     """
 
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
         self,
         backbone: nn.Module,
         pooling: str,
-        normalise: bool,
+        normalize: bool,
         truncate_dim: int | None = None,
         head: Sequence[nn.Module] = (),
     ) -> None:
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.head = nn.ModuleList(head)
         self.pooling = pooling
-        self.normalise = normalise
+        self.normalize = normalize
         self.truncate_dim = truncate_dim
         # A pooler head gets no gradient. If it were trainable, DDP would fail. If it were removed, AutoModel would fill
         # its weights with random numbers when it reads a written directory.
@@ -95,12 +95,12 @@ class Encoder(nn.Module):
         return self.finish(pool(states, mask, self.pooling, left_out))
 
     def finish(self, pooled: Float[Tensor, "texts pooled"]) -> Float[Tensor, "texts width"]:
-        """Apply the modules after the pooling, truncation and normalisation."""
+        """Apply the modules after the pooling, truncation and normalization."""
         for module in self.head:
             pooled = module(pooled)
         if self.truncate_dim is not None:
             pooled = pooled[:, : self.truncate_dim]
-        return nn.functional.normalize(pooled, dim=-1) if self.normalise else pooled
+        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
 
 
 def _outermost_lists(module: nn.Module) -> list[nn.Module]:
@@ -129,7 +129,7 @@ def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, 
     """
     directory, config = transformer.folder, transformer.config
     disable_cache(config)
-    _check_not_quantised(config, directory)
+    _check_not_quantized(config, directory)
     kind = _model_class(config, directory)
     if not weights:
         empty: nn.Module = empty_model(kind, config, directory, dtype, _check_text_encoder)
@@ -156,13 +156,13 @@ def _model_class(config: Any, directory: Path) -> Any:
     return AutoModel
 
 
-def _check_not_quantised(config: Any, directory: Path) -> None:
+def _check_not_quantized(config: Any, directory: Path) -> None:
     """Check that a model has weights that can be trained; raises `ModelError`."""
     settings = getattr(config, "quantization_config", None)
     if settings is not None:
         method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
         method = getattr(method, "value", method) or "quantization_config"
-        raise ModelError(f"is quantised ({method})", str(directory), "give the model before quantisation")
+        raise ModelError(f"is quantized ({method})", str(directory), "give the model before quantization")
 
 
 def _check_text_encoder(model: Any, directory: Path) -> None:

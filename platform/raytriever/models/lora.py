@@ -1,7 +1,7 @@
 """Low-rank adapters that are trained instead of an encoder (LoRA; Hu et al., 2022, arXiv:2106.09685), by `peft`.
 
 A linear layer W x becomes W x + (alpha / rank) B A x, where A has `rank` rows and B has `rank` columns and is initially
-zero. W and all other weights are frozen, so only A and B have gradients and optimiser moments. Adapters are inside the
+zero. W and all other weights are frozen, so only A and B have gradients and optimizer moments. Adapters are inside the
 encoder, whose class and settings do not change. The written weights are W + (alpha / rank) B A, so reading them does
 not need `peft`. If W is bf16, A and B are float32, and W + (alpha / rank) B A is added in float32 and then rounded.
 

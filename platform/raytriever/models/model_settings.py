@@ -71,7 +71,7 @@ class ModelConfig:
     pooling: str | None = option(
         None, f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}; or several joined by +", reads=read_pooling, form="MODE"
     )
-    similarity: str | None = option(None, "cosine normalises embeddings, dot does not", choices=SIMILARITIES)
+    similarity: str | None = option(None, "cosine normalizes embeddings, dot does not", choices=SIMILARITIES)
     towers: str | None = option(
         None, "one encoder for queries and passages, or one encoder each (as in DPR)", choices=TOWERS
     )

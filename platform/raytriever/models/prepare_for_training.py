@@ -15,7 +15,7 @@ from raytriever.models.retriever import Retriever
 def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -> None:
     """Add adapters and activation checkpointing to a retriever, in place; the result is the same on every worker.
 
-    Call this once, before the optimiser and the strategy are created. The dropout of adapters and checkpointing are
+    Call this once, before the optimizer and the strategy are created. The dropout of adapters and checkpointing are
     active in training mode only, so call `retriever.train()` for any dropout of the encoder.
 
     Args:

@@ -175,7 +175,7 @@ class Retriever(BatchEncoder):
         return self.template.assemble(contents, length)
 
     def token_ids(self, texts: Sequence[str], side: Side, prompt: str | None = None) -> list[Int64[ndarray, " tokens"]]:
-        """Tokenise and truncate texts with their prompt, by default that of the side; no padding."""
+        """Tokenize and truncate texts with their prompt, by default that of the side; no padding."""
         return self.assemble(self.contents(texts, side, prompt), side)
 
     def padded_length(self, tokens: int) -> int:
@@ -241,7 +241,7 @@ class Retriever(BatchEncoder):
         return [lengths[each] for each in prompts]
 
     def tokenize(self, texts: Sequence[str], side: Side, tokens: int | None = None) -> Buckets:
-        """Tokenise texts of one side, and return them as `batch_of` does."""
+        """Tokenize texts of one side, and return them as `batch_of` does."""
         return self.batch_of(self.contents(texts, side), side, tokens=tokens)
 
     @cached_property

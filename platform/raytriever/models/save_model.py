@@ -135,8 +135,8 @@ def _write_start(
 
 
 def _whole_head(tower: Encoder) -> list[nn.Module]:
-    """Return the modules of a tower after pooling, with the normalisation of the cosine."""
-    return [*tower.head, *([Normalize()] if tower.normalise else [])]
+    """Return the modules of a tower after pooling, with the normalization of the cosine."""
+    return [*tower.head, *([Normalize()] if tower.normalize else [])]
 
 
 def _write_head(

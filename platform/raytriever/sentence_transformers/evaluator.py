@@ -108,9 +108,9 @@ class PooledAUCEvaluator(BaseEvaluator):
             raise ConfigError(
                 f"the model's similarity is {model.similarity_fn_name}", "PooledAUCEvaluator", "use cosine or dot"
             )
-        normalise = model.similarity_fn_name == "cosine"
-        queries = self._embed(model.encode_query, self._dataset.queries.texts, self._prompts[0], normalise)
-        documents = self._embed(model.encode_document, self._dataset.documents.texts, self._prompts[1], normalise)
+        normalize = model.similarity_fn_name == "cosine"
+        queries = self._embed(model.encode_query, self._dataset.queries.texts, self._prompts[0], normalize)
+        documents = self._embed(model.encode_document, self._dataset.documents.texts, self._prompts[1], normalize)
         result = evaluate_embeddings(self._dataset, _SPLIT, queries, documents, self._protocol)
         pools = result.positive_scores, result.negative_scores
         if self.precision is None:
@@ -139,12 +139,12 @@ class PooledAUCEvaluator(BaseEvaluator):
         return {"precision": self.precision, "truncate_dim": self._encoding["truncate_dim"]}
 
     def _embed(
-        self, encode: Any, texts: Any, prompt: tuple[str | None, str | None], normalise: bool
+        self, encode: Any, texts: Any, prompt: tuple[str | None, str | None], normalize: bool
     ) -> Float32[ndarray, "texts width"]:
         embeddings = encode(
             list(texts), prompt=prompt[0], prompt_name=prompt[1], convert_to_tensor=True, **self._encoding
         ).float()
-        array: ndarray = (nn.functional.normalize(embeddings, dim=-1) if normalise else embeddings).cpu().numpy()
+        array: ndarray = (nn.functional.normalize(embeddings, dim=-1) if normalize else embeddings).cpu().numpy()
         return array
 
 

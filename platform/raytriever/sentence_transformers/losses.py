@@ -61,7 +61,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         positive_weight: weight of a positive pair in `bce`; a negative one has 1.
         loss_weights: weight of each loss of a sum, such as `1,0.3`.
         teacher_temperature: by which a teacher's scores are divided, in `kl` and `margin-mse`.
-        distribution_weight: weight of the distribution regulariser, which keeps queries near the documents of the
+        distribution_weight: weight of the distribution regularizer, which keeps queries near the documents of the
             batch: the mean over anchors and distinct documents of ||q - d||^2. In a `MatryoshkaLoss` every width has
             it.
         seed: seed of the draws of `rand1`.
@@ -184,7 +184,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
 
     @property
     def citation(self) -> str:
-        """BibTeX entries of the losses, the regulariser and gradient caching, as far as they are used."""
+        """BibTeX entries of the losses, the regularizer and gradient caching, as far as they are used."""
         papers = {term: LOSSES[term].paper for term in self.settings.terms if term in LOSSES}
         papers |= {"distribution": _DISTRIBUTION} if self.settings.distribution_weight else {}
         papers |= {"caching": _GRADIENT_CACHING} if self.uses_gradient_cache else {}
@@ -231,7 +231,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             next(value.device for value in columns[0].values() if isinstance(value, Tensor)),
             named,
             self._teacher_scores(labels, documents) if self.settings.needs_teacher else None,
-            both_ways=self.settings.both_ways,
+            symmetric=self.settings.symmetric,
             seed=self.seed,
         )
 

@@ -34,7 +34,7 @@ def batch_relevance(
     documents: Int64[Tensor, "rows documents"] | None = None,
     teacher: Float[Tensor, "rows documents"] | None = None,
     *,
-    both_ways: bool = False,
+    symmetric: bool = False,
     seed: int = 0,
 ) -> RowRelevance | None:
     """Return the relevance of a batch; None if no pair of the global batch is negative.
@@ -46,7 +46,7 @@ def batch_relevance(
         device: Device of the embeddings.
         documents: ids of the documents, instead of their tokens.
         teacher: a teacher's scores of the documents.
-        both_ways: passages search for anchors too.
+        symmetric: passages search for anchors too.
         seed: seed of `rand1`.
 
     Raises:
@@ -64,7 +64,7 @@ def batch_relevance(
     everything = GlobalIds(queries, known, passages, *_known_positives(queries, known), seed, step)
     scored = None if teacher is None else (own, teacher.cpu().numpy())
     try:
-        relevance = find_relevance(everything, workers.rank, workers.size, scored, both_ways)
+        relevance = find_relevance(everything, workers.rank, workers.size, scored, symmetric)
     except NoNegativesError:
         return None
     return copy_all(relevance.map, device)
@@ -74,7 +74,7 @@ def text_ids(column: Mapping[str, Any], place: str) -> Int64[ndarray, " rows"]:
     """Return an id for each text of a column: equal ids for equal tokens, at any padding.
 
     Args:
-        column: features of the column. Images and sounds have an id each, because equal ones cannot be recognised.
+        column: features of the column. Images and sounds have an id each, because equal ones cannot be recognized.
         place: name of worker and column, for the ids of images and sounds.
     """
     if "input_ids" not in column or any(name in column for name in _OTHER_INPUTS):

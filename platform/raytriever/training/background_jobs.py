@@ -1,12 +1,12 @@
 """Background jobs of training: functions of a committed checkpoint, whose result all workers adopt after one step.
 
-A job has stages. Only while a job runs, the workers exchange one small message after each step. A stage ends when the
+A job has phases. Only while a job runs, the workers exchange one small message after each step. A phase ends when the
 first worker has finished it, or when all workers have finished it with the same result: on all workers after the same
 step.
 
 1. `submit` starts a job. When its checkpoint is committed, another process or a thread gets the path.
 2. `poll` checks the work after each step and exchanges the messages.
-3. `adopt` applies the result of the last stage. `reject` logs why a job failed; a failed job never ends training.
+3. `adopt` applies the result of the last phase. `reject` logs why a job failed; a failed job never ends training.
 4. `recover` applies recorded results after a restart, and submits unfinished work again, with the same checkpoint."""
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LOG_SECONDS = 60.0  # between two log lines while training waits
 
 
 class JobStatus(IntEnum):
-    """Status of one worker in a stage of a job."""
+    """Status of one worker in a phase of a job."""
 
     RUNNING, DONE, FAILED = range(3)
 
 
 class JobMessage(NamedTuple):
-    """Message of one worker to all: its status, and the result of the stage, which a float64 must hold exactly."""
+    """Message of one worker to all: its status, and the result of the phase, which a float64 must hold exactly."""
 
     status: JobStatus = JobStatus.RUNNING
     result: float = 0.0
@@ -85,14 +85,14 @@ class JobClient(Protocol[Result]):
 
 
 @dataclass(frozen=True)
-class JobStage:
-    """One stage of a job.
+class JobPhase:
+    """One phase of a job.
 
     Args:
         check: returns this worker's message; called with the number of steps done, after each step, until the message
             is no longer `RUNNING`. Does not wait.
-        start: called on every worker, with the number of steps done, when the stage before it has ended.
-        needs_all: whether the stage ends when all workers have the same result, or when the first worker has one.
+        start: called on every worker, with the number of steps done, when the phase before it has ended.
+        needs_all: whether the phase ends when all workers have the same result, or when the first worker has one.
     """
 
     check: Callable[[int], JobMessage]
@@ -100,7 +100,7 @@ class JobStage:
     needs_all: bool = False
 
     def is_done(self, messages: Sequence[JobMessage]) -> bool:
-        """Return whether the stage has ended with a result."""
+        """Return whether the phase has ended with a result."""
         if not self.needs_all:
             return messages[0].status is JobStatus.DONE
         return all(message == messages[0] for message in messages) and messages[0].status is JobStatus.DONE
@@ -134,7 +134,7 @@ class BackgroundJob(ABC):
 
     Args:
         client: access to the process that does the work, on the first worker; None on the others.
-        stages: stages after the one in which the work is done.
+        phases: phases after the one in which the work is done.
     """
 
     def __init__(
@@ -144,13 +144,13 @@ class BackgroundJob(ABC):
         workers: WorkerGroup,
         log: Callable[[str], None],
         report_status: Callable[[str], None],
-        stages: Sequence[JobStage] = (),
+        phases: Sequence[JobPhase] = (),
     ) -> None:
         self._client, self._checkpoints = client, checkpoints
-        self._stages = [JobStage(self._check_checkpoint), JobStage(self._check_work, self._submit_work), *stages]
+        self._phases = [JobPhase(self._check_checkpoint), JobPhase(self._check_work, self._submit_work), *phases]
         self.workers, self._log, self._report_status = workers, log, report_status
         self._number, self._checkpoint = 0, checkpoints
-        self._stage: int | None = None
+        self._phase: int | None = None
         self._message, self._reason = RUNNING, ""
         self._wait_seconds = 0.0
         # Called by all workers before training waits; it raises the error of a checkpoint that cannot be written.
@@ -166,7 +166,7 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def adopt(self, step: int, result: float) -> None:
-        """Apply the result of a job after `step` steps, with the first worker's result of the last stage."""
+        """Apply the result of a job after `step` steps, with the first worker's result of the last phase."""
 
     @abstractmethod
     def reject(self, step: int, reason: str) -> None:
@@ -184,7 +184,7 @@ class BackgroundJob(ABC):
     @property
     def is_running(self) -> bool:
         """True while a job is running."""
-        return self._stage is not None
+        return self._phase is not None
 
     # ------------------------------------------------------------------------------------- hooks of the training loop
 
@@ -232,7 +232,7 @@ class BackgroundJob(ABC):
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return metrics for the tracker, of `step` counted from 0."""
 
-    # ---------------------------------------------------------------------------------------------------------- stages
+    # ---------------------------------------------------------------------------------------------------------- phases
 
     def submit(self, number: int, step: int) -> None:
         """Start job `number`, on the checkpoint of `step`, as soon as that is committed."""
@@ -240,23 +240,23 @@ class BackgroundJob(ABC):
         self._enter(0, lambda: None)
 
     def poll(self, step: int) -> None:
-        """Check the running job after `step` steps, and go to its next stage where all workers agree on that."""
-        if self._stage is None:
+        """Check the running job after `step` steps, and go to its next phase where all workers agree on that."""
+        if self._phase is None:
             return
-        stage = self._stages[self._stage]
+        phase = self._phases[self._phase]
         if self._message.status is JobStatus.RUNNING:
             with self._failing():
-                self._message = stage.check(step)
+                self._message = phase.check(step)
         messages = exchange_messages(self._message, self.workers)
-        if stage.has_failed(messages):
-            self._stage = None
+        if phase.has_failed(messages):
+            self._phase = None
             self.reject(step, self._reason)
-        elif stage.is_done(messages):
-            following = self._stage + 1
-            if following < len(self._stages):
-                self._enter(following, lambda: self._stages[following].start(step))
+        elif phase.is_done(messages):
+            following = self._phase + 1
+            if following < len(self._phases):
+                self._enter(following, lambda: self._phases[following].start(step))
             else:
-                self._stage = None
+                self._phase = None
                 self.adopt(step, messages[0].result)
 
     def wait_while(self, must_wait: Callable[[], bool], step: int) -> None:
@@ -310,7 +310,7 @@ class BackgroundJob(ABC):
         result = self._client.poll() if self._client is not None else None
         return RUNNING if result is None else JobMessage(JobStatus.DONE, self.receive(result, step))
 
-    def _enter(self, stage: int, start: Callable[[], None]) -> None:
-        self._stage, self._message, self._reason = stage, RUNNING, ""
+    def _enter(self, phase: int, start: Callable[[], None]) -> None:
+        self._phase, self._message, self._reason = phase, RUNNING, ""
         with self._failing():
             start()

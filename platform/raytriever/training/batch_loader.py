@@ -57,7 +57,7 @@ class BatchSource:
         return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
     def batch(
-        self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False, chunk: int | None = None
+        self, step: int, retriever: Retriever, workers: WorkerGroup, symmetric: bool = False, chunk: int | None = None
     ) -> Batch:
         """Return this worker's share of the global batch of `step`, counted from 0.
 
@@ -84,7 +84,7 @@ class BatchSource:
         return Batch(
             retriever.batch_of(self.tokens.queries.take(queries), "query", of_queries, chunk),
             retriever.batch_of(self.tokens.documents.take(passages), "passage", of_passages, chunk),
-            find_relevance(everyones, workers.rank, workers.size, teacher, both_ways),
+            find_relevance(everyones, workers.rank, workers.size, teacher, symmetric),
             chunk,
             self.version,
             self.guide.passes(queries, passages, chunk) if self.guide is not None else (),

@@ -4,7 +4,7 @@ The guide has its own tokenizer, prompts, lengths and pooling, from its own file
 training starts from the same model: they are loaded apart, and belong to no checkpoint. A checkpoint has their digest.
 
 Tokens of a prepared data set are used if this tokenizer and these prompts made them. Otherwise the loader's thread
-tokenises the texts of each batch."""
+tokenizes the texts of each batch."""
 
 from __future__ import annotations
 

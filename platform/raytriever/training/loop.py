@@ -38,10 +38,10 @@ from raytriever.training.optimizer_and_schedule import build_optimizer, learning
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.deepspeed_zero import Zero
 from raytriever.training.parallel.fsdp2 import FullyShard
-from raytriever.training.parallel.gradient_caching import Agreement, OutOfMemory
+from raytriever.training.parallel.gradient_caching import OutOfMemory, Vote
 from raytriever.training.parallel.model_state import frozen_digest
 from raytriever.training.parallel.objective import Objective, with_default_operands
-from raytriever.training.parallel.strategies import Readout, Replicas, Strategy
+from raytriever.training.parallel.strategies import HostValues, Replicas, Strategy
 from raytriever.training.step_metrics import StepReports, Stopwatch, StragglerWatch, Throughput
 from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
 from raytriever.training.worker_batch import Batch, copy_to, wait_for_copy
@@ -112,8 +112,8 @@ class Trainer:
                 check_precision(backbone, setup.precision)
         retriever.choose_packing(setup.precision)
         retriever.train()
-        agreement, encode = Agreement(self.messages), guide.encode if guide else None
-        self.objective = Objective(retriever, loss, setup.precision, agreement, encode)
+        vote, encode = Vote(self.messages), guide.encode if guide else None
+        self.objective = Objective(retriever, loss, setup.precision, vote, encode)
 
         # Gradient caching, before any parameter is sharded and the optimizer has state
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
@@ -262,7 +262,7 @@ class Trainer:
         return self._copy(self.sources.at(step), step)
 
     def _copy(self, source: BatchSource, step: int) -> Batch:
-        batch = source.batch(step, self.setup.retriever, self.workers, self.setup.loss.both_ways, self.chunk)
+        batch = source.batch(step, self.setup.retriever, self.workers, self.setup.loss.symmetric, self.chunk)
         return copy_to(replace(batch, work=self.throughput.count(batch)), self.device, self.copies)
 
     def _shrink_chunk(self, batch: Batch, reason: str, is_agreed: bool) -> None:
@@ -309,7 +309,7 @@ class Trainer:
         losses, areas = [], []
         for number in range(self.settings.dev_batches):
             output = self.strategy.measure(wait_for_copy(self._copy(self.setup.dev, number)))
-            numbers = Readout({"loss": output.value, "auc": output.statistics["batch_auc"]}).read()
+            numbers = HostValues({"loss": output.value, "auc": output.statistics["batch_auc"]}).read()
             losses.append(numbers["loss"])
             areas.append(numbers["auc"])
         dev_loss = sum(losses) / len(losses)

@@ -32,7 +32,7 @@ from raytriever.training.background_jobs import (
     BackgroundJob,
     JobClient,
     JobMessage,
-    JobStage,
+    JobPhase,
     JobStatus,
     broadcast_json,
 )
@@ -179,11 +179,11 @@ class RefreshJob(BackgroundJob):
         log: Callable[[str], None],
         report_status: Callable[[str], None] = lambda text: None,
     ) -> None:
-        stages = [
-            JobStage(self._check_reading, self._start_reading, needs_all=True),
-            JobStage(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
+        phases = [
+            JobPhase(self._check_reading, self._start_reading, needs_all=True),
+            JobPhase(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
         ]
-        super().__init__(plan.miner, checkpoints, workers, log, report_status, stages)
+        super().__init__(plan.miner, checkpoints, workers, log, report_status, phases)
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._step = 0  # whose checkpoint mines in the running round
         self._ledger = read_ledger(plan.folder)

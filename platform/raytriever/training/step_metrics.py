@@ -20,7 +20,7 @@ from torch import nn
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.models.packing import lengths_of
-from raytriever.training.parallel.strategies import Readout, finite_or_refused
+from raytriever.training.parallel.strategies import HostValues, finite_or_refused
 from raytriever.training.worker_batch import Batch
 
 WINDOW = 20  # steps
@@ -190,7 +190,7 @@ class Throughput:
             "peak_memory_mb": peak_memory_mb(self._device),
         }
         if self._peak is not None:
-            rates["model_flops_utilisation"] = flops / seconds / (self._peak * self._workers.size)
+            rates["model_flops_utilization"] = flops / seconds / (self._peak * self._workers.size)
         return rates
 
 
@@ -249,10 +249,10 @@ class StepReports:
         """
         tokens, flops = self._throughput.total(work)
         statistics = {"loss": output.value, **output.statistics, "gradient_norm": norm}
-        readout = Readout({**statistics, _TOKENS: tokens, _FLOPS: flops})
+        host_values = HostValues({**statistics, _TOKENS: tokens, _FLOPS: flops})
         self.finish()
         others = {**others, "step_seconds": time.perf_counter() - began}
-        self._unreported = partial(self._finish, step, readout, phases, others)
+        self._unreported = partial(self._finish, step, host_values, phases, others)
         if not self._reads_late:
             self.finish()
 
@@ -267,9 +267,9 @@ class StepReports:
             report()
 
     def _finish(
-        self, step: int, readout: Readout, phases: Callable[[], dict[str, float]], others: dict[str, float]
+        self, step: int, host_values: HostValues, phases: Callable[[], dict[str, float]], others: dict[str, float]
     ) -> None:
-        statistics = readout.read()
+        statistics = host_values.read()
         finite_or_refused(statistics["loss"], statistics["gradient_norm"], step)
         tokens, flops = statistics.pop(_TOKENS), statistics.pop(_FLOPS)
         seconds = phases()

@@ -15,7 +15,7 @@ from raytriever.data.combine_datasets import combine, starts_of
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hard_negatives import NegativesTable
-from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.data.prepare.prepare_dataset import Report, Runner, ignore_line, in_this_process
 from raytriever.data.sampling.batch_order import Order
@@ -31,7 +31,7 @@ class TrainingData:
     """Opened data sets of a run, and the settings of its batches.
 
     Args:
-        datasets: tokenised, each with its training split; the first, which is evaluated, also with its dev split.
+        datasets: tokenized, each with its training split; the first, which is evaluated, also with its dev split.
         guide: reads the texts of batches too; None without a guide.
     """
 
@@ -46,7 +46,7 @@ class TrainingData:
         cls,
         names: Sequence[str],
         config: DataConfig,
-        tokenisation: Tokenisation,
+        tokenization: Tokenization,
         batch_size: int,
         seed: int,
         also: Sequence[str] = (),
@@ -69,7 +69,7 @@ class TrainingData:
                     splits,
                     max_bad_rows=config.max_bad_rows,
                     bm25_language=config.bm25_language,
-                    tokenisation=tokenisation,
+                    tokenization=tokenization,
                     run=run,
                     report=report,
                 )

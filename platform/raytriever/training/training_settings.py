@@ -101,7 +101,7 @@ class TrainingConfig:
     )
     offload_optimizer: bool = option(
         False,
-        "keep the state of the optimiser in CPU memory, with zero1, zero2 or zero3",
+        "keep the state of the optimizer in CPU memory, with zero1, zero2 or zero3",
         needs=Need("strategy", "zero1", "zero2", "zero3"),
         flag=False,
     )

@@ -174,7 +174,7 @@ def test_every_ordered_collection_of_texts_is_encoded_alike(model: rt.Model) -> 
         np.testing.assert_array_equal(model.encode_queries(same), expected)
 
 
-SIGNALLED = """
+SIGNALED = """
 import os, signal, sys
 import raytriever as rt
 
@@ -191,7 +191,7 @@ print("ended")
 
 
 def test_a_program_keeps_its_own_handlers_of_signals(tmp_path: Path) -> None:
-    done = run_python("-c", SIGNALLED, variables={"RAYTRIEVER_CACHE": str(tmp_path)})
+    done = run_python("-c", SIGNALED, variables={"RAYTRIEVER_CACHE": str(tmp_path)})
     assert done.stdout.split() == ["mine", "ended"]
 
 

@@ -94,7 +94,7 @@ def test_an_existing_table_is_kept(error_line: Callable[..., str], letters: Path
 
 def test_the_language_of_bm25_is_named_in_a_line(letters: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--dataset", str(letters), "--method", "bm25,random", "--num-negatives", "2", "--output"]
-    assert run("mine", [*words, "recognised"]) == 0
-    assert "Analyser of BM25" not in capsys.readouterr().err  # English is the rule
+    assert run("mine", [*words, "recognized"]) == 0
+    assert "Analyzer of BM25" not in capsys.readouterr().err  # English is the rule
     assert run("mine", [*words, "named", "--bm25-language", "ko"]) == 0
-    assert "Analyser of BM25 for Korean, --bm25-language ko: terms of 2 adjacent" in capsys.readouterr().err
+    assert "Analyzer of BM25 for Korean, --bm25-language ko: terms of 2 adjacent" in capsys.readouterr().err

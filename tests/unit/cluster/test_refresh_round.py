@@ -26,7 +26,7 @@ from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.encoding.encode_texts import encode_texts
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.retrieval.index import exact_top_k
 from raytriever.retrieval.mining.mining_job import run_mining
 from raytriever.training.background_jobs import JobError
@@ -57,7 +57,7 @@ def later(checkpoint: Path, retriever: Retriever, tiny_encoder: Path, tmp_path: 
 
 @pytest.fixture
 def dataset(tiny_dataset: Path, retriever: Retriever) -> RetrievalDataset:
-    return open_dataset(tiny_dataset, ["train", "dev", "test"], tokenisation=tokenisation_of(retriever))
+    return open_dataset(tiny_dataset, ["train", "dev", "test"], tokenization=tokenization_of(retriever))
 
 
 Make = Callable[..., MiningRounds]

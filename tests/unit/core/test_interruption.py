@@ -46,7 +46,7 @@ def handled_hangups() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def finaliser(interrupt: Callable[[], None]) -> None:
+def finalizer(interrupt: Callable[[], None]) -> None:
     class Dying:
         def __del__(self) -> None:
             interrupt()
@@ -72,7 +72,7 @@ def logging_lock(interrupt: Callable[[], None]) -> None:
         logging._releaseLock()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("where", [finaliser, callback, logging_lock])
+@pytest.mark.parametrize("where", [finalizer, callback, logging_lock])
 def test_where_it_would_break_something_it_comes_a_moment_later(
     where: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +97,7 @@ def test_where_it_would_break_something_it_comes_a_moment_later(
 
 def test_a_block_that_ends_before_the_moment_has_come_leaves_nothing_behind() -> None:
     with interruptible():
-        finaliser(lambda: signal.raise_signal(signal.SIGTERM))
+        finalizer(lambda: signal.raise_signal(signal.SIGTERM))
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     time.sleep(0.1)
 

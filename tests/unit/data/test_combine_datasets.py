@@ -95,9 +95,9 @@ def test_tokens_are_chained_where_all_have_some_of_one_making() -> None:
         column = TokenColumn(ids, offsets, Rows.of([3], None if live is None else np.array(live)))
         return Tokens(column, column, digest)
 
-    def with_tokens(name: str, tokenised: Tokens | None) -> RetrievalDataset:
+    def with_tokens(name: str, tokenized: Tokens | None) -> RetrievalDataset:
         result = dataset(name, 0, {})
-        return RetrievalDataset(name, result.documents, result.queries, {}, tokens=tokenised)
+        return RetrievalDataset(name, result.documents, result.queries, {}, tokens=tokenized)
 
     both = combine([with_tokens("a", tokens(0, None)), with_tokens("b", tokens(10, [0, 2]))]).tokens
     assert both is not None

@@ -18,8 +18,8 @@ from servers import serving
 from raytriever.core.errors import DataError, StorageError
 from raytriever.data.data_sources import Source, open_stream
 from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
-from raytriever.data.formats.known_formats import recognise
-from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.formats.known_formats import recognize
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.data.prepare.prepare_dataset import Request
 
@@ -103,7 +103,7 @@ def filled(put: Callable[[str, bytes], None]) -> None:
 
 def read(source: Source, size: int, splits: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
     """Ids of documents, texts of queries and judged documents of a source in BEIR layout."""
-    plan = recognise(source)
+    plan = recognize(source)
     assert (plan.format, {part.split for part in plan.parts} - {None}) == ("beir", set(splits))
     chunks = [(part, chunk) for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i, size)]
     records = [parse_chunk(part, chunk).records for part, chunk in chunks]
@@ -243,7 +243,7 @@ def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def uri(
-    small: Path, words: Tokenisation, put: Callable, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, words: Tokenization, put: Callable, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """A prepared data set in an object store, and a node that has nothing."""
     own = prepare(Request(str(small), words), output=tmp_path / "own")
@@ -257,14 +257,14 @@ def uri(
     return "s3://bucket/sets/own" + bucket
 
 
-def test_a_prepared_data_set_is_copied_once(uri: str, small: Path, words: Tokenisation, tmp_path: Path) -> None:
-    dataset = open_dataset(uri, ["train"], tokenisation=words)
+def test_a_prepared_data_set_is_copied_once(uri: str, small: Path, words: Tokenization, tmp_path: Path) -> None:
+    dataset = open_dataset(uri, ["train"], tokenization=words)
     assert dataset.digest == open_dataset(small, ["train"]).digest
     assert dataset.location == uri
     assert dataset.tokens is not None
     assert dataset.passage_text(3) == "title 3 text 3 of many"
     copies = {file: file.stat().st_ino for file in (tmp_path / "node" / "remote").rglob("*") if file.is_file()}
-    assert open_dataset(uri, ["train"], tokenisation=words).digest == dataset.digest
+    assert open_dataset(uri, ["train"], tokenization=words).digest == dataset.digest
     assert copies == {file: file.stat().st_ino for file in copies}
     next(iter(copies)).unlink()
     assert open_dataset(uri, ["train"]).digest == dataset.digest

@@ -12,13 +12,13 @@ from raytriever.core.errors import ConfigError, DataError
 from raytriever.core.store.commit import read_manifest
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset_statistics import Overlap, check_overlap, describe, overlaps
-from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
 from raytriever.data.prepare.prepare_dataset import Request
 from raytriever.training.run_config import Config, check_config
 
 
-def test_figures_match_the_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:
+def test_figures_match_the_data_set(small: Path, words: Tokenization, tmp_path: Path) -> None:
     with (small / "qrels" / "test.tsv").open("a") as stream:
         stream.write("q38\td0\t2\nq39\td0\t0\nq0\td1\t0\n")
     with (small / "corpus.jsonl").open("a") as stream:

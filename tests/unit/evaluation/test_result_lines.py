@@ -235,7 +235,7 @@ def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(tmp_path: 
     assert "stop words: English; stemmer: Snowball, English" in text
     assert "stemmer: Snowball, English." in page
     job = replace(job, datasets=describe_datasets([str(folder)], "test"))
-    recognised = run_evaluation(job, tmp_path / "zh", False, Tracker, said.append)
-    line = "Analyser of BM25 for Chinese, --bm25-language zh: terms of 2 adjacent characters"
-    assert line in format_results(recognised)
-    assert recognised.models["bm25"]["中文"]["ndcg_at_10"] > results.models["bm25"]["中文"]["ndcg_at_10"]
+    recognized = run_evaluation(job, tmp_path / "zh", False, Tracker, said.append)
+    line = "Analyzer of BM25 for Chinese, --bm25-language zh: terms of 2 adjacent characters"
+    assert line in format_results(recognized)
+    assert recognized.models["bm25"]["中文"]["ndcg_at_10"] > results.models["bm25"]["中文"]["ndcg_at_10"]

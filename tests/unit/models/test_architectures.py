@@ -242,13 +242,13 @@ def test_an_encoder_that_reads_earlier_tokens_alone_is_the_same_everywhere(kind:
     folder = write(tmp_path / "model", kind, **({"is_decoder": True} if by == "config.json" else {}))
     config = config_of(folder, **({} if by == "config.json" else {"bidirectional": False}))
     library = AutoModel.from_pretrained(folder, is_decoder=True, attn_implementation="eager").eval()
-    both_ways = AutoModel.from_pretrained(folder, is_decoder=False).eval()
+    symmetric = AutoModel.from_pretrained(folder, is_decoder=False).eval()
     retriever = load_retriever(config)
     texts = retriever.assemble(retriever.contents(TEXTS, "passage"), "passage")
     with torch.inference_mode():
         for buckets in ([retriever.pad(texts)], [retriever.pad([text]) for text in texts]):
             theirs = by_transformers(library, buckets)
-            assert distance(theirs, by_transformers(both_ways, buckets)) > 0.05
+            assert distance(theirs, by_transformers(symmetric, buckets)) > 0.05
             assert distance(by_raytriever(retriever.eval(), buckets), theirs) < 1e-5
             set_dropout(retriever, 0.0)
             assert distance(by_raytriever(retriever.train(), buckets), theirs) < 1e-5

@@ -149,7 +149,7 @@ CASES: list[tuple[str, Change, str]] = [
      rf"{LAST} has the shape \[3, 3\], but config.json asks for \[32, 64\]"),
     ("whole numbers", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int64)}),
      f"{LAST} is stored as I64, not as a float"),
-    ("quantised", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int8)}), "is stored as I8"),
+    ("quantized", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int8)}), "is stored as I8"),
     ("a missing shard", index({"weight_map": {"a": "model-1.safetensors"}}), "names model-1.safetensors, which is mis"),
     ("a shard outside", index({"weight_map": {"a": "../../x.safetensors"}}), "not a safetensors file next"),
     ("an index of nothing", index({"weight_map": {}}), "names no file"),

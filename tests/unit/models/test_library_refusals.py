@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "arguments of a model": (settings(SBERT, model_args={"default_task": "a"}), "model_args 'default_task' is not"),
     "arguments of a tokenizer": (settings(SBERT, tokenizer_args={"foo": 1}), "tokenizer_args 'foo' is not supported"),
     "arguments of a configuration": (settings(SBERT, config_args={"foo": 1}), "config_args 'foo' is not supported"),
-    "quantised": (settings("config.json", quantization_config={"quant_method": "gptq"}), r"is quantised \(gptq\)"),
+    "quantized": (settings("config.json", quantization_config={"quant_method": "gptq"}), r"is quantized \(gptq\)"),
     "a pooling that is wider": (
         settings("1_Pooling/config.json", pooling_mode=["mean", "cls"]),
         "expects vectors of 32 components, but the modules before it return 64",

@@ -74,7 +74,7 @@ def build(case: str, device: str = "cpu", dropout: float = 0.0, **config: object
     backbone = AutoModel.from_config(AutoConfig.for_model(architecture, **settings))
     draw_weights(backbone, seed=0)
     set_dropout(backbone, dropout)
-    return Encoder(backbone, POOLING, normalise=True).to(device).train()
+    return Encoder(backbone, POOLING, normalize=True).to(device).train()
 
 
 def texts_of_lengths(lengths: Sequence[int] = LENGTHS) -> list[ndarray]:
@@ -180,7 +180,7 @@ def test_other_architectures_are_padded_for_a_reason(architecture: str, reason: 
 def encoder_of(architecture: str) -> Encoder:
     """Return an encoder of six layers and mean pooling, without dropout."""
     local = {"layer_types": LOCAL["layer_types"] * 3} if architecture == "modernbert" else {}
-    return Encoder(build(architecture, num_hidden_layers=6, **local).backbone, "mean", normalise=True).train()
+    return Encoder(build(architecture, num_hidden_layers=6, **local).backbone, "mean", normalize=True).train()
 
 
 def batches(encoder: Encoder) -> tuple[TokenBatch, TokenBatch]:

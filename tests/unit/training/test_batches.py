@@ -22,7 +22,7 @@ from raytriever.losses.distributed import ALONE
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import Buckets, fill_buckets, spans
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.batch_loader import BatchSource
 from raytriever.training.parallel.gradient_caching import count_kept
 
@@ -44,13 +44,13 @@ def retriever(tiny_encoder: Path) -> Retriever:
 
 
 def tokens(retriever: Retriever, dataset: RetrievalDataset) -> Tokens:
-    tokenisation = tokenisation_of(retriever)
+    tokenization = tokenization_of(retriever)
 
     def column(texts: Sequence[str], prefix: str) -> TokenColumn:
-        ids, offsets = flat(tokenisation.encode(texts, prefix), tokenisation.dtype)
+        ids, offsets = flat(tokenization.encode(texts, prefix), tokenization.dtype)
         return TokenColumn([ids], [offsets], Rows.of([len(texts)], None))
 
-    return Tokens(column(dataset.queries.texts, "q"), column(list(dataset.passages()), "p"), tokenisation.digest)
+    return Tokens(column(dataset.queries.texts, "q"), column(list(dataset.passages()), "p"), tokenization.digest)
 
 
 def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_size: int = 6) -> BatchSource:

@@ -24,7 +24,7 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.prompts import read_prompts
 from raytriever.models.retriever import load_retriever
 from raytriever.retrieval.encoding.encode_texts import encode_texts
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training import guide_encoder as guides
 from raytriever.training.guide_encoder import Guide, GuideTexts, MaskingWatch
 from raytriever.training.loop import train
@@ -77,7 +77,7 @@ def test_cached_gradients_are_those_of_the_whole_batch(
     results = []
     for chunk, budget, chunks in ((None, 1_000, 1), (None, 40, 8), (40, 1_000, 8), (90, 40, 8)):
         monkeypatch.setitem(guides.TOKEN_BUDGET, "cpu", budget)
-        batch = work.train.batch(0, work.retriever, ALONE, settings.both_ways, chunk)
+        batch = work.train.batch(0, work.retriever, ALONE, settings.symmetric, chunk)
         loss = build_loss(settings, True)
         objective = Objective(work.retriever, loss, "fp32", guide=work.guide.encode)
         assert len(batch.guide[0][0].buckets) == chunks
@@ -126,7 +126,7 @@ def test_texts_of_several_data_sets_are_read_by_position(
     guide = load_retriever(
         ModelConfig(str(other_encoder), dataset_prompts=read_prompts({"second": {"query": "second: "}}))
     )
-    datasets = [open_dataset(path, ["train"], tokenisation=tokenisation_of(guide)) for path in (tiny_dataset, second)]
+    datasets = [open_dataset(path, ["train"], tokenization=tokenization_of(guide)) for path in (tiny_dataset, second)]
     datasets[0] = dataclasses.replace(datasets[0], tokens=None)
     passes = GuideTexts(guide, combine(datasets)).passes(np.array([165, 3, 160]), np.array([1, 163]))
     expected = [

@@ -58,7 +58,7 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
         work.train, examples=dataclasses.replace(work.train.examples, positives=several, drawn=(several,))
     )
     train(dataclasses.replace(work, train=train_on))
-    first = train_on.batch(0, work.retriever, ALONE, work.loss.both_ways)
+    first = train_on.batch(0, work.retriever, ALONE, work.loss.symmetric)
     assert first.relevance.is_positive.sum(1).tolist() == [2] * 16
     learned = Objective(work.retriever, build_loss(work.loss), "fp32")(first, ALONE).value.item()
     assert learned < recorder.losses[0]  # of the same batch, before the first step

@@ -38,7 +38,7 @@ from raytriever.models.device_memory import move_to
 from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.save_model import write_model
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.dev_validation import FOLDER as EVALUATIONS
 from raytriever.training.dev_validation import ValidationPlan
 from raytriever.training.guide_encoder import Guide
@@ -169,7 +169,7 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
         if not is_uri(path) and not is_committed(Path(path)):
             remedy = "set RAYTRIEVER_CACHE to a folder that all nodes see, or to one of an object store"
             raise DataError(f"is not on host {socket.gethostname()}", path, remedy)
-    data = TrainingData.open(job.datasets, config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
+    data = TrainingData.open(job.datasets, config.data, tokenization_of(retriever), settings.batch_size, settings.seed)
     if config.loss.guide:
         data = replace(data, guide=Guide.load(config.loss.guide, precision, device))
     negatives = ray.get(job.negatives)

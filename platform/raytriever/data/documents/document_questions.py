@@ -34,7 +34,7 @@ from raytriever.data.formats.plan import (
     string_field,
 )
 from raytriever.data.formats.train_dev_test import SPLITS, TEST
-from raytriever.data.hashed_ids import normalise
+from raytriever.data.hashed_ids import normalize
 from raytriever.data.records_and_bad_rows import BadRow, bad_entry, content_id
 
 QUESTION = Role("question", QUERY.names)
@@ -81,7 +81,7 @@ class Questions:
     """Questions of a CSV, TSV or JSONL file, by the document that answers them.
 
     Args:
-        columns: `--columns`, or empty to recognise all columns.
+        columns: `--columns`, or empty to recognize all columns.
         paths: files of the folder that can be read, relative to it.
         test: path of a second file, whose questions are all test; empty for none.
 
@@ -120,7 +120,7 @@ class Questions:
 
     def _add(self, question: Question) -> None:
         other = self._known.setdefault(question.id, question)
-        same = self._texts.setdefault(normalise(question.text), question)
+        same = self._texts.setdefault(normalize(question.text), question)
         if (twice := next((one for one in (other, same) if one.where != question.where), None)) is not None:
             where, remedy = f"{question.where} line {question.line}", "remove it from one of the files"
             raise DataError(f"the question is in {twice.where} line {twice.line} too", where, remedy)

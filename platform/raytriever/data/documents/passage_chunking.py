@@ -41,7 +41,7 @@ class Passage:
 
 
 class Chunker:
-    """Divider of documents into passages of at most `tokens` tokens with their titles, given a serialised tokenizer.
+    """Divider of documents into passages of at most `tokens` tokens with their titles, given a serialized tokenizer.
 
     A passage repeats `overlap` tokens of the one before it.
 

@@ -1,6 +1,6 @@
 """CSV and TSV files of queries and passages, or of sentence pairs of inference, as parts of a data set.
 
-Columns are named by the caller, or recognised by their names. A list of texts in a cell is several passages. A column
+Columns are named by the caller, or recognized by their names. A list of texts in a cell is several passages. A column
 `score` is read only if it is named: in published tables it often counts votes.
 
 Rows become the rows of the formats `sentence-transformers` and `pairs`. Their splits are those of a column `split`, or
@@ -35,7 +35,7 @@ _LABELS = tuple(name for name in SCORES if name not in VOTES)
 
 
 class Role(NamedTuple):
-    """Meaning of a column: its name for the caller, names by which it is recognised, and whether it may be missing."""
+    """Meaning of a column: its name for the caller, names by which it is recognized, and whether it may be missing."""
 
     name: str
     names: tuple[str, ...]
@@ -60,10 +60,10 @@ def choose_columns(
 
     Args:
         named: columns that the user has named, by role.
-        remedy: what the user can do where a column is not recognised.
+        remedy: what the user can do where a column is not recognized.
 
     Raises:
-        DataError: a column that the user named is missing, or one that is needed is not recognised.
+        DataError: a column that the user named is missing, or one that is needed is not recognized.
     """
     chosen: dict[str, str] = {}
     known = [role.name for role in roles]
@@ -83,7 +83,7 @@ def choose_columns(
     missing = [role for role in roles if role.name not in chosen and not role.optional]
     if missing:
         names = " and ".join(f"of the {role.name}" for role in missing)
-        raise DataError(f"no column {names} is recognised; it has {', '.join(columns)}", where, remedy)
+        raise DataError(f"no column {names} is recognized; it has {', '.join(columns)}", where, remedy)
     return chosen
 
 
@@ -107,7 +107,7 @@ def split_row(parse: RowParser, row: Mapping[str, Any], records: Records, _: str
 def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...], str]:
     """Return the fields of a table, the name of each column in its format, and a note on how it is read.
 
-    `columns` is `--columns`, or empty to recognise all columns.
+    `columns` is `--columns`, or empty to recognize all columns.
 
     Raises:
         DataError: the file is empty or no UTF-8, or a column is missing.
@@ -190,7 +190,7 @@ def _names(table: TableFile, given: str) -> tuple[str, ...]:
 
 
 def _header_error(where: str, columns: Sequence[str], separator: str) -> DataError | None:
-    """Return the error of a table of which no column is recognised, if its first row holds texts or numbers."""
+    """Return the error of a table of which no column is recognized, if its first row holds texts or numbers."""
     if not any(len(name.split()) >= TEXT_WORDS or name.isdecimal() for name in columns):
         return None
     what = f"has no header: its first row is {', '.join(repr(name[:30]) for name in columns[:4])}"

@@ -158,11 +158,11 @@ class Peek(NamedTuple):
 Peeks = list[tuple[SourceFile, Peek]]
 
 
-def recognise(source: Source, format: str | None = None, columns: str = "", config: SplitConfig | None = None) -> Plan:
+def recognize(source: Source, format: str | None = None, columns: str = "", config: SplitConfig | None = None) -> Plan:
     """Return the plan for reading a data set.
 
-    `format` is one of `FORMATS`, or None to recognise it; with a format, files of other formats are skipped. `columns`
-    names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; the others are recognised. `config`
+    `format` is one of `FORMATS`, or None to recognize it; with a format, files of other formats are skipped. `columns`
+    names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; the others are recognized. `config`
     divides a single file of queries and passages; the source also has its file of test questions.
 
     Raises:
@@ -170,7 +170,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "", conf
             is missing; or a file cannot be divided.
         ConfigError: `config` has no effect.
     """
-    plan = _with_unread(source, _recognise(source, format, columns, config or SplitConfig()))
+    plan = _with_unread(source, _recognize(source, format, columns, config or SplitConfig()))
     if config not in (None, SplitConfig()) and not plan.division:
         flags = [setting(name, value) for name, value in vars(config).items() if value != getattr(SplitConfig(), name)]
         what = "has no effect: its files, or a column, name the splits"
@@ -192,7 +192,7 @@ def _with_unread(source: Source, plan: Plan) -> Plan:
     return replace(plan, note="; ".join(filter(None, [plan.note, what])))
 
 
-def _recognise(source: Source, name: str | None, columns: str, config: SplitConfig) -> Plan:
+def _recognize(source: Source, name: str | None, columns: str, config: SplitConfig) -> Plan:
     if name is not None and name not in FORMATS:
         raise DataError(f"unknown format {name!r}", None, did_you_mean(name, list(FORMATS)))
     for known, format in FORMATS.items():

@@ -227,7 +227,7 @@ def encodable(value: str, name: str) -> str:
 
 
 def answers_in(row: Mapping[str, Any]) -> list[str]:
-    """Return the field `answers`, a text or a list of texts; any other value is none, for no format is recognised
+    """Return the field `answers`, a text or a list of texts; any other value is none, for no format is recognized
     by it."""
     value = row.get("answers")
     texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []

@@ -155,11 +155,11 @@ class Division:
         splits = {text: division.split_of(text, is_answered) for text, is_answered in asked}
         counts = Counter(splits.values())
         if test is not None:
-            from raytriever.data.hashed_ids import normalise  # imports NumPy, which `import raytriever` must not
+            from raytriever.data.hashed_ids import normalize  # imports NumPy, which `import raytriever` must not
 
-            known = {normalise(text) for text in splits}
+            known = {normalize(text) for text in splits}
             for row, text, _ in questions(test.where):
-                if normalise(text) in known:
+                if normalize(text) in known:
                     what, remedy = f"the question is in {where} too", "remove it from one of the files"
                     raise DataError(what, f"{test.where} row {row}", remedy)
                 counts[TEST] += 1

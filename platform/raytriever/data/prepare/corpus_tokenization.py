@@ -1,6 +1,6 @@
-"""Tokenisation of texts without model, special tokens or truncation.
+"""Tokenization of texts without model, special tokens or truncation.
 
-Lengths, special tokens and padding are decided when a batch is read, so they can change without tokenising again.
+Lengths, special tokens and padding are decided when a batch is read, so they can change without tokenizing again.
 Only the library `tokenizers` is imported here, because every worker of a preparation starts with it."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Tokenisation:
-    """Serialised tokenizer of `tokenizers`, without truncation and padding, and the prompts in front of texts.
+class Tokenization:
+    """Serialized tokenizer of `tokenizers`, without truncation and padding, and the prompts in front of texts.
 
     `table` has prompts by data set, from which `for_dataset` chooses; None if the two prompts are for all.
     """
@@ -33,8 +33,8 @@ class Tokenisation:
     passage_prompt: str = ""
     table: PromptTable | None = field(default=None, repr=False)
 
-    def for_dataset(self, name: str) -> Tokenisation:
-        """Return the tokenisation of a data set with its own prompts."""
+    def for_dataset(self, name: str) -> Tokenization:
+        """Return the tokenization of a data set with its own prompts."""
         if self.table is None:
             return self
         prompts = self.table.of(name)

@@ -25,7 +25,7 @@ from raytriever.core.store.object_stores import SCHEMES, address_of, copy_of
 from raytriever.core.store.remote_folders import pull
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.formats.train_dev_test import DEV, TRAIN, split_by_hash
-from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.prepare_dataset import Report, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import PreparedDirectory
 
@@ -38,7 +38,7 @@ def open_dataset(
     *,
     max_bad_rows: float = 0.01,
     bm25_language: str | None = None,
-    tokenisation: Tokenisation | None = None,
+    tokenization: Tokenization | None = None,
     run: Runner = in_this_process,
     report: Report = ignore_line,
 ) -> RetrievalDataset:
@@ -49,14 +49,14 @@ def open_dataset(
         splits: splits whose judgements are read.
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
         bm25_language: see `Documents`.
-        tokenisation: tokenizer and prompts; None for texts without tokens.
+        tokenization: tokenizer and prompts; None for texts without tokens.
         report: called with a line about what is prepared.
 
     Raises:
         DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
     """
     requested = list(splits)
-    request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
+    request = Request(str(name_or_path), tokenization, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
     directory, location = _locate(request, run, report)
     return _read_splits(directory, requested, request, location, bm25_language)
 
@@ -93,12 +93,12 @@ def _read_splits(
     requested, there = list(dict.fromkeys(splits)), directory.splits
     lent = DEV in requested and DEV not in there and TRAIN in there
     directory.require_splits([split for split in requested if not (lent and split == DEV)], request.dataset)
-    vocabulary = request.tokenisation.vocabulary if request.tokenisation else None
+    vocabulary = request.tokenization.vocabulary if request.tokenization else None
     dataset = directory.open([TRAIN, *requested] if lent else requested, vocabulary)
     if lent:
         dataset = with_lent_dev(dataset, request.dataset)
-    if request.tokenisation is not None and dataset.tokens is not None:
-        dataset = replace(dataset, tokens=_with_prompts(dataset.tokens, dataset, request.tokenisation))
+    if request.tokenization is not None and dataset.tokens is not None:
+        dataset = replace(dataset, tokens=_with_prompts(dataset.tokens, dataset, request.tokenization))
     return replace(
         dataset,
         documents=replace(dataset.documents, bm25_language=bm25_language),
@@ -110,11 +110,11 @@ def _read_splits(
     )
 
 
-def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenisation: Tokenisation) -> Tokens:
-    prompts = tokenisation.for_dataset(dataset.name)
+def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenization: Tokenization) -> Tokens:
+    prompts = tokenization.for_dataset(dataset.name)
     return replace(
         tokens,
-        tokenizer=tokenisation.tokenizer_digest,
+        tokenizer=tokenization.tokenizer_digest,
         query_prompts=TextPrompts(((len(dataset.queries), prompts.query_prompt),), dataset.prompts),
         document_prompts=TextPrompts(((len(dataset.documents), prompts.passage_prompt),)),
     )
@@ -132,7 +132,7 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
     if directory is None:
         directory = prepare(request, run, report=report)
         return directory, str(directory.folder)
-    wanted = request.tokenisation and request.tokenisation.for_dataset(directory.meta["name"])
+    wanted = request.tokenization and request.tokenization.for_dataset(directory.meta["name"])
     if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"
         remedy = f"prepare it with {setting('model')} as it is trained, or name its source"

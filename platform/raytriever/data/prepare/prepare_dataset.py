@@ -1,6 +1,6 @@
 """Preparation of a data set: from files of any known format to a directory of shards, once.
 
-1. The files are listed and the format is recognised; the key is the digest of their bytes and of the settings.
+1. The files are listed and the format is recognized; the key is the digest of their bytes and of the settings.
 2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process, in a
    pool of processes, or by a `Runner` that uses Ray.
    Positions are computed (`assemble`). A preparation that was killed is continued (`shards`).
@@ -31,11 +31,11 @@ from raytriever.data.data_settings import SplitConfig
 from raytriever.data.data_sources import Source
 from raytriever.data.file_digests import content_digest
 from raytriever.data.formats.file_chunks import FileChunk, read_chunks
-from raytriever.data.formats.known_formats import recognise
+from raytriever.data.formats.known_formats import recognize
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.train_dev_test import test_file
 from raytriever.data.prepare.assemble_shards import BadRows, assemble
-from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, PreparedDirectory
 from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter, begin, bytes_of_shards, find_unfinished
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
@@ -71,14 +71,14 @@ def chunk_bytes(total_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """Request to prepare a data set; see `sources.Source.open`, `recognise` and `open.open_dataset`.
+    """Request to prepare a data set; see `sources.Source.open`, `recognize` and `open.open_dataset`.
 
     `division` divides a single file of queries and passages.
     Bad rows in files of other splits than `splits` are quarantined and stop nothing; None checks all files.
     """
 
     dataset: str
-    tokenisation: Tokenisation | None = None
+    tokenization: Tokenization | None = None
     format: str | None = None
     max_bad_rows: float = 0.01
     splits: tuple[str, ...] | None = None
@@ -91,7 +91,7 @@ class Request:
 
         The paths count because bad rows are listed by path.
         """
-        tokens = self.tokenisation.digest if self.tokenisation else None
+        tokens = self.tokenization.digest if self.tokenization else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
         decides: list[Any] = [FORMAT, _READING, plan.format, tokens, source.where, files, sorted(read)]
@@ -118,11 +118,11 @@ def prepare(
     is_embedded = request.dataset == PYDOCS
     source = Source.open(pydocs_folder() if is_embedded else request.dataset)
     source = replace(source, name=request.dataset) if is_embedded else source
-    if request.tokenisation is not None:
-        request = replace(request, tokenisation=request.tokenisation.for_dataset(source.name))
+    if request.tokenization is not None:
+        request = replace(request, tokenization=request.tokenization.for_dataset(source.name))
     if (tested := test_file(request.division)) is not None and tested.where not in {one.where for one in source.files}:
         source = replace(source, files=(*source.files, tested))
-    plan = recognise(source, request.format, request.columns, request.division)
+    plan = recognize(source, request.format, request.columns, request.division)
     if plan.note:
         report(plan.note)
     work = _Preparation(request, source, plan, request.key(source, plan), run, report)
@@ -183,11 +183,11 @@ class _Preparation:
 
     def make(self, folder: Path, replace: bool, durable: bool) -> PreparedDirectory:
         """Prepare the data set, or continue a preparation that was killed."""
-        name, tokenised = self.source.name, self.request.tokenisation is not None
+        name, tokenized = self.source.name, self.request.tokenization is not None
         unfinished_key = f"{self.key} {chunk_bytes(self.size)}"
         begun = find_unfinished(folder, unfinished_key)
         there = sum(file.stat().st_size for file in files_below(begun)) if begun else 0
-        check_disk(folder, max(0, bytes_of_shards(self.sizes, tokenised) - there), "the shards of the data set")
+        check_disk(folder, max(0, bytes_of_shards(self.sizes, tokenized) - there), "the shards of the data set")
         self.report(f"{name}: preparing {format_size(self.size)} of {self.plan.format} data")
         meta, entries = dict[str, Any](), dict[str, FileEntry]()
         with (
@@ -209,7 +209,7 @@ class _Preparation:
                 "files": files,
                 "sides": {end: side.meta for end, side in sides.items()},
             }
-            meta["tokenisation"] = self.request.tokenisation.digest if self.request.tokenisation else None
+            meta["tokenisation"] = self.request.tokenization.digest if self.request.tokenization else None
             self.request.check_files(files)
             for end, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
                 if not len(sides[end].live) and (end == DOCUMENTS or self.plan.has_queries):
@@ -223,7 +223,7 @@ class _Preparation:
         """Write the shards of all files; a file whose first rows are all bad is not read to its end."""
         reports, first, checked = list[ShardReport](), dict[int, ShardReport](), 0
         rows, last_report = 0, time.monotonic()
-        for shard in self.run(ShardWriter(self.plan.parts, folder, self.request.tokenisation), self.size):
+        for shard in self.run(ShardWriter(self.plan.parts, folder, self.request.tokenization), self.size):
             if shard.number == 0:
                 first[shard.part] = shard
             while checked in first:  # in the order of the files: of several bad ones the error names the first

@@ -174,8 +174,8 @@ class PreparedDirectory:
 
     def _read(self, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
         meta, files, folder = self.meta, self.files, self.folder
-        tokenised, sides = meta["tokenisation"], meta["sides"]
-        tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
+        tokenized, sides = meta["tokenisation"], meta["sides"]
+        tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenized is not None else None
         (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
         (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
         queries, documents = len(query_ids), len(ids)
@@ -198,8 +198,8 @@ class PreparedDirectory:
             location=str(folder),
             absent=by_split(ABSENT, ".arrow", lambda file: _absent(file, queries, full)),
             unanswerable=by_split(UNANSWERABLE, ".npy", lambda file: _positions(file, queries)),
-            tokens=Tokens(query_tokens, document_tokens, tokenised)
-            if tokenised is not None and query_tokens is not None and document_tokens is not None
+            tokens=Tokens(query_tokens, document_tokens, tokenized)
+            if tokenized is not None and query_tokens is not None and document_tokens is not None
             else None,
         )
 

@@ -1,4 +1,4 @@
-"""Shard writer: checks, tokenises and writes one chunk of rows as one shard, with a report of a few bytes.
+"""Shard writer: checks, tokenizes and writes one chunk of rows as one shard, with a report of a few bytes.
 
 1. The rows are parsed. Each bad row is quarantined alone, with its number and reason.
 2. Texts go to Arrow files and tokens to flat arrays next to them, in the folders of the data set.
@@ -35,7 +35,7 @@ from raytriever.data.dataset import joined
 from raytriever.data.formats.file_chunks import FileChunk, Parsed, last_row, parse_chunk
 from raytriever.data.formats.plan import Part
 from raytriever.data.hashed_ids import Forms, forms_of, key_of, keys_of
-from raytriever.data.prepare.corpus_tokenization import Tokenisation, flat
+from raytriever.data.prepare.corpus_tokenization import Tokenization, flat
 from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
 from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, Judgement, Negative, bad_entry
 from raytriever.models.prompts import TITLE, fill_title
@@ -59,11 +59,11 @@ class Side:
     forms: Forms
 
     @classmethod
-    def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
+    def of_documents(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
         """Return the documents of a chunk; the tokenizer reads title and text joined, or the prompt with the title."""
         ids, titles, texts = _columns(parsed.records.documents, 3)
         passages = list(map(joined, titles, texts))
-        prompt, read = tokenisation.passage_prompt if tokenisation else "", passages
+        prompt, read = tokenization.passage_prompt if tokenization else "", passages
         if TITLE in prompt:
             read = [fill_title(prompt, title) + text for title, text in zip(titles, texts, strict=True)]
             prompt = ""
@@ -73,10 +73,10 @@ class Side:
         )
 
     @classmethod
-    def of_queries(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
+    def of_queries(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
         """Return the queries of a chunk; a prompt of the row replaces that of the data set."""
         ids, texts, prompts = _columns(parsed.records.queries, 3)
-        default = tokenisation.query_prompt if tokenisation else ""
+        default = tokenization.query_prompt if tokenization else ""
         read = [(prompt or default) + text for prompt, text in zip(prompts, texts, strict=True)]
         contents = [
             key_of(prompt, text) if prompt else key_of(text) for prompt, text in zip(prompts, texts, strict=True)
@@ -88,10 +88,10 @@ def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]
 
 
-def _tokenise(tokenisation: Tokenisation, prompt: str, texts: list[str]) -> tuple[list[list[int]], dict[int, str]]:
+def _tokenize(tokenization: Tokenization, prompt: str, texts: list[str]) -> tuple[list[list[int]], dict[int, str]]:
     def encode(some: list[str]) -> list[list[int]] | BaseException:
         try:
-            return tokenisation.encode(some, prompt)
+            return tokenization.encode(some, prompt)
         except BaseException as error:  # a panic of the tokenizer is no `Exception`
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
@@ -176,12 +176,12 @@ class ShardWriter:
 
     Args:
         folder: directory of the data set, which every process can write.
-        tokenisation: tokenizer and prompts; None for texts without tokens.
+        tokenization: tokenizer and prompts; None for texts without tokens.
     """
 
     parts: tuple[Part, ...]
     folder: Path
-    tokenisation: Tokenisation | None
+    tokenization: Tokenization | None
 
     def __call__(self, chunk: FileChunk) -> ShardReport:
         """Write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
@@ -213,8 +213,8 @@ class ShardWriter:
         parsed = parse_chunk(part, chunk)
         records, bad, files, arrays = parsed.records, [*parsed.bad], dict[str, FileEntry](), dict[str, ndarray]()
         for name, side in (
-            (DOCUMENTS, Side.of_documents(parsed, self.tokenisation)),
-            (QUERIES, Side.of_queries(parsed, self.tokenisation)),
+            (DOCUMENTS, Side.of_documents(parsed, self.tokenization)),
+            (QUERIES, Side.of_queries(parsed, self.tokenization)),
         ):
             reasons, entries, keys = self._write_side(f"{name}/{stem}", side)
             bad += [bad_entry(part.where, row, reason, b"") for row, reason in reasons.items()]
@@ -244,16 +244,16 @@ class ShardWriter:
         kept = list(first.values())
         reasons, entries = dict[int, str](), dict[str, FileEntry]()
         token_ids: Sequence[list[int]] = []
-        if self.tokenisation and kept:
-            tokens, errors = _tokenise(self.tokenisation, side.prompt, [side.texts[i] for i in kept])
+        if self.tokenization and kept:
+            tokens, errors = _tokenize(self.tokenization, side.prompt, [side.texts[i] for i in kept])
             reasons = {int(side.rows[kept[index]]): reason for index, reason in errors.items()}
             kept = [row for index, row in enumerate(kept) if index not in errors]
             token_ids = [ids for index, ids in enumerate(tokens) if index not in errors]
         if kept:
             columns = {name: [column[index] for index in kept] for name, column in side.columns.items()}
             entries[f"{stem}.arrow"] = entry_of(self._put(f"{stem}.arrow", lambda file: _write_texts(file, columns)))
-            if self.tokenisation:
-                ids, offsets = flat(token_ids, self.tokenisation.dtype)
+            if self.tokenization:
+                ids, offsets = flat(token_ids, self.tokenization.dtype)
                 for name, values in ((f"{stem}.tokens.npy", ids), (f"{stem}.offsets.npy", offsets)):
                     entries[name] = entry_of(self._put(name, partial(np.save, arr=values)))
         arrays = {

@@ -1,4 +1,4 @@
-"""Annotation job: find candidates, estimate the cost, ask the model, write the data set, summarise."""
+"""Annotation job: find candidates, estimate the cost, ask the model, write the data set, summarize."""
 
 from __future__ import annotations
 

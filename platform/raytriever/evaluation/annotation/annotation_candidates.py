@@ -22,7 +22,7 @@ from raytriever.core.errors import DataError
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.miracl_and_mrtydi import read_run
-from raytriever.data.hashed_ids import normalise
+from raytriever.data.hashed_ids import normalize
 from raytriever.data.prepare.open_dataset import open_all_splits
 from raytriever.data.prepare.prepare_dataset import in_processes
 from raytriever.evaluation.annotation.annotation_settings import BM25, DENSE
@@ -119,7 +119,7 @@ def find_candidates(
         distinct: dict[str, int] = {}
         for document in ranked:
             if dataset.documents.ids[document] != own:
-                distinct.setdefault(normalise(passages[document]), document)
+                distinct.setdefault(normalize(passages[document]), document)
         merged.append(list(distinct.values()))
     return merged
 

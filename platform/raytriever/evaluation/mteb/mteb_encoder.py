@@ -108,13 +108,13 @@ class MtebEncoder:
             prompt = self.retriever.prompts.of(*names, task_type=task_metadata.type)[side]
         self.retriever.check_prompt(prompt, side)
         tower = self.retriever.query if side == "query" else self.retriever.passage
-        is_scaled = tower.normalise
+        is_scaled = tower.normalize
         # Search compares by cosine. A classifier learns from the embeddings themselves, of the length that they have.
-        tower.normalise = is_scaled and (prompt_type is not None or self._has_length_one)
+        tower.normalize = is_scaled and (prompt_type is not None or self._has_length_one)
         try:
             return encode_texts(self.retriever, texts, side, task_metadata.name, prompt)
         finally:
-            tower.normalise = is_scaled
+            tower.normalize = is_scaled
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the similarity of each embedding of the first with each of the second: `[first, second]`."""

@@ -92,7 +92,7 @@ def model_card(facts: CardFacts) -> str:
         f"# {facts.name}\n\n{_description(facts)}\n",
         READ.format(
             name=facts.name,
-            # sentence-transformers cuts embeddings after normalisation, so their norm is below one.
+            # sentence-transformers cuts embeddings after normalization, so their norm is below one.
             length=", normalize_embeddings=True" if description.truncate_dim and is_cosine else "",
         ),
         USE.format(similarity=description.similarity.replace("dot", "dot product"), length=description.passage_length),

@@ -2,7 +2,7 @@
 
 The inputs are `input_ids` and `attention_mask`, int64 `[texts, tokens]`; both sizes are dynamic. The outputs are
 float32. The ONNX and OpenVINO backends of sentence-transformers pool `last_hidden_state`,
-`[texts, tokens, hidden]`, themselves. `sentence_embedding`, `[texts, width]`, is pooled, cut and normalised as in the
+`[texts, tokens, hidden]`, themselves. `sentence_embedding`, `[texts, width]`, is pooled, cut and normalized as in the
 tower. The files have the names that these backends expect. The exporter uses `torch.export`: the older one, by
 tracing, gives wrong embeddings at lengths that its example did not have.
 """

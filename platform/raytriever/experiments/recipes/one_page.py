@@ -23,7 +23,7 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import TokenBatch
 from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.batch_loader import BatchSource
 from raytriever.training.optimizer_and_schedule import build_optimizer, learning_rate_scale, set_learning_rate
 from raytriever.training.training_data import TrainingData
@@ -43,7 +43,7 @@ def train_on_one_page(dataset: str, model: str = "minilm", *, settings: Training
     # Model: one transformer that encodes queries and passages, or two.
     retriever = load_retriever(ModelConfig(model=model))
     # Data: a batch has queries, a positive of each, and their ids. All other passages of the batch are negatives.
-    config, tokens = DataConfig(dataset=dataset), tokenisation_of(retriever)
+    config, tokens = DataConfig(dataset=dataset), tokenization_of(retriever)
     data = TrainingData.open([dataset], config, tokens, settings.batch_size, settings.seed)
     for step, value in fit(retriever, data.train(negatives=None), 0.01, settings):
         show(f"step {step}: loss {value:.4f}")

@@ -1,6 +1,6 @@
 """Style of all figures, charts of models (gains, curves by step, thresholds, varied settings), and of pooled scores.
 
-Colours are safe for colour-blind readers. Each figure is written as PNG for documents and the tracker, and as SVG for
+Colors are safe for color-blind readers. Each figure is written as PNG for documents and the tracker, and as SVG for
 pages, where text stays text. Both depend only on the drawn data: they contain no date and no random ids.
 """
 
@@ -28,7 +28,7 @@ from raytriever.metrics.intervals import wilson
 from raytriever.metrics.pair_threshold import ScoredPools
 
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 WIDTH, HEIGHT = 4.8, 3.6  # inches
 STYLE = {
@@ -66,14 +66,14 @@ def picture(path: Path, width: float = WIDTH, height: float = HEIGHT) -> Iterato
 
 
 def lines() -> Iterator[Line]:
-    """Yield line styles: all colours with the first dash, then all colours with the next dash, and so on."""
+    """Yield line styles: all colors with the first dash, then all colors with the next dash, and so on."""
     for dash in cycle(DASHES):
-        for colour in COLOURS:
-            yield colour, dash
+        for color in COLORS:
+            yield color, dash
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Line]:
-    """Return the line style of each system on a page, so that a system has one colour in all of its figures."""
+    """Return the line style of each system on a page, so that a system has one color in all of its figures."""
     return dict(zip(names, lines(), strict=False))
 
 
@@ -136,11 +136,11 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Sty
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
         for name, points in curves.items():
-            colour, dash = styles[name]
+            color, dash = styles[name]
             if points:
                 steps, values = zip(*points, strict=True)
                 marker = "o" if len(points) < 20 else ""
-                axes.plot(steps, values, color=colour, linestyle=dash, marker=marker, markersize=3.5, label=label(name))
+                axes.plot(steps, values, color=color, linestyle=dash, marker=marker, markersize=3.5, label=label(name))
         axes.locator_params(axis="x", integer=True)
         axes.set(xlabel="step", ylabel=value, title=value)
         if axes.get_legend_handles_labels()[0]:
@@ -192,10 +192,10 @@ def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int,
         styles = lines()
         for model, types in curves.items():
             for dtype, points in types.items():
-                colour, dash = next(styles)
+                color, dash = next(styles)
                 sizes, values = zip(*sorted(points), strict=True)
                 name = f"{model}, {dtype}" if len(curves) > 1 else dtype
-                axes.plot(sizes, values, color=colour, linestyle=dash, marker="o", markersize=4, label=label(name))
+                axes.plot(sizes, values, color=color, linestyle=dash, marker="o", markersize=4, label=label(name))
         axes.set_xscale("log")
         plain_log_ticks(axes.xaxis)
         axes.set(xlabel="bytes of a document", ylabel=value, title=f"{value} by bytes of a document")
@@ -209,7 +209,7 @@ ROC_POINTS = 150
 BINS = 40
 MIN_SCORES = 5  # a bin with fewer scores has no share
 PANEL_HEIGHT = 1.7  # inches
-NEGATIVE, POSITIVE = COLOURS[5], COLOURS[0]
+NEGATIVE, POSITIVE = COLORS[5], COLORS[0]
 
 
 def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", styles: Styles | None = None) -> None:
@@ -222,17 +222,17 @@ def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", st
     with picture(path, WIDTH, WIDTH) as figure:
         axes = figure.add_subplot()
         for name, pools in _without_empty_pools(systems).items():
-            colour, dash = styles[name]
+            color, dash = styles[name]
             curve = roc_curve(pools.positives, pools.negatives, ROC_POINTS)
             area = pooled_auc(pools.positives, pools.negatives)
             axes.plot(
                 curve.false_positive_rate,
                 curve.true_positive_rate,
-                color=colour,
+                color=color,
                 linestyle=dash,
                 label=f"{label(name)}  {area:.3f}",
             )
-            axes.fill_between(curve.false_positive_rate, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(curve.false_positive_rate, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
         axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
         axes.set(
             xlabel="negatives above the threshold",
@@ -251,13 +251,13 @@ def save_score_histograms(path: Path, systems: Mapping[str, ScoredPools], title:
     with _panels(path, systems, title or "Scores of positives and of the best non-positives", 0.9) as panels:
         for axes, pools in panels:
             edges, positives, negatives = _histograms(pools)
-            for text, counts, colour in (
+            for text, counts, color in (
                 ("best non-positives", negatives, NEGATIVE),
                 ("positives", positives, POSITIVE),
             ):
                 density = counts / max(1, counts.sum()) / np.diff(edges)
-                axes.stairs(density, edges, fill=True, color=colour, alpha=0.35, label=text)
-                axes.stairs(density, edges, color=colour, linewidth=1.2)
+                axes.stairs(density, edges, fill=True, color=color, alpha=0.35, label=text)
+                axes.stairs(density, edges, color=color, linewidth=1.2)
             axes.set_ylabel("density")
         if panels:
             first = panels[0][0]

@@ -46,7 +46,7 @@ from raytriever.models.device_and_precision import choose_precision
 from raytriever.models.prompts import SIDES, Prompts, merge_prompts
 from raytriever.models.retriever import Retriever
 from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
 from raytriever.training.guide_encoder import Guide
@@ -187,7 +187,7 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
     options: dict[str, Any] = {
         "max_bad_rows": config.data.max_bad_rows,
         "bm25_language": config.data.bm25_language,
-        "tokenisation": tokenisation_of(retriever),
+        "tokenization": tokenization_of(retriever),
         "run": choose_runner(config.training.workers[1]),
         "report": log,
     }

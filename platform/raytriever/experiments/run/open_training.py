@@ -28,7 +28,7 @@ from raytriever.models.device_and_precision import choose_precision, default_dev
 from raytriever.models.prompts import PromptTable
 from raytriever.models.resolve_model import read_files
 from raytriever.models.retriever import Retriever
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.retrieval.mining.bm25_analyzer import Analysis
 from raytriever.retrieval.mining.miner import build_negatives_table
@@ -92,7 +92,7 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
     training_data = TrainingData.open(
         data.datasets,
         data,
-        replace(tokenisation_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=prompts),
+        replace(tokenization_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=prompts),
         training.batch_size,
         training.seed,
         # A passage that the test split marks as relevant must not be a hard negative of its query.

@@ -27,13 +27,13 @@ def save_response(
     groups = list(dict.fromkeys(t.settings[by] for t in finished)) if by else [None]
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
-        for group, (colour, dash) in zip(groups, lines(), strict=False):
+        for group, (color, dash) in zip(groups, lines(), strict=False):
             own = [t for t in finished if by is None or t.settings[by] == group]
             x, y = np.array([float(t.settings[key]) for t in own]), np.array([t.metrics[metric] for t in own])
-            axes.plot(x, y, "o", color=colour, alpha=0.45, markersize=4)
+            axes.plot(x, y, "o", color=color, alpha=0.45, markersize=4)
             values = np.unique(x)
             means = [y[x == value].mean() for value in values]
-            axes.plot(values, means, color=colour, linestyle=dash, label=label(setting_text(group)) if by else None)
+            axes.plot(values, means, color=color, linestyle=dash, label=label(setting_text(group)) if by else None)
         if log:
             axes.set_xscale("log")
             plain_log_ticks(axes.xaxis)

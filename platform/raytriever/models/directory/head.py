@@ -1,6 +1,6 @@
 """Head of an encoder: the modules of sentence-transformers between pooling and truncation.
 
-A head is a sequence of Dense layers, normalisations and dropouts. Their weights are trained with the encoder.
+A head is a sequence of Dense layers, normalizations and dropouts. Their weights are trained with the encoder.
 """
 
 from __future__ import annotations

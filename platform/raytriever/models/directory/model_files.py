@@ -232,7 +232,7 @@ def check_tensor(name: str, stored: StoredTensor, shape: Sequence[int], where: P
         raise ModelError(reason, str(where), _ONE_MODEL)
     if stored.kind not in FLOATS:
         reason = f"{name} is stored as {stored.kind}, not as a float of 16 bits or more"
-        raise ModelError(reason, str(where), "give the model before quantisation")
+        raise ModelError(reason, str(where), "give the model before quantization")
 
 
 def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -> None:

@@ -43,7 +43,7 @@ _USUAL: dict[str, Any] = {
     "processing_kwargs": {},
     "tokenizer_name_or_path": "",
 }
-# Settings of each group that are honoured, and those that change no embedding.
+# Settings of each group that are honored, and those that change no embedding.
 _TOKENIZER = frozenset(
     {"model_max_length", "padding_side", "truncation_side", "add_bos_token", "add_eos_token", "add_prefix_space"}
     | {f"{role}_token" for role in ("pad", "eos", "bos", "unk", "cls", "sep", "mask")}

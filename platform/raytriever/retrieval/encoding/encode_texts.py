@@ -53,17 +53,17 @@ def encode_texts(
     embeddings = np.empty((len(texts), retriever.width), np.float32)
     before: tuple[int, Pending] | None = None  # the window that a GPU encodes while the next is launched
 
-    def tokenise(start: int) -> tuple[Sequence[Any], str | Sequence[str] | None]:
+    def tokenize(start: int) -> tuple[Sequence[Any], str | Sequence[str] | None]:
         own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
         return retriever.contents(texts[start : start + WINDOW], side, own), own
 
     starts = range(0, len(texts), WINDOW)
-    retriever.announce(content for start in starts for content in tokenise(start)[0])
+    retriever.announce(content for start in starts for content in tokenize(start)[0])
     with Progress(title, len(texts), "text") as progress, ThreadPoolExecutor(1) as reader:
         reading = None  # of the next texts; a few queries start no thread
         for start in starts:
-            contents, own = tokenise(start) if reading is None else reading.result()
-            reading = reader.submit(tokenise, start + WINDOW) if start + WINDOW < len(texts) else None
+            contents, own = tokenize(start) if reading is None else reading.result()
+            reading = reader.submit(tokenize, start + WINDOW) if start + WINDOW < len(texts) else None
             pending = _start_contents(retriever, contents, side, progress.advance, own)
             if before is not None:
                 embeddings[before[0] : start] = before[1].result()

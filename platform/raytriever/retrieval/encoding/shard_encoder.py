@@ -1,6 +1,6 @@
 """Encoder of shards of a store: read or make the tokens, encode them, and write the embeddings, as a pipeline.
 
-Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenised. A shard over
+Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenized. A shard over
 which `TRIES` processes died ends the job with an error that names its rows."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raytriever.core.processes import TRIES
 from raytriever.core.store.attempts import Attempts
 from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.hashed_ids import Keys, key_of, keys_of
-from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.models.device_memory import memory_errors
 from raytriever.models.inference import Pending, TextEncoder
@@ -61,10 +61,10 @@ class SideTexts:
         if self._tokens is None or retriever.tokenizer is None:
             return retriever.contents(texts, self.side, own), own
         if self._fits is None:
-            tokenisation = replace(
-                tokenisation_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
+            tokenization = replace(
+                tokenization_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
             )
-            self._fits = self._token_digest == tokenisation.digest
+            self._fits = self._token_digest == tokenization.digest
         return self._tokens.take(np.array(rows)) if self._fits else retriever.contents(texts, self.side, own), own
 
     def keys(self, rows: range, prompt: str) -> Keys:
@@ -231,7 +231,7 @@ def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Ca
         pass
 
 
-def tokenisation_of(retriever: TextEncoder) -> Tokenisation:
-    """Return the settings with which data sets are tokenised for a retriever: tokenizer and prompts, not lengths."""
+def tokenization_of(retriever: TextEncoder) -> Tokenization:
+    """Return the settings with which data sets are tokenized for a retriever: tokenizer and prompts, not lengths."""
     table = retriever.prompts
-    return Tokenisation(content_tokenizer_json(retriever.tokenizer), table.query, table.passage, table)
+    return Tokenization(content_tokenizer_json(retriever.tokenizer), table.query, table.passage, table)

@@ -1,4 +1,4 @@
-"""Exact search of quantised documents: int8 by ranges of a sample, or one bit a component; with rescoring.
+"""Exact search of quantized documents: int8 by ranges of a sample, or one bit a component; with rescoring.
 
 Codes and scores are those of sentence-transformers' `quantize_embeddings`, `semantic_search_usearch` (int8, binary) and
 `semantic_search_faiss` (ubinary):
@@ -6,7 +6,7 @@ Codes and scores are those of sentence-transformers' `quantize_embeddings`, `sem
 1. `int8`: the range of each component over the sample has 256 equal steps; a component is the number of its step.
 2. `binary` and `ubinary`: a bit a component, 1 above 0. Eight bits are one byte, minus 128 for `binary`.
 
-The query is quantised too. Its codes select candidates by the dot product (int8) or by the number of equal bits. The
+The query is quantized too. Its codes select candidates by the dot product (int8) or by the number of equal bits. The
 candidates are ordered by the dot product of the query in fp32 and of the values that the codes mean: the lower end of
 the step (int8), or 0 and 1.
 """
@@ -36,7 +36,7 @@ def bytes_per_document(dtype: str, width: int) -> int:
 
 
 @dataclass(frozen=True)
-class Quantiser:
+class Quantizer:
     """Codes of embeddings, and the values that they mean.
 
     Args:
@@ -48,8 +48,8 @@ class Quantiser:
     ranges: Float32[ndarray, "2 width"] | None = None
 
     @classmethod
-    def fit(cls, dtype: str, sample: Float32[ndarray, "rows width"]) -> Quantiser:
-        """Return the quantiser of a type; int8 takes its ranges from the sample."""
+    def fit(cls, dtype: str, sample: Float32[ndarray, "rows width"]) -> Quantizer:
+        """Return the quantizer of a type; int8 takes its ranges from the sample."""
         ranges = np.stack([sample.min(axis=0), sample.max(axis=0)]) if dtype == INT8 else None
         return cls(dtype, ranges)
 
@@ -92,7 +92,7 @@ class QuantisedDocuments:
         ties: result of `index.exact_top_k.tie_order`.
     """
 
-    quantiser: Quantiser
+    quantizer: Quantizer
     blocks: Callable[[], Blocks]
     read: Callable[[ndarray], ndarray]
     ties: Int64[ndarray, " documents"]
@@ -107,9 +107,9 @@ class QuantisedDocuments:
             rescored: number of candidates among which the first results are chosen. If it is below `depth`, further
                 documents of the search by codes follow, in order of their own scores.
         """
-        quantiser = self.quantiser
-        blocks = ((first, quantiser.factors(values)) for first, values in self.blocks())
-        _, candidates = top_k_of_blocks(quantiser.factors(queries), blocks, max(depth, rescored), self.ties)
+        quantizer = self.quantizer
+        blocks = ((first, quantizer.factors(values)) for first, values in self.blocks())
+        _, candidates = top_k_of_blocks(quantizer.factors(queries), blocks, max(depth, rescored), self.ties)
         scores = np.full(candidates.shape, -np.inf, np.float32)
         for start in range(0, len(queries), _RESCORED):
             rows, columns = np.nonzero(candidates[start : start + _RESCORED] >= 0)
@@ -122,5 +122,5 @@ class QuantisedDocuments:
     def score(self, queries: Float32[ndarray, "queries width"], of: ndarray, to: ndarray) -> ndarray:
         """Return the scores of rescoring of pairs of a row of `queries` and a document."""
         documents, index = np.unique(to, return_inverse=True)
-        vectors = self.quantiser.decode(self.quantiser.encode(self.read(documents)), queries.shape[1])
+        vectors = self.quantizer.decode(self.quantizer.encode(self.read(documents)), queries.shape[1])
         return pair_scores(queries, vectors, of, index)

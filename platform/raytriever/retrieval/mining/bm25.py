@@ -22,7 +22,7 @@ from raytriever.core.activity import activity
 from raytriever.core.machine import usable_cores
 from raytriever.data.dataset import Documents, Passages
 from raytriever.data.prepare.corpus_tokenization import flat
-from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYSER, Analyser
+from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 from raytriever.retrieval.mining.postings import Postings
 
 # Documents of a corpus whose postings are kept in memory: those of passages take up to 75 MB.
@@ -35,29 +35,29 @@ _INT64 = np.dtype(np.int64)
 class Bm25Index:
     """BM25 index of texts, at least one; results identify them by their positions."""
 
-    def __init__(self, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> None:
-        self._analyser = analyser
+    def __init__(self, texts: Sequence[str], analyzer: Analyzer = ENGLISH_ANALYZER) -> None:
+        self._analyzer = analyzer
         with activity("indexing the documents for BM25"):
-            self._postings = Postings.of(texts, analyser)
+            self._postings = Postings.of(texts, analyzer)
 
     @classmethod
     def of(cls, documents: Documents) -> Bm25Index:
         """Return the index of a corpus in its language, in memory, or of a large one in the cache for all commands.
 
         Raises:
-            DataError: processes that analyse texts die.
+            DataError: processes that analyze texts die.
             StorageError: the cache cannot be written.
         """
         if len(documents) <= IN_MEMORY:
-            return cls(Passages(documents), Analyser.of(documents))
-        analyser = Analyser.of(documents)
+            return cls(Passages(documents), Analyzer.of(documents))
+        analyzer = Analyzer.of(documents)
         with activity("indexing the documents for BM25"):
-            return cls._from(Postings.cached(documents, analyser), analyser)
+            return cls._from(Postings.cached(documents, analyzer), analyzer)
 
     @classmethod
-    def _from(cls, postings: Postings, analyser: Analyser) -> Bm25Index:
+    def _from(cls, postings: Postings, analyzer: Analyzer) -> Bm25Index:
         index = cls.__new__(cls)
-        index._postings, index._analyser = postings, analyser
+        index._postings, index._analyzer = postings, analyzer
         return index
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class Bm25Index:
         """Run a kernel, which releases the interpreter's lock, over chunks of queries and of their rows of arrays."""
         postings, vocabulary = self._postings, self._postings.vocabulary
         terms = [
-            [vocabulary[term] for term in words if term in vocabulary] for words in self._analyser.analyse(queries)
+            [vocabulary[term] for term in words if term in vocabulary] for words in self._analyzer.analyze(queries)
         ]
 
         def fill(start: int) -> None:

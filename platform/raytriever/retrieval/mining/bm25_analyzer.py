@@ -1,4 +1,4 @@
-"""BM25's analyser: splits a text into terms by the rules of its language, and detects corpora that it does not suit.
+"""BM25's analyzer: splits a text into terms by the rules of its language, and detects corpora that it does not suit.
 
 - All: Unicode's NFKC, without soft hyphens and characters that have no width.
 - English: runs of two or more letters, digits and underscores, in lower case, without stop words, stemmed by Snowball.
@@ -58,14 +58,14 @@ _FOLDED: dict[str, dict[int, Any]] = {
 
 
 @dataclass(frozen=True)
-class Analyser:
-    """Analyser of one language, a code of `data.languages.LANGUAGES`."""
+class Analyzer:
+    """Analyzer of one language, a code of `data.languages.LANGUAGES`."""
 
     language: str = ENGLISH
 
     @classmethod
-    def of(cls, documents: Documents) -> Analyser:
-        """Return the analyser of a corpus: of the language that the user names, or of the one that is detected."""
+    def of(cls, documents: Documents) -> Analyzer:
+        """Return the analyzer of a corpus: of the language that the user names, or of the one that is detected."""
         named = documents.bm25_language
         return cls(detect(Passages(documents)) if named in (None, AUTO) else str(named))
 
@@ -91,16 +91,16 @@ class Analyser:
         terms, stop_words, stemmer = list(self.settings.values())[:3]
         of = f" for {LANGUAGES[self.language].name}, {flag_of('bm25_language')} {self.language}"
         of = "" if self.language == ENGLISH else of
-        return f"Analyser of BM25{of}: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
+        return f"Analyzer of BM25{of}: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
 
-    def analyse(self, texts: Sequence[str]) -> list[list[str]]:
+    def analyze(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the terms of each text, in their order."""
         return [self._stemmed([word for word in self._words(text) if word not in self._stop_words]) for text in texts]
 
     def number_terms(
         self, texts: Sequence[str]
     ) -> tuple[list[str], Int64[ndarray, " tokens"], Int64[ndarray, " texts"]]:
-        """Analyse many texts, in half the time of `analyse` and less memory.
+        """Analyze many texts, in half the time of `analyze` and less memory.
 
         Returns:
             The distinct terms, sorted; the number of each term of text after text; the number of terms of each text.
@@ -121,7 +121,7 @@ class Analyser:
         return terms, tokens[tokens >= 0], np.diff(kept[np.frombuffer(ends, np.int64)])
 
     def _words(self, text: str) -> list[str]:
-        text, length = self._normalised(text), LANGUAGES[self.language].ngram
+        text, length = self._normalized(text), LANGUAGES[self.language].ngram
         if self.language == ENGLISH:
             return _ENGLISH_TERM.findall(text)
         if not length:
@@ -134,7 +134,7 @@ class Analyser:
                 words += [run[i : i + length] for i in range(max(1, len(run) - length + 1))]
         return words
 
-    def _normalised(self, text: str) -> str:
+    def _normalized(self, text: str) -> str:
         if not text.isascii():
             text = unicodedata.normalize("NFKC", remove_invisible(text))
         folded = _FOLDED.get(self.language)
@@ -153,7 +153,7 @@ class Analyser:
         return stems
 
 
-ENGLISH_ANALYSER = Analyser()
+ENGLISH_ANALYZER = Analyzer()
 
 
 @cache
@@ -180,15 +180,15 @@ def _word_pattern() -> re.Pattern[str]:
     return re.compile(rf"\w[\w{''.join(marks)}]+|\d")
 
 
-def analyser_line(analysis: Mapping[str, Any]) -> str:
-    """Return a description, in one line, of the analyser of stored statistics; see `Analysis.content`."""
+def analyzer_line(analysis: Mapping[str, Any]) -> str:
+    """Return a description, in one line, of the analyzer of stored statistics; see `Analysis.content`."""
     language = analysis["language"]
-    return Analyser(language if language in LANGUAGES else OTHER).line
+    return Analyzer(language if language in LANGUAGES else OTHER).line
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Statistics of the analyser's output, as means over a sample of a corpus.
+    """Statistics of the analyzer's output, as means over a sample of a corpus.
 
     Args:
         tokens_per_document: number of terms, including repeated ones.
@@ -197,7 +197,7 @@ class Analysis:
         unspaced_run: length of a run of such characters without a space or punctuation.
     """
 
-    analyser: Analyser
+    analyzer: Analyzer
     tokens_per_document: float
     characters_per_document: float
     unspaced_share: float
@@ -206,14 +206,14 @@ class Analysis:
     @classmethod
     def of(cls, documents: Documents) -> Analysis:
         """Examine a corpus of at least one text."""
-        texts, analyser = Passages(documents), Analyser.of(documents)
+        texts, analyzer = Passages(documents), Analyzer.of(documents)
         rows = np.unique(np.linspace(0, len(texts) - 1, min(SAMPLE_SIZE, len(texts))).astype(np.int64))
         sample = [texts[row] for row in rows.tolist()]
         characters = sum(len("".join(text.split())) for text in sample)
         runs = [len(run) for text in sample for run in _UNSPACED.findall(text)]
-        tokens = sum(map(len, analyser.analyse(sample)))
+        tokens = sum(map(len, analyzer.analyze(sample)))
         return cls(
-            analyser,
+            analyzer,
             tokens / len(sample),
             characters / len(sample),
             sum(runs) / max(1, characters),
@@ -228,27 +228,27 @@ class Analysis:
             "characters"
         )
         advice = "Do not use BM25 as a baseline for this corpus, nor its hard negatives."
-        has_words = not LANGUAGES[self.analyser.language].ngram
+        has_words = not LANGUAGES[self.analyzer.language].ngram
         if has_words and self.unspaced_share >= _MOST_UNSPACED and self.unspaced_run > _LONGEST_WORD:
             return (
                 f"{summary}, {100 * self.unspaced_share:.0f} % of them of scripts without spaces between words. Its "
-                f"analyser treats clauses or pieces of words as words. {advice}"
+                f"analyzer treats clauses or pieces of words as words. {advice}"
             )
         if self.characters_per_document > _MOST_CHARACTERS * self.tokens_per_document:
             return f"{summary}. Words are shorter in every language, so these are not words. {advice}"
         return ""
 
     def content(self) -> dict[str, Any]:
-        """Return the analyser's settings and the statistics as JSON values."""
+        """Return the analyzer's settings and the statistics as JSON values."""
         numbers = {name: round(value, 4) for name, value in vars(self).items() if isinstance(value, float)}
-        return {**self.analyser.settings, **numbers, "warning": self.warning}
+        return {**self.analyzer.settings, **numbers, "warning": self.warning}
 
     @property
     def lines(self) -> list[str]:
-        """Return the analyser in a line, and the warning if there is one."""
-        return [self.analyser.line, *filter(None, [self.warning])]
+        """Return the analyzer in a line, and the warning if there is one."""
+        return [self.analyzer.line, *filter(None, [self.warning])]
 
     @property
     def notes(self) -> list[str]:
-        """Return the lines to log: the warning, and the analyser unless it is that of English, which is the rule."""
-        return self.lines[self.analyser.language == ENGLISH :]
+        """Return the lines to log: the warning, and the analyzer unless it is that of English, which is the rule."""
+        return self.lines[self.analyzer.language == ENGLISH :]

@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from raytriever.core.errors import ModelError, setting
 from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_runs
-from raytriever.data.hashed_ids import key_of, keys_of, normalise
+from raytriever.data.hashed_ids import key_of, keys_of, normalize
 from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.data.sampling.batch_order import words
 from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
@@ -138,7 +138,7 @@ def _of_pairs(
 
 # Purposes of draws; see `sampling.batch_order.words`.
 DOCUMENTS, CHOICE = 11, 12
-# Normalised passages in the cache; queries share candidates.
+# Normalized passages in the cache; queries share candidates.
 _PASSAGES = 1 << 17
 
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
@@ -197,9 +197,9 @@ class MiningInputs:
 
     @cached_property
     def passage(self) -> Callable[[int], str]:
-        """Function that returns the normalised text of a document, from a cache if possible."""
+        """Function that returns the normalized text of a document, from a cache if possible."""
         passages = self.dataset.passages()
-        return lru_cache(_PASSAGES)(lambda document: normalise(passages[document]))
+        return lru_cache(_PASSAGES)(lambda document: normalize(passages[document]))
 
     @cached_property
     def scorer(self) -> PairScorer | None:
@@ -214,10 +214,10 @@ class MiningInputs:
         return PairScorer("bm25", lambda rows, found: self._bm25.scores_of([self.texts[row] for row in rows], found))
 
     def answers_of(self, row: int) -> list[str]:
-        """Return the normalised answers of a query."""
+        """Return the normalized answers of a query."""
         answers = self.dataset.answers
         assert answers is not None
-        return [normalise(answer) for answer in answers.of(int(self.positives.queries[row]))]
+        return [normalize(answer) for answer in answers.of(int(self.positives.queries[row]))]
 
     @cached_property
     def _bm25(self) -> Bm25Index:

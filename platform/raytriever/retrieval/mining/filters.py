@@ -41,7 +41,7 @@ def contains_answer(passage: str, answers: Iterable[str]) -> bool:
     """Return true if the passage contains one of the answers, as whole words. Empty answers are never contained.
 
     A match is rejected if it begins or ends inside a word, that is between two cased letters or digits. All texts are
-    `normalise`d.
+    `normalize`d.
     """
     for answer in filter(None, answers):
         start = passage.find(answer)

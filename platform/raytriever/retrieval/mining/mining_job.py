@@ -137,7 +137,7 @@ def _digests(
     return [
         dataset.digest,
         rows.hexdigest(),
-        Analysis.of(dataset.documents).analyser.settings,
+        Analysis.of(dataset.documents).analyzer.settings,
         documents.plan.key if documents else None,
         hashlib.sha256(np.ascontiguousarray(embeddings.queries).data).hexdigest() if embeddings else None,
         judge.digest() if judge else None,

@@ -1,9 +1,9 @@
 """Postings of a corpus for BM25: which documents contain a term, how often, and what that adds to their scores.
 
-1. A block of documents becomes a `PostingsBlock`: its terms (`analyser`), with the rows and the frequencies of each.
+1. A block of documents becomes a `PostingsBlock`: its terms (`analyzer`), with the rows and the frequencies of each.
 2. `merge` numbers the terms of all blocks, computes their weights from the whole corpus, and copies the postings of a
    term into a row, in the order of the documents. Those of a large corpus lie in the cache, memory-mapped. Processes
-   analyse its blocks; each is committed when it is complete, so that a command that was killed continues there.
+   analyze its blocks; each is committed when it is complete, so that a command that was killed continues there.
 
 Weights are those of bm25s to the last bit (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): Lucene's formula in
 float64, with the inverse document frequency and the weight rounded to float32.
@@ -33,7 +33,7 @@ from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import committed_directory
 from raytriever.core.store.unfinished_parts import Parts, make_once
 from raytriever.data.dataset import Documents, Passages
-from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYSER, Analyser
+from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 
 K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents
@@ -65,9 +65,9 @@ class PostingsBlock:
     lengths: Int64[ndarray, " documents"]
 
     @classmethod
-    def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> PostingsBlock:
-        """Analyse texts."""
-        terms, ids, lengths = analyser.number_terms(texts)
+    def of(cls, texts: Sequence[str], analyzer: Analyzer = ENGLISH_ANALYZER) -> PostingsBlock:
+        """Analyze texts."""
+        terms, ids, lengths = analyzer.number_terms(texts)
         pairs = ids * len(texts) + np.repeat(np.arange(len(texts)), lengths)
         pairs, frequencies = np.unique(pairs, return_counts=True)
         counts = np.bincount(pairs // max(1, len(texts)), minlength=len(terms))
@@ -107,20 +107,20 @@ class Postings:
     weights: Float32[ndarray, " postings"]
 
     @classmethod
-    def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Postings:
+    def of(cls, texts: Sequence[str], analyzer: Analyzer = ENGLISH_ANALYZER) -> Postings:
         """Index texts in memory."""
         starts = range(0, len(texts), BLOCK)
-        blocks = [PostingsBlock.of(texts[start : start + BLOCK], analyser) for start in starts]
+        blocks = [PostingsBlock.of(texts[start : start + BLOCK], analyzer) for start in starts]
         return merge(lambda: blocks, lambda name, length, kind: np.empty(length, kind))
 
     @classmethod
-    def cached(cls, documents: Documents, analyser: Analyser) -> Postings:
+    def cached(cls, documents: Documents, analyzer: Analyzer) -> Postings:
         """Open the postings of a corpus in the cache; they are made first if necessary. Raises as `Bm25Index.of`."""
         versions = [version(package) for package in ("bm25s", "PyStemmer")]
-        content = [_FORMAT, documents.digest, analyser.settings, K1, B, versions]
+        content = [_FORMAT, documents.digest, analyzer.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         folder = cache_folder() / "bm25" / key[:16]
-        make_once(folder, lambda: _make(folder, Passages(documents), analyser))
+        make_once(folder, lambda: _make(folder, Passages(documents), analyzer))
         vocabulary = {term: number for number, term in enumerate(_read_terms(folder))}
         starts = _mapped(folder, "starts", len(vocabulary) + 1)
         arrays = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
@@ -179,7 +179,7 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
     return Postings(size, vocabulary, starts, documents, weights)
 
 
-def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
+def _make(folder: Path, passages: Passages, analyzer: Analyzer) -> None:
     unmerged = folder.with_name(f"{folder.name}-blocks")
     unmerged.mkdir(parents=True, exist_ok=True)
     hold(unmerged, passages)
@@ -190,7 +190,7 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
     with Progress("index for BM25", len(names), "block", done=len(names) - len(missing)) as progress:
         numbered = zip(names, starts, strict=True)
         blocks = ((name, passages[start : start + BLOCK]) for name, start in numbered if name in missing)
-        for _ in _in_processes(parts, blocks, analyser):
+        for _ in _in_processes(parts, blocks, analyzer):
             progress.advance(1)
     with committed_directory(folder, {"kind": "bm25", "documents": len(passages)}, replace=folder.exists()) as aside:
 
@@ -207,9 +207,9 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
     parts.remove()
 
 
-def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyser: Analyser) -> Iterator[None]:
+def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyzer: Analyzer) -> Iterator[None]:
     try:
-        yield from map_in_processes(partial(_write_block, parts, analyser), blocks, [__name__])
+        yield from map_in_processes(partial(_write_block, parts, analyzer), blocks, [__name__])
     except ProcessDeath as death:
         [(name, texts)] = death.args
         first = int(name) * BLOCK
@@ -218,9 +218,9 @@ def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyse
         raise DataError(what, where, "free memory, and run the command again") from death
 
 
-def _write_block(parts: Parts, analyser: Analyser, block: tuple[str, list[str]]) -> None:
+def _write_block(parts: Parts, analyzer: Analyzer, block: tuple[str, list[str]]) -> None:
     name, texts = block
-    parts.write(name, PostingsBlock.of(texts, analyser).write)
+    parts.write(name, PostingsBlock.of(texts, analyzer).write)
 
 
 def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:

@@ -158,14 +158,14 @@ def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) ->
 def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
     """Estimate the bytes of an index without its embeddings, on the disk and in memory."""
     vectors, halves, positions = 4 * width, 2 * width, 8
-    neighbours = 4 * config.value("degree")
+    neighbors = 4 * config.value("degree")
     of_row = {
         "flat": 0,
         "ivf": vectors + positions,
         "ivfpq": (config.code_bytes or default_code_bytes(width)) + positions,
-        "hnsw": halves + 2 * neighbours,  # the lowest layer, which nearly all nodes are in alone, has twice the degree
-        "vamana": vectors + neighbours,
-        "roargraph": 2 * neighbours,  # and those that connect all nodes
+        "hnsw": halves + 2 * neighbors,  # the lowest layer, which nearly all nodes are in alone, has twice the degree
+        "vamana": vectors + neighbors,
+        "roargraph": 2 * neighbors,  # and those that connect all nodes
     }[config.index]
     return rows * of_row
 

@@ -22,7 +22,7 @@ class StateBytes:
 
     - Share: `zero3` and `fsdp2` store a share of the weights on each worker. During a step, `zero3` gathers all weights
       and `fsdp2` a block at a time.
-    - Gradients: one sum over the chunks (float32, trained weights only), and the copy that DDP keeps to synchronise
+    - Gradients: one sum over the chunks (float32, trained weights only), and the copy that DDP keeps to synchronize
       workers. ZeRO keeps a buffer of messages instead, and `zero3` also its share of the gradients and the largest one.
       `fsdp2` keeps only its share.
     - Optimizer: two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the workers. ZeRO adds a float32 copy

@@ -243,7 +243,7 @@ class _Float32LayerNorm(nn.LayerNorm):
     """Layer norm as autocast computes it on CUDA."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise states."""
+        """Normalize states."""
         if not torch.is_autocast_enabled("cpu"):
             return super().forward(input)
         weight, bias = (None if one is None else one.float() for one in (self.weight, self.bias))

@@ -81,7 +81,7 @@ def cached_loss(
     reduce: Callable[[Tensor], LossOutput],
     encoder: Sequence[nn.Parameter],
     loss: Sequence[nn.Parameter],
-    agreement: Agreement | None,
+    vote: Vote | None,
     keep: int = 1,
     leaves_chunk: bool = False,
 ) -> LossOutput:
@@ -94,7 +94,7 @@ def cached_loss(
         reduce: embeddings of all chunks, in their order, to the loss.
         encoder: trained parameters behind `encode`.
         loss: trained parameters behind `reduce`.
-        agreement: Agreement of the workers on whether one ran out of memory; None where chunks communicate. Then each
+        vote: Vote of the workers on whether one ran out of memory; None where chunks communicate. Then each
             chunk has a backward pass, which adds its gradients to the parameters.
         keep: how many of the last chunks are encoded once, their activations kept over the loss; at least 1.
         leaves_chunk: leave the backward pass of the smallest chunk to that of the result. Then gradients are complete
@@ -118,15 +118,15 @@ def cached_loss(
             embeddings.append(chunk.embeddings.detach())
         return embeddings
 
-    embeddings = torch.cat(encode_all() if agreement is None else agreement.run(encode_all)).requires_grad_()
+    embeddings = torch.cat(encode_all() if vote is None else vote.run(encode_all)).requires_grad_()
     after = DropoutState.now(device)
     output = reduce(embeddings)
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
     for chunk, gradient in zip(chunks, by_embedding.split([texts_of(one.tokens) for one in chunks]), strict=True):
         chunk.gradient = gradient
-    # Smaller than others that fit: its backward pass, outside the agreement, does not run out of memory.
+    # Smaller than others that fit: its backward pass, outside the vote, does not run out of memory.
     left = min(chunks, key=lambda chunk: tokens_of(chunk.tokens)) if leaves_chunk else None
-    total = None if agreement is None else _Total(encoder)
+    total = None if vote is None else _Total(encoder)
 
     def differentiate() -> None:
         """Add up the gradients of all chunks but the one that is left, which is encoded last."""
@@ -144,10 +144,10 @@ def cached_loss(
                 else:
                     add(embeddings, chunk.gradient)
 
-    if agreement is None:
+    if vote is None:
         differentiate()
     else:
-        agreement.run(differentiate)
+        vote.run(differentiate)
     after.restore()
     known: list[tuple[Any, Tensor | None]] = list(zip(loss, by_loss, strict=True))
     if total is not None:
@@ -232,8 +232,8 @@ class OutOfMemory(MemoryError):
     """A step ran out of memory on at least one worker."""
 
 
-class Agreement:
-    """Agreement of all workers on whether one of them ran out of memory, before any of them waits for another.
+class Vote:
+    """Vote of all workers on whether one of them ran out of memory, before any of them waits for another.
 
     One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then
     wait for it in a collective for ever. So with gradient caching the workers agree twice a step, where no collective

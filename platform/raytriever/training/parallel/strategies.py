@@ -84,7 +84,7 @@ class Strategy(ABC):
                 self._has_failed = torch.maximum(self._has_failed, (~is_finite).float())
                 self._optimizer.found_inf = self._has_failed  # type: ignore[attr-defined]
             else:
-                finite_or_refused(**Readout({"value": value, "norm": norm}).read(), number=number)
+                finite_or_refused(**HostValues({"value": value, "norm": norm}).read(), number=number)
             self._optimizer.step()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
@@ -155,7 +155,7 @@ class Replicas(Strategy):
 # ---------------------------------------------------------------------------------------------------- results of a step
 
 
-class Readout:
+class HostValues:
     """Scalars on their way from the device, in one copy that the constructor starts."""
 
     def __init__(self, scalars: Mapping[str, Tensor]) -> None:

@@ -191,7 +191,7 @@ def test_a_document_that_cannot_be_read_is_one_line(name: str, raw: bytes | str,
     ("pages", "password", "reason"),
     [
         (["hidden"], "secret", "a.pdf: is encrypted; save a copy without password (`qpdf --decrypt`)"),
-        (["", ""], None, "a.pdf: has no text: it is scanned, or empty; recognise its text first (`ocrmypdf`)"),
+        (["", ""], None, "a.pdf: has no text: it is scanned, or empty; recognize its text first (`ocrmypdf`)"),
     ],
 )
 def test_encrypted_and_scanned_pdf(tmp_path: Path, pages: list[str], password: str | None, reason: str) -> None:

@@ -17,13 +17,13 @@ from raytriever.core.store.disk import files_below
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hard_negatives import ROW_BYTES, NegativesTable, write_negatives
 from raytriever.data.prepare import prepare_dataset
-from raytriever.data.prepare.corpus_tokenization import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.experiments.run.whole_run import bytes_of_run
 from raytriever.models.checkpoint_model import Slice
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.retrieval.encoding.shard_encoder import tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.retrieval.index.approximate.build_index import build_index
 from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
 from raytriever.retrieval.index.approximate.stored_index import FINDER
@@ -66,10 +66,10 @@ def test_a_preparation_writes_at_most_what_is_estimated(
 
     monkeypatch.setattr(prepare_dataset, "assemble", watched)
     monkeypatch.setattr(prepare_dataset, "check_disk", lambda path, bytes_, content: needed.append(bytes_))
-    tokenisation: Tokenisation | None = None
+    tokenization: Tokenization | None = None
     if has_tokens:
-        tokenisation = tokenisation_of(load_retriever(ModelConfig("minilm")))
-    open_dataset(texts, ["train"], tokenisation=tokenisation)
+        tokenization = tokenization_of(load_retriever(ModelConfig("minilm")))
+    open_dataset(texts, ["train"], tokenization=tokenization)
     assert needed[0] / 2 < most[0] <= needed[0]
 
 

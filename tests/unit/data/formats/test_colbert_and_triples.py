@@ -10,7 +10,7 @@ import pytest
 from raytriever.core.errors import DataError
 from raytriever.data.data_settings import SplitConfig
 from raytriever.data.data_sources import Source
-from raytriever.data.formats.known_formats import recognise
+from raytriever.data.formats.known_formats import recognize
 from raytriever.data.prepare.open_dataset import open_all_splits
 
 COLLECTION = "0\tWipe it with a cloth.\n1\tTurn it slowly, by hand.\tManual\r\n2\tWait.\n"
@@ -106,13 +106,13 @@ def test_a_folder_that_is_not_whole_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"no qrels\.tsv or triples\.json in it; it holds collection\.tsv, queries\.tsv"
     ):
-        recognise(Source.open(tmp_path))
+        recognize(Source.open(tmp_path))
     (tmp_path / "queries.tsv").rename(tmp_path / "qrels.tsv")
     with pytest.raises(DataError, match=r"no queries\.tsv in it; it holds collection\.tsv, qrels\.tsv; add it, with t"):
-        recognise(Source.open(tmp_path))
+        recognize(Source.open(tmp_path))
     folder(tmp_path, triples=triples(1), qrels=QRELS)
     with pytest.raises(DataError, match=r"triples\.tsv: has texts, not ids of the collection next to it; move it into"):
-        recognise(Source.open(tmp_path))
+        recognize(Source.open(tmp_path))
 
 
 def triples(count: int) -> str:
@@ -129,7 +129,7 @@ def test_triples_without_a_header(tmp_path: Path) -> None:
 
 def test_triples_that_name_no_split_are_divided(tmp_path: Path) -> None:
     (tmp_path / "mined.tsv").write_text(triples(40))
-    plan = recognise(Source.open(tmp_path), config=SplitConfig(test_share=0.2, dev_share=0.0))
+    plan = recognize(Source.open(tmp_path), config=SplitConfig(test_share=0.2, dev_share=0.0))
     assert plan.note.startswith(
         "mined.tsv is read as query<TAB>positive<TAB>negative, since its first row is no header"
     )
@@ -163,4 +163,4 @@ def test_a_table_without_a_header_is_one_line(tmp_path: Path, name: str, first: 
     with pytest.raises(
         DataError, match=rf"has no header: .* write the names of its columns above it, such as {header}"
     ):
-        recognise(Source.open(tmp_path))
+        recognize(Source.open(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
 from raytriever.data.formats.csv_and_tsv import TableFile, texts_in
-from raytriever.data.formats.known_formats import recognise
+from raytriever.data.formats.known_formats import recognize
 from raytriever.data.prepare.open_dataset import open_all_splits
 from raytriever.data.records_and_bad_rows import BadRow
 
@@ -147,12 +147,12 @@ def test_a_column_score_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     note = "; 'score' is not read, since it may count votes; if it grades the passage, name it: --columns score=COLUMN"
     assert note in lines[0]
     assert sum(int((rows.scores > 0).sum()) for rows in dataset.judgements.values()) == 12
-    named = recognise(Source.open(votes), columns="score=score")
+    named = recognize(Source.open(votes), columns="score=score")
     assert named.parts[0].header == ("anchor", "positive", "score")
     assert "score = 'score'" in named.note
     (tmp_path / "votes.jsonl").write_text('{"question": "q", "answer": "A", "score": 0}\n')
-    assert recognise(Source.open(tmp_path / "votes.jsonl")).note == (
+    assert recognize(Source.open(tmp_path / "votes.jsonl")).note == (
         "votes.jsonl: 'score' is read as the grade of the passage: 0 makes it a negative"
     )
     (tmp_path / "labels.csv").write_text("\n".join(rows))
-    assert recognise(Source.open(tmp_path / "labels.csv")).parts[0].header == ("anchor", "positive", "", "label")
+    assert recognize(Source.open(tmp_path / "labels.csv")).parts[0].header == ("anchor", "positive", "", "label")

@@ -17,7 +17,7 @@ from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
 from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns, judgement_row, query_row
 from raytriever.data.formats.file_chunks import FileChunk, parse_chunk
-from raytriever.data.formats.known_formats import FORMATS, recognise
+from raytriever.data.formats.known_formats import FORMATS, recognize
 from raytriever.data.formats.plan import Part, RowParser
 from raytriever.data.formats.tevatron_dpr_and_pairs import (
     corpus_row,
@@ -49,7 +49,7 @@ LISTS = {"query": "a", "pos": ["b"], "neg": ["c"]}
 )
 def test_names_tell_splits(tmp_path: Path, write, name: str, split: str) -> None:
     write(name, [PAIR])
-    plan = recognise(Source.open(tmp_path / "set"))
+    plan = recognize(Source.open(tmp_path / "set"))
     assert [part.split for part in plan.parts] == [split]
     assert repr(pickle.loads(pickle.dumps(plan))) == repr(plan)  # noqa: S301
 
@@ -61,13 +61,13 @@ def test_shards_and_what_is_no_data(tmp_path: Path, write) -> None:
     write("dataset_infos.json", [{"about": 1}])
     (tmp_path / "set" / "config.json").write_text('{\n  "about": 1\n}\n')
     (tmp_path / "set" / "README.md").write_text("about")
-    plan = recognise(Source.open(tmp_path / "set"))
+    plan = recognize(Source.open(tmp_path / "set"))
     assert [part.split for part in plan.parts] == ["test", "train", "train", "train"]
 
 
 def test_lines_that_are_called_json(tmp_path: Path) -> None:
     (tmp_path / "train.json").write_text('{"anchor": "a", "positive": "b"}\n{"anchor": "c", "positive": "d"}\n')
-    assert [part.kind for part in recognise(Source.open(tmp_path)).parts] == ["json"]
+    assert [part.kind for part in recognize(Source.open(tmp_path)).parts] == ["json"]
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -86,7 +86,7 @@ def test_a_bad_first_row_costs_itself_alone(tmp_path: Path, read) -> None:
 def test_an_unknown_folder_is_reported_with_the_known_formats(tmp_path: Path, write) -> None:
     write("train.jsonl", [{"prompt": "a", "chosen": "b"}])
     with pytest.raises(DataError) as caught:
-        recognise(Source.open(tmp_path / "set"))
+        recognize(Source.open(tmp_path / "set"))
     message = str(caught.value)
     assert (
         "in no known format; it holds train (the fields chosen, prompt); known formats are beir: corpus.jsonl"
@@ -95,10 +95,10 @@ def test_an_unknown_folder_is_reported_with_the_known_formats(tmp_path: Path, wr
     assert "\n" not in message
     assert all(name in message for name in FORMATS if name != "ir_datasets")
     with pytest.raises(DataError, match=r"not in the format dpr; it holds train \(the fields chosen, prompt\)"):
-        recognise(Source.open(tmp_path / "set"), "dpr")
+        recognize(Source.open(tmp_path / "set"), "dpr")
     (tmp_path / "set" / "train.jsonl").rename(tmp_path / "set" / "train.txt")
     with pytest.raises(DataError, match=r"in no known format; it holds train\.txt"):
-        recognise(Source.open(tmp_path / "set"))
+        recognize(Source.open(tmp_path / "set"))
 
 
 def test_the_format_of_the_contributors_page_is_one_row_of_the_table(
@@ -113,7 +113,7 @@ def test_the_format_of_the_contributors_page_is_one_row_of_the_table(
         assert (result.plan.format, result.positives()) == ("faq", [("a", "b", 0)])
         assert result.bad == ['empty "reply"']
     with pytest.raises(DataError, match=r"; known formats are .*; faq: ask, reply; CSV or TSV"):
-        recognise(Source.open(write("other.jsonl", [{"asks": "a"}])))
+        recognize(Source.open(write("other.jsonl", [{"asks": "a"}])))
 
 
 def test_several_formats_are_reported_until_one_is_named(tmp_path: Path, write, read) -> None:
@@ -121,20 +121,20 @@ def test_several_formats_are_reported_until_one_is_named(tmp_path: Path, write, 
     write("b.jsonl", [PAIR])
     message = r"not in one format; it holds a \(flagembedding\), b \(sentence-transformers\); give one of the files"
     with pytest.raises(DataError, match=message):
-        recognise(Source.open(tmp_path / "set"))
+        recognize(Source.open(tmp_path / "set"))
     assert read(tmp_path / "set", "flagembedding").positives() == [("a", "b", 0)]
     write("c.jsonl", [{"some": "thing"}])
     (tmp_path / "set" / "b.jsonl").unlink()
     with pytest.raises(DataError, match=r"a \(flagembedding\), c \(the fields some\)"):
-        recognise(Source.open(tmp_path / "set"))
+        recognize(Source.open(tmp_path / "set"))
 
 
 def test_several_data_sets_in_one_folder_are_reported(tmp_path: Path, write) -> None:
     write("pair/train-00000-of-00001.parquet", [PAIR])
     write("triplet/train-00000-of-00001.parquet", [PAIR | {"negative": "c"}])
     with pytest.raises(DataError, match=r"holds several data sets, in pair, triplet; give one of these folders"):
-        recognise(Source.open(tmp_path / "set"))
-    assert recognise(Source.open(tmp_path / "set" / "pair")).format == "sentence-transformers"
+        recognize(Source.open(tmp_path / "set"))
+    assert recognize(Source.open(tmp_path / "set" / "pair")).format == "sentence-transformers"
 
 
 PASSAGE = ("docid", "title", "text", "source", "origin", "score", "passage_id", "psg_id")

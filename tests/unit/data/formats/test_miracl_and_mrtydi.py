@@ -11,7 +11,7 @@ import pytest
 
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
-from raytriever.data.formats.known_formats import recognise
+from raytriever.data.formats.known_formats import recognize
 from raytriever.data.formats.miracl_and_mrtydi import run_lines
 
 PASSAGES = [{"docid": f"{row}#0", "title": "Seli", "text": f"Aya ya {row}."} for row in range(4)]
@@ -100,13 +100,13 @@ def test_what_is_missing_is_said(miracl: Path, removed: str, message: str) -> No
     for file in miracl.glob(removed):
         file.unlink()
     with pytest.raises(DataError, match=message):
-        recognise(Source.open(miracl))
+        recognize(Source.open(miracl))
 
 
 def test_languages_in_one_folder_are_refused(miracl: Path, put) -> None:
     put("topics/topics.miracl-v1.0-yo-dev.tsv", "0\tKini?\n")
     with pytest.raises(DataError, match=r"holds several data sets: miracl-v1.0-sw, miracl-v1.0-yo; give a folder with"):
-        recognise(Source.open(miracl))
+        recognize(Source.open(miracl))
 
 
 def test_bad_rows_have_a_reason(read, put, miracl: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
-from raytriever.data.formats.known_formats import recognise
+from raytriever.data.formats.known_formats import recognize
 from raytriever.data.prepare.open_dataset import open_all_splits
 from raytriever.data.records_and_bad_rows import NO_ANSWER
 
@@ -119,7 +119,7 @@ def test_an_id_that_is_not_in_the_corpus_is_a_bad_row(tmp_path: Path) -> None:
 def test_an_object_that_cannot_be_read_is_one_line(tmp_path: Path, name: str, content: Any, message: str) -> None:
     written(tmp_path, name, content)
     with pytest.raises(DataError) as caught:
-        recognise(Source.open(tmp_path))
+        recognize(Source.open(tmp_path))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -128,7 +128,7 @@ def test_an_object_that_is_cut_off_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(squad(ANSWERED), indent=1)[:-9])
     with pytest.raises(DataError, match=r"train\.json: is not JSON \(Expecting .* of line \d+\); write it again"):
-        recognise(Source.open(tmp_path))
+        recognize(Source.open(tmp_path))
 
 
 TESTSET = [
@@ -146,7 +146,7 @@ def test_a_test_set_of_ragas(tmp_path: Path, read, write) -> None:
     assert read(tmp_path / "test.csv").positives() == POSITIVES
 
 
-def test_a_labelled_data_set_of_llama_index(tmp_path: Path, read) -> None:
+def test_a_labeled_data_set_of_llama_index(tmp_path: Path, read) -> None:
     examples = [{"query": row["user_input"], "reference_contexts": row["reference_contexts"]} for row in TESTSET]
     result = read(written(tmp_path, "rag_dataset.json", {"examples": [*examples, {"query": "who?"}]}, 4))
     assert (result.plan.format, result.positives()) == ("ragas", POSITIVES)

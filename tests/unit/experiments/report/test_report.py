@@ -199,10 +199,10 @@ def test_a_training_is_reported_from_its_evaluation_directory(tiny_dataset: Path
     assert drawn >= {"roc.letters", "scores.letters", "calibration.letters", "gain-auc", "loss", "dev"}
 
 
-def test_a_system_has_one_colour_in_all_figures(tmp_path: Path) -> None:
-    """The baseline has no bar; the others keep the colours that they have in the other figures."""
+def test_a_system_has_one_color_in_all_figures(tmp_path: Path) -> None:
+    """The baseline has no bar; the others keep the colors that they have in the other figures."""
     styles = styles_of(["bm25", "mini", "tuned"])
     save_gains(tmp_path / "gain.png", {"mini": {"s": 0.1}, "tuned": {"s": 0.2}}, "nDCG@10", "bm25", styles)
     drawn = (tmp_path / "gain.svg").read_text().casefold()
-    colours = [styles[name][0].casefold() for name in ("bm25", "mini", "tuned")]
-    assert [colour in drawn for colour in colours] == [False, True, True]
+    colors = [styles[name][0].casefold() for name in ("bm25", "mini", "tuned")]
+    assert [color in drawn for color in colors] == [False, True, True]

@@ -42,16 +42,16 @@ def cloud(seed: int, rows: int, at: float = 0.0) -> ndarray:
     return np.random.default_rng(seed).standard_normal((rows, 6)).astype(np.float32) + np.float32(at)
 
 
-def test_distances_equal_the_formulas_and_the_regulariser() -> None:
+def test_distances_equal_the_formulas_and_the_regularizer() -> None:
     documents, queries, held_out = cloud(0, 300), cloud(1, 40, at=0.5), cloud(2, 40)
     result = measure_gap(documents, queries, held_out)
-    centre = documents.astype(np.float64).mean(0)
-    assert result.queries == pytest.approx(((queries.mean(0) - centre) ** 2).sum(), rel=1e-5)
-    assert result.query_scores == pytest.approx([((query - centre) ** 2).sum() for query in queries], rel=1e-5)
+    center = documents.astype(np.float64).mean(0)
+    assert result.queries == pytest.approx(((queries.mean(0) - center) ** 2).sum(), rel=1e-5)
+    assert result.query_scores == pytest.approx([((query - center) ** 2).sum() for query in queries], rel=1e-5)
     assert result.held_out < result.queries / 5
-    regulariser = distribution_distance(torch.tensor(queries), torch.tensor(documents), 40, ALONE)
-    spread = np.square(documents - centre).sum(1).mean()
-    assert float(regulariser) == pytest.approx(result.query_scores.mean() + spread, rel=1e-5)
+    regularizer = distribution_distance(torch.tensor(queries), torch.tensor(documents), 40, ALONE)
+    spread = np.square(documents - center).sum(1).mean()
+    assert float(regularizer) == pytest.approx(result.query_scores.mean() + spread, rel=1e-5)
     pairs = [(q > p) + 0.5 * (q == p) for q in result.query_scores for p in result.held_out_scores]
     assert result.beyond == pytest.approx(np.mean(pairs))
     of, to = np.array([0, 0, 3]), np.array([7, 8, 9])

@@ -27,7 +27,7 @@ from raytriever.retrieval.encoding.embedding_store import (
     stored_values,
 )
 from raytriever.retrieval.encoding.encode_texts import encode_texts
-from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, SideTexts, encode_in_process, tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, SideTexts, encode_in_process, tokenization_of
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 
@@ -127,14 +127,14 @@ def test_another_number_of_tokens_per_batch_is_another_store(case: Case) -> None
 def test_prepared_tokens_give_the_embeddings_of_the_texts(
     case: Case, tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = open_dataset(tiny_dataset, [], tokenisation=tokenisation_of(case.retriever))
+    prepared = open_dataset(tiny_dataset, [], tokenization=tokenization_of(case.retriever))
     assert prepared.tokens is not None
     for side in ("passage", "query"):
         actual, expected = (
             SideTexts(each, side).read(case.retriever, range(5, 90))[0] for each in (prepared, case.dataset)
         )
         assert [ids.tolist() for ids in actual] == [ids.tolist() for ids in expected]
-    monkeypatch.setattr(Retriever, "contents", None)  # so that nothing could be tokenised
+    monkeypatch.setattr(Retriever, "contents", None)  # so that nothing could be tokenized
     embed_corpus(case.config, case.retriever, prepared)
 
 

@@ -16,7 +16,7 @@ from raytriever.models.prompts import PromptTable
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.save_model import write_model
 from raytriever.retrieval.encoding.encode_texts import encode_texts
-from raytriever.retrieval.encoding.shard_encoder import SideTexts, tokenisation_of
+from raytriever.retrieval.encoding.shard_encoder import SideTexts, tokenization_of
 from raytriever.training.guide_encoder import GuideTexts
 
 FORM = "title: {title} | text: "
@@ -53,7 +53,7 @@ def test_a_passage_is_read_with_its_title_in_its_place(folder: Path, retriever: 
 
 
 def test_prepared_tokens_are_those_of_the_texts(folder: Path, retriever: Retriever) -> None:
-    prepared = open_dataset(folder, ["train"], tokenisation=tokenisation_of(retriever))
+    prepared = open_dataset(folder, ["train"], tokenization=tokenization_of(retriever))
     assert prepared.tokens is not None
     assert [ids.tolist() for ids in prepared.tokens.documents.take(np.arange(3))] == plain(retriever)
     assert [ids.tolist() for ids in SideTexts(prepared, "passage").read(retriever, range(3))[0]] == plain(retriever)

@@ -17,7 +17,7 @@ from raytriever.retrieval.index.approximate import roargraph
 from raytriever.retrieval.index.approximate.ann_index import recall
 from raytriever.retrieval.index.approximate.neighbor_graph import (
     Graph,
-    choose_neighbours,
+    choose_neighbors,
     mark_reachable,
     read_only,
     walk_all,
@@ -63,12 +63,12 @@ def walked(edges: Edges, entry: int, worth: Callable[[int], tuple[float, int]], 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_neighbours_are_chosen_by_the_rule(seed: int, room: int, fill: bool) -> None:
+def test_neighbors_are_chosen_by_the_rule(seed: int, room: int, fill: bool) -> None:
     rng = np.random.default_rng(seed)
     documents = read_only(rng.integers(-3, 4, (30, 4)).astype(np.float32))  # exact distances, many of them equal
     candidates = rng.integers(0, 30, 25).astype(np.int32)
     out = np.empty(room, np.int32)
-    count = choose_neighbours(np.int64(5), candidates, documents, fill, out)
+    count = choose_neighbors(np.int64(5), candidates, documents, fill, out)
     assert out[:count].tolist() == chosen(documents, 5, set(candidates.tolist()), room, fill)
 
 
@@ -76,11 +76,11 @@ def test_a_walk_equals_a_plain_loop() -> None:
     documents = np.random.default_rng(1).integers(-4, 5, (300, 12)).astype(np.float32)  # exact scores
     queries = np.random.default_rng(2).integers(-4, 5, (20, 12)).astype(np.float32)
     rng = np.random.default_rng(3)
-    neighbours = np.stack([rng.permutation(300)[:7] for _ in range(300)]).astype(np.int32)
+    neighbors = np.stack([rng.permutation(300)[:7] for _ in range(300)]).astype(np.int32)
     degrees = rng.integers(0, 8, 300).astype(np.int32)
     degrees[17] = 7
-    graph = Graph(neighbours, degrees, 17)
-    edges = [own[:degree].tolist() for own, degree in zip(neighbours, degrees, strict=True)]
+    graph = Graph(neighbors, degrees, 17)
+    edges = [own[:degree].tolist() for own, degree in zip(neighbors, degrees, strict=True)]
     for beam in (5, 40):
         rows, candidates = walk_all(graph, queries, documents, 5, beam, 2)
         for query, actual, scored in zip(queries, rows, candidates, strict=True):
@@ -92,7 +92,7 @@ def test_a_walk_equals_a_plain_loop() -> None:
 
 def test_documents_near_a_query_are_connected_through_its_pivot() -> None:
     _, nearest = top_k(SET.training, SET.documents, 10, np.arange(1_500))
-    neighbours, degrees = project(nearest.astype(np.int32), SET.documents, 6)
+    neighbors, degrees = project(nearest.astype(np.int32), SET.documents, 6)
     candidates: dict[int, set[int]] = {}
     for row in nearest.tolist():
         candidates.setdefault(row[0], set()).update(row)
@@ -102,7 +102,7 @@ def test_documents_near_a_query_are_connected_through_its_pivot() -> None:
             back.setdefault(other, set()).add(pivot)
             back.setdefault(pivot, set()).add(other)
     for row in range(1_500):
-        own = set(neighbours[row, : degrees[row]].tolist())
+        own = set(neighbors[row, : degrees[row]].tolist())
         assert own <= back.get(row, set())
         assert len(own) == min(6, len(back.get(row, set())))
 
@@ -115,13 +115,13 @@ def test_every_document_is_reachable_for_any_queries() -> None:
     for documents, training in ((apart, apart[:1]), (copies, copies), (apart[:1], apart[:2]), (apart[:3], apart[:3])):
         graph = RoarGraph.build(documents, training, 2, 5, 4, 0, 1).graph
         reached = np.zeros(len(documents), np.bool_)
-        mark_reachable(graph.neighbours, graph.degrees, graph.entry, reached)
+        mark_reachable(graph.neighbors, graph.degrees, graph.entry, reached)
         assert reached.all()
         for row, degree in enumerate(graph.degrees):
-            own = graph.neighbours[row, :degree].tolist()
+            own = graph.neighbors[row, :degree].tolist()
             assert len(set(own)) == degree
             assert row not in own
-            assert (graph.neighbours[row, degree:] == -1).all()
+            assert (graph.neighbors[row, degree:] == -1).all()
 
 
 def test_queries_like_the_training_queries_need_few_steps() -> None:
@@ -150,4 +150,4 @@ def test_pieces_of_training_queries_give_the_same_graph(monkeypatch: pytest.Monk
     whole = RoarGraph.build(drawn.documents, drawn.training, 6, 10, 20, 0, 1).graph
     monkeypatch.setattr(roargraph, "PIECE", 70)
     pieces = RoarGraph.build(drawn.documents, drawn.training, 6, 10, 20, 0, 1).graph
-    assert pieces.neighbours.tobytes() == whole.neighbours.tobytes()
+    assert pieces.neighbors.tobytes() == whole.neighbors.tobytes()

@@ -22,7 +22,7 @@ from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.retrieval.mining import bm25 as index_of_bm25
 from raytriever.retrieval.mining import postings
 from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
-from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYSER
+from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER
 from raytriever.retrieval.mining.postings import K1, B, Postings
 
 TEXTS = ["the cat sat", "dogs and cats", "a running dog", "cats cats cats", "nothing alike", "the cat sat"]
@@ -151,9 +151,9 @@ def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
     Bm25Index.of(corpus)
     [english] = (tmp_path / "bm25").iterdir()
     terms = "two or more letters, digits or underscores, in lower case"
-    analyser = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English", "language": "en"}
+    analyzer = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English", "language": "en"}
     versions = [version(package) for package in ("bm25s", "PyStemmer")]
-    content = json.dumps([2, corpus.digest, analyser, 0.9, 0.4, versions])
+    content = json.dumps([2, corpus.digest, analyzer, 0.9, 0.4, versions])
     assert english.name == hashlib.sha256(content.encode()).hexdigest()[:16]
     Bm25Index.of(replace(corpus, bm25_language="it"))
     assert len(list((tmp_path / "bm25").iterdir())) == 2
@@ -163,10 +163,10 @@ def test_a_killed_command_costs_its_unfinished_blocks(corpus: Documents, monkeyp
     written: list[Path] = []
     write = postings._in_processes
 
-    def record(parts, blocks, analyser):  # type: ignore[no-untyped-def]
+    def record(parts, blocks, analyzer):  # type: ignore[no-untyped-def]
         chosen = list(blocks)
         written.extend(parts.folder / name for name, _ in chosen)
-        return write(parts, chosen, analyser)
+        return write(parts, chosen, analyzer)
 
     monkeypatch.setattr(postings, "_in_processes", record)
     with monkeypatch.context() as patch:
@@ -192,7 +192,7 @@ def test_a_process_that_dies_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(processes, "usable_cores", lambda: 2)
     words = "rows 32,769 to 32,769 of the corpus: 3 processes died while they analyzed these documents for BM25; free"
     with pytest.raises(DataError, match=words):
-        list(postings._in_processes(Parts(tmp_path), [("000001", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]
+        list(postings._in_processes(Parts(tmp_path), [("000001", [Deadly()])], ENGLISH_ANALYZER))  # type: ignore[list-item]
 
 
 def test_another_system_is_compared_without_what_is_left_out() -> None:

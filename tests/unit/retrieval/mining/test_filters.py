@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.data.hashed_ids import normalise
+from raytriever.data.hashed_ids import normalize
 from raytriever.retrieval.mining.filters import (
     KEPT,
     NOT_CHOSEN,
@@ -52,4 +52,4 @@ def test_random_candidates_are_those_with_the_smallest_draws() -> None:
     ],
 )
 def test_answers_match_whole_words(passage: str, answer: str, is_contained: bool) -> None:
-    assert contains_answer(normalise(passage), ["nowhere", normalise(answer)]) is is_contained
+    assert contains_answer(normalize(passage), ["nowhere", normalize(answer)]) is is_contained

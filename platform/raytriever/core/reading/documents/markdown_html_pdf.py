@@ -215,7 +215,7 @@ def parse_pdf(stream: BinaryIO, where: str) -> ParsedDocument:
             outline.add_page(number + 1, tuple(title for _, title in path), text)
     document = outline.finish()
     if not document.sections:
-        raise DataError("has no text: it is scanned, or empty", where, "recognise its text first (`ocrmypdf`)")
+        raise DataError("has no text: it is scanned, or empty", where, "recognize its text first (`ocrmypdf`)")
     info = reader.metadata
     title = squeeze(str(info.title)) if info is not None and info.title else ""
     return ParsedDocument(title or document.title, document.sections)

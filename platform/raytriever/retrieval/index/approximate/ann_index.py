@@ -44,7 +44,7 @@ class Finder(Protocol):
         """Propose rows that are likely to have the highest dot products.
 
         Args:
-            queries: embeddings, normalised if those of the documents are.
+            queries: embeddings, normalized if those of the documents are.
             k: number of rows, at least 1 and at most the number of all rows.
             effort: number of probed lists or of documents in the beam of a walk, at least 1. A higher effort finds
                 more of the best rows.

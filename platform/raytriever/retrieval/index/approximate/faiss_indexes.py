@@ -1,12 +1,12 @@
 """Finders by FAISS: flat search, inverted files and HNSW, with their files.
 
 1. `Flat` scores every document. The approximate finders are compared with it.
-2. `Ivf` (IVF-Flat) groups documents into lists around k-means centres, and reads the lists nearest to a query. With
-   codes (IVF-PQ) it stores a few bytes per document, the product-quantised difference to the centre. It then proposes
+2. `Ivf` (IVF-Flat) groups documents into lists around k-means centers, and reads the lists nearest to a query. With
+   codes (IVF-PQ) it stores a few bytes per document, the product-quantized difference to the center. It then proposes
    more documents than requested, because the full embeddings decide the final order.
 3. `Hnsw` walks from sparse layers of a graph down to the layer of all documents. It has a copy of the embeddings in
    float16, which is faster to read than float32 and finds nearly as much. The graph is built by dot products between
-   documents, so it suits normalised embeddings. Built by several threads, it depends on their timing. Built by one
+   documents, so it suits normalized embeddings. Built by several threads, it depends on their timing. Built by one
    thread, it depends only on the embeddings and the seed.
 
 FAISS trusts the files that it reads. So they are read only from a directory whose digests match its manifest
@@ -32,7 +32,7 @@ from raytriever.core.errors import ConfigError, StorageError, setting
 from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
 
 FILE = "index.faiss"
-# Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.
+# Least numbers of training vectors: per list for k-means, and in total for a quantizer of 8 bits. FAISS warns below 39.
 PER_LIST, CODES = 39, 256
 # Most training vectors of a list, which FAISS draws and copies.
 POINTS = 256
@@ -125,12 +125,12 @@ class Ivf:
         if lists > rows:
             raise ConfigError(f"{lists:,} lists exceed {rows:,} documents", setting("lists"), f"give at most {rows:,}")
         faiss.omp_set_num_threads(threads)
-        centres = faiss.IndexFlatIP(width)
+        centers = faiss.IndexFlatIP(width)
         if code_bytes is None:
-            index = faiss.IndexIVFFlat(centres, width, lists, faiss.METRIC_INNER_PRODUCT)
+            index = faiss.IndexIVFFlat(centers, width, lists, faiss.METRIC_INNER_PRODUCT)
         else:
             _check_codes(rows, width, code_bytes)
-            index = faiss.IndexIVFPQ(centres, width, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
+            index = faiss.IndexIVFPQ(centers, width, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
             index.pq.cp.seed = seed
         index.cp.seed = seed
         index.cp.min_points_per_centroid = 1  # the number of lists is set by our rule or by the user
@@ -144,12 +144,12 @@ class Ivf:
         wanted = min(self.proposed * k, self.index.ntotal)
         settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist))
         _, rows = self.index.search(queries, wanted, params=settings)
-        # FAISS does not count the centres, which are scored too.
+        # FAISS does not count the centers, which are scored too.
         candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
         return Proposal(rows, float(candidates))
 
     def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Ivf:
-        """Add rows after those that are there; the centres and the quantiser do not change."""
+        """Add rows after those that are there; the centers and the quantizer do not change."""
         return replace(self, index=_added(self.index, embeddings, threads))
 
     def save(self, folder: Path) -> None:
@@ -198,7 +198,7 @@ class Hnsw:
         """Make a graph without rows.
 
         Args:
-            degree: number of neighbours of a document; twice as many in the lowest layer (`M`).
+            degree: number of neighbors of a document; twice as many in the lowest layer (`M`).
             beam: number of documents in the beam while a document is inserted (`efConstruction`).
             rows: number of rows for which memory is reserved: an array that grew would be copied, and be there twice.
         """

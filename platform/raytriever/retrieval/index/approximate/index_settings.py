@@ -35,7 +35,7 @@ class IndexConfig:
         needs=Need("index", "ivfpq"),
     )
     degree: int | None = option(
-        None, "number of neighbours of a document in a graph (default: 32)", minimum=2, maximum=1024, needs=_GRAPHS
+        None, "number of neighbors of a document in a graph (default: 32)", minimum=2, maximum=1024, needs=_GRAPHS
     )
     build_beam: int | None = option(
         None,

@@ -1,9 +1,9 @@
 """Directed graph over the documents of a corpus: a walk that finds documents near a query, and the choice of edges.
 
-Neighbours are stored in rows of equal width, so a walk reads them by row number, and their file is an array.
+Neighbors are stored in rows of equal width, so a walk reads them by row number, and their file is an array.
 
 The walk is a best-first search with a beam of the best documents scored so far. It expands the best document that is
-not expanded yet: its neighbours that were never scored are scored and inserted into the beam. The walk ends when every
+not expanded yet: its neighbors that were never scored are scored and inserted into the beam. The walk ends when every
 document of the beam is expanded. A wider beam finds more documents and scores more.
 
     score = query . document - half,   half = |document|^2 / 2 for the nearest documents, 0 for the dot product
@@ -11,9 +11,9 @@ document of the beam is expanded. A wider beam finds more documents and scores m
 An entry of the beam is one integer, and smaller integers are better: the inverted score, the document, and a bit for
 expanded documents. So the order depends only on scores and documents, and an insertion moves one array.
 
-Pruning chooses the neighbours of a document among near documents, from the nearest on. A candidate is kept if it is
-nearer to the document than to every neighbour kept so far (the rule of the relative neighbourhood graph). So edges
-point in many directions, and documents that another neighbour leads to need no edge. HNSW, Vamana and RoarGraph use
+Pruning chooses the neighbors of a document among near documents, from the nearest on. A candidate is kept if it is
+nearer to the document than to every neighbor kept so far (the rule of the relative neighborhood graph). So edges
+point in many directions, and documents that another neighbor leads to need no edge. HNSW, Vamana and RoarGraph use
 this rule with small differences. Free slots may be filled by the nearest rejected candidates. The result for a document
 depends only on its candidates, so the number of threads does not matter."""
 
@@ -48,17 +48,17 @@ class Graph:
     """Directed graph over documents.
 
     Args:
-        neighbours: distinct neighbours of each document; row i has `degrees[i]` of them, then -1.
+        neighbors: distinct neighbors of each document; row i has `degrees[i]` of them, then -1.
         entry: document at which every walk begins.
     """
 
-    neighbours: Int32[ndarray, "documents width"]
+    neighbors: Int32[ndarray, "documents width"]
     degrees: Int32[ndarray, " documents"]
     entry: int
 
     def save(self, folder: Path) -> None:
         """Write the graph as arrays into a folder."""
-        for name, array in zip(_FILES, (self.neighbours, self.degrees, np.array([self.entry])), strict=True):
+        for name, array in zip(_FILES, (self.neighbors, self.degrees, np.array([self.entry])), strict=True):
             np.save(folder / name, array, allow_pickle=False)
 
     @classmethod
@@ -69,24 +69,24 @@ class Graph:
             StorageError: the files are not a graph of this size, and a walk could leave the corpus.
         """
         shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
-        neighbours, degrees, entry = (
+        neighbors, degrees, entry = (
             read_array(folder / name, [dtype], shape, "build the index again")
             for name, dtype, shape in zip(_FILES, ("int32", "int32", "int64"), shapes, strict=True)
         )
         is_valid = (
             0 <= int(entry[0]) < documents
             and degrees.min() >= 0
-            and degrees.max() <= neighbours.shape[1]
-            and neighbours.max(initial=-1) < documents
-            and bool(((neighbours >= 0) == (np.arange(neighbours.shape[1]) < degrees[:, None])).all())
+            and degrees.max() <= neighbors.shape[1]
+            and neighbors.max(initial=-1) < documents
+            and bool(((neighbors >= 0) == (np.arange(neighbors.shape[1]) < degrees[:, None])).all())
         )
         if not is_valid:
             raise StorageError(f"is not a graph of {documents:,} documents", str(folder), "build the index again")
-        return cls(neighbours, degrees, int(entry[0]))
+        return cls(neighbors, degrees, int(entry[0]))
 
 
 @numba.njit(cache=True, error_model="numpy")
-def mark_reachable(neighbours, degrees, begin, reached):  # type: ignore[no-untyped-def]
+def mark_reachable(neighbors, degrees, begin, reached):  # type: ignore[no-untyped-def]
     """Mark all documents of a graph that are reachable from a document that is not marked yet."""
     queue = np.empty(len(degrees), np.int64)
     queue[0], reached[begin] = begin, True
@@ -95,7 +95,7 @@ def mark_reachable(neighbours, degrees, begin, reached):  # type: ignore[no-unty
         row = queue[head]
         head += 1
         for column in range(degrees[row]):
-            other = neighbours[row, column]
+            other = neighbors[row, column]
             if not reached[other]:
                 reached[other] = True
                 queue[count] = other
@@ -121,7 +121,7 @@ def walk_all(
         read_only(queries),
         read_only(documents),
         np.empty(0, np.float32),
-        graph.neighbours,
+        graph.neighbors,
         graph.degrees,
         graph.entry,
         max(beam, k),
@@ -134,12 +134,12 @@ def walk_all(
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _walk_some(  # type: ignore[no-untyped-def]
-    first, last, queries, documents, halves, neighbours, degrees, entry, beam, results, visited
+    first, last, queries, documents, halves, neighbors, degrees, entry, beam, results, visited
 ):
     seen = np.empty((len(documents) + 63) // 64, np.uint64)
     pool = np.empty(beam, np.uint64)
     for query in range(first, last):
-        size, scored = walk(queries[query], documents, halves, neighbours, degrees, entry, seen, pool)
+        size, scored = walk(queries[query], documents, halves, neighbors, degrees, entry, seen, pool)
         visited[query] = scored
         for column in range(min(size, results.shape[1])):
             results[query, column] = row_of(pool[column])
@@ -168,7 +168,7 @@ def _key(score, row):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy")
-def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # type: ignore[no-untyped-def]
+def walk(query, documents, halves, neighbors, degrees, entry, seen, pool):  # type: ignore[no-untyped-def]
     """Fill `pool` with the final beam of a walk; return its size and the number of scored documents.
 
     `halves` is empty for the dot product. `seen` is a buffer with a bit for every document.
@@ -186,7 +186,7 @@ def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # t
         row = row_of(pool[index])
         first = index + 1
         for column in range(degrees[row]):
-            other = neighbours[row, column]
+            other = neighbors[row, column]
             word, bit = other >> 6, _ONE << np.uint64(other & 63)
             if seen[word] & bit:
                 continue
@@ -230,8 +230,8 @@ def squared_distance(one, other):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy")
-def choose_neighbours(row, candidates, documents, fill, out):  # type: ignore[no-untyped-def]
-    """Choose neighbours of a document.
+def choose_neighbors(row, candidates, documents, fill, out):  # type: ignore[no-untyped-def]
+    """Choose neighbors of a document.
 
     Args:
         candidates: documents; the document itself and repeated entries are ignored.
@@ -270,7 +270,7 @@ def choose_neighbours(row, candidates, documents, fill, out):  # type: ignore[no
 
 
 def add_reverse_edges(
-    neighbours: Int32[ndarray, "documents width"],
+    neighbors: Int32[ndarray, "documents width"],
     degrees: Int32[ndarray, " documents"],
     firsts: Int32[ndarray, " documents"],
     sources: Int64[ndarray, " sources"],
@@ -278,42 +278,42 @@ def add_reverse_edges(
     documents: ndarray,
     threads: int,
 ) -> None:
-    """Add an edge from each neighbour of the sources back to them; choose the neighbours of full rows again.
+    """Add an edge from each neighbor of the sources back to them; choose the neighbors of full rows again.
 
     Args:
-        neighbours, degrees: arrays of a `Graph`; changed in place.
+        neighbors, degrees: arrays of a `Graph`; changed in place.
         firsts: for each row, edges in columns before this one are kept and get no reverse edge.
         sources: documents whose edges have no reverse edge yet.
     """
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)
     begin = np.repeat(sources, counts)
     columns = np.arange(len(begin)) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[begin]
-    end = neighbours[begin, columns]
+    end = neighbors[begin, columns]
     order = np.lexsort((begin, end))
     targets, starts = np.unique(end[order], return_index=True)
     back = begin[order].astype(np.int32)
     bounds = np.append(starts, len(back))
-    arrays = (neighbours, degrees, firsts, targets, bounds, back, fill, documents)
+    arrays = (neighbors, degrees, firsts, targets, bounds, back, fill, documents)
     in_threads(_add_reverse, len(targets), *arrays, threads=threads)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _add_reverse(  # type: ignore[no-untyped-def]
-    begin, end, neighbours, degrees, firsts, targets, starts, sources, fill, documents
+    begin, end, neighbors, degrees, firsts, targets, starts, sources, fill, documents
 ):
     for number in range(begin, end):
         row = np.int64(targets[number])
         first = np.int64(firsts[row])
-        new = exclude(sources[starts[number] : starts[number + 1]], neighbours[row, :first])
-        candidates = np.unique(np.concatenate((neighbours[row, first : degrees[row]], new)))
-        chosen = np.empty(neighbours.shape[1] - first, np.int32)
+        new = exclude(sources[starts[number] : starts[number + 1]], neighbors[row, :first])
+        candidates = np.unique(np.concatenate((neighbors[row, first : degrees[row]], new)))
+        chosen = np.empty(neighbors.shape[1] - first, np.int32)
         if len(candidates) <= len(chosen):
             count = len(candidates)
             chosen[:count] = candidates
         else:
-            count = choose_neighbours(row, candidates, documents, fill, chosen)
-        neighbours[row, first : first + count] = chosen[:count]
-        neighbours[row, first + count :] = -1
+            count = choose_neighbors(row, candidates, documents, fill, chosen)
+        neighbors[row, first : first + count] = chosen[:count]
+        neighbors[row, first + count :] = -1
         degrees[row] = first + count
 
 

@@ -7,18 +7,18 @@ to the same training query:
 1. Bipartite graph: every training query has edges to its `nearest` closest documents. The closest one, the pivot, has
    an edge back to the query.
 2. Projection: two steps in this graph lead from a pivot to the documents that are close to the pivot's queries. These
-   are its candidates. `choose_neighbours` chooses among them by their distances to the pivot and fills free slots.
+   are its candidates. `choose_neighbors` chooses among them by their distances to the pivot and fills free slots.
    Edges get a reverse edge.
-3. Connectivity enhancement: a walk searches for every document in the graph built so far. `choose_neighbours` chooses
-   further neighbours among the documents of the beam, which get reverse edges. Documents are processed in a random
+3. Connectivity enhancement: a walk searches for every document in the graph built so far. `choose_neighbors` chooses
+   further neighbors among the documents of the beam, which get reverse edges. Documents are processed in a random
    order and in batches, and a batch searches the graph of the batches before it. A document that still has no path
    from the entry gets an edge from the nearest document that has a path and a free slot.
 
-Distances between documents are Euclidean, which gives the order of dot products for normalised embeddings.
+Distances between documents are Euclidean, which gives the order of dot products for normalized embeddings.
 
 Source: Chen, Zhang, He, Jing and Wang, RoarGraph: A Projected Bipartite Graph for Efficient Cross-Modal Approximate
 Nearest Neighbor Search, PVLDB 17(11), 2024. Implemented from the paper; the batches and the last edges are additions.
-The graph is the same at any number of threads. Processors with vectors of another length may choose other neighbours
+The graph is the same at any number of threads. Processors with vectors of another length may choose other neighbors
 if distances are almost equal."""
 
 from __future__ import annotations
@@ -52,47 +52,47 @@ def project(
     degree: int,
     threads: int = 1,
 ) -> tuple[Int32[ndarray, "documents degree"], Int32[ndarray, " documents"]]:
-    """Return the projected graph as neighbours and degrees (see `graph.Graph`); `nearest` begins with the closest."""
-    neighbours = np.full((len(documents), degree), -1, np.int32)
+    """Return the projected graph as neighbors and degrees (see `graph.Graph`); `nearest` begins with the closest."""
+    neighbors = np.full((len(documents), degree), -1, np.int32)
     degrees = np.zeros(len(documents), np.int32)
     if nearest.shape[0] and nearest.shape[1]:
         order = np.argsort(nearest[:, 0], kind="stable")
         pivots, starts = np.unique(nearest[order, 0], return_index=True)
         bounds = np.append(starts, len(order))
         documents = graphs.read_only(documents)
-        arrays = (nearest[order], pivots, bounds, documents, neighbours, degrees)
+        arrays = (nearest[order], pivots, bounds, documents, neighbors, degrees)
         in_threads(_project, len(pivots), *arrays, threads=threads)
-        graphs.add_reverse_edges(neighbours, degrees, np.zeros_like(degrees), pivots, True, documents, threads)
-    return neighbours, degrees
+        graphs.add_reverse_edges(neighbors, degrees, np.zeros_like(degrees), pivots, True, documents, threads)
+    return neighbors, degrees
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _project(first, last, nearest, pivots, bounds, documents, neighbours, degrees):  # type: ignore[no-untyped-def]
+def _project(first, last, nearest, pivots, bounds, documents, neighbors, degrees):  # type: ignore[no-untyped-def]
     for number in range(first, last):
         pivot = np.int64(pivots[number])
         candidates = nearest[bounds[number] : bounds[number + 1]].copy().reshape(-1)
-        chosen = np.empty(neighbours.shape[1], np.int32)
-        count = graphs.choose_neighbours(pivot, candidates, documents, True, chosen)
-        neighbours[pivot, :count] = chosen[:count]
+        chosen = np.empty(neighbors.shape[1], np.int32)
+        count = graphs.choose_neighbors(pivot, candidates, documents, True, chosen)
+        neighbors[pivot, :count] = chosen[:count]
         degrees[pivot] = count
 
 
 def connect(
-    neighbours: Int32[ndarray, "documents degree"],
+    neighbors: Int32[ndarray, "documents degree"],
     degrees: Int32[ndarray, " documents"],
     documents: Float32[ndarray, "documents width"],
     beam: int,
     seed: int,
     threads: int = 1,
 ) -> graphs.Graph:
-    """Return the graph of `project` with up to twice as many neighbours, in which every document is reachable.
+    """Return the graph of `project` with up to twice as many neighbors, in which every document is reachable.
 
     `beam` is the number of documents in the beam of a search for a document; `seed` decides the order of the documents.
     """
     documents = graphs.read_only(documents)
-    count, degree = neighbours.shape
+    count, degree = neighbors.shape
     wide = np.full((count, 2 * degree), -1, np.int32)
-    wide[:, :degree] = neighbours
+    wide[:, :degree] = neighbors
     graph = graphs.Graph(wide, degrees.copy(), _entry(documents, degrees))
     halves = (np.square(documents, dtype=np.float32).sum(1) / 2).astype(np.float32)
     order, start = np.random.default_rng(seed).permutation(count), 0
@@ -117,44 +117,44 @@ def _entry(documents: Float32[ndarray, "documents width"], degrees: Int32[ndarra
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _search(first, last, batch, documents, halves, neighbours, degrees, entry, beam, new):  # type: ignore[no-untyped-def]
+def _search(first, last, batch, documents, halves, neighbors, degrees, entry, beam, new):  # type: ignore[no-untyped-def]
     seen = np.empty((len(documents) + 63) // 64, np.uint64)
     pool, rows = np.empty(beam, np.uint64), np.empty(beam, np.int32)
     for index in range(first, last):
         row = batch[index]
-        size, _ = graphs.walk(documents[row], documents, halves, neighbours, degrees, entry, seen, pool)
+        size, _ = graphs.walk(documents[row], documents, halves, neighbors, degrees, entry, seen, pool)
         for i in range(size):
             rows[i] = graphs.row_of(pool[i])
         chosen = np.empty(new.shape[1], np.int32)
-        count = graphs.choose_neighbours(row, rows[:size], documents, False, chosen)
-        fresh = graphs.exclude(chosen[:count], neighbours[row, : degrees[row]])
-        free = min(len(fresh), neighbours.shape[1] - degrees[row])
+        count = graphs.choose_neighbors(row, rows[:size], documents, False, chosen)
+        fresh = graphs.exclude(chosen[:count], neighbors[row, : degrees[row]])
+        free = min(len(fresh), neighbors.shape[1] - degrees[row])
         new[index, :free] = fresh[:free]
 
 
 def _connect_unreachable(graph: graphs.Graph, documents: Float32[ndarray, "documents width"]) -> graphs.Graph:
     reached = np.zeros(len(documents), np.bool_)
-    graphs.mark_reachable(graph.neighbours, graph.degrees, graph.entry, reached)
+    graphs.mark_reachable(graph.neighbors, graph.degrees, graph.entry, reached)
     for unreachable in np.flatnonzero(~reached):
         if reached[unreachable]:
             continue
-        if not _add_edge_to(unreachable, graph.neighbours, graph.degrees, documents, reached):
-            graph = replace(graph, neighbours=np.pad(graph.neighbours, ((0, 0), (0, 1)), constant_values=-1))
-            _add_edge_to(unreachable, graph.neighbours, graph.degrees, documents, reached)
-        graphs.mark_reachable(graph.neighbours, graph.degrees, int(unreachable), reached)
+        if not _add_edge_to(unreachable, graph.neighbors, graph.degrees, documents, reached):
+            graph = replace(graph, neighbors=np.pad(graph.neighbors, ((0, 0), (0, 1)), constant_values=-1))
+            _add_edge_to(unreachable, graph.neighbors, graph.degrees, documents, reached)
+        graphs.mark_reachable(graph.neighbors, graph.degrees, int(unreachable), reached)
     return graph
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _add_edge_to(document, neighbours, degrees, documents, reached):  # type: ignore[no-untyped-def]
+def _add_edge_to(document, neighbors, degrees, documents, reached):  # type: ignore[no-untyped-def]
     nearest, least = -1, np.float32(np.inf)
     for row in range(len(documents)):
-        if reached[row] and degrees[row] < neighbours.shape[1]:
+        if reached[row] and degrees[row] < neighbors.shape[1]:
             distance = graphs.squared_distance(documents[document], documents[row])
             if distance < least:
                 nearest, least = row, distance
     if nearest >= 0:
-        neighbours[nearest, degrees[nearest]] = document
+        neighbors[nearest, degrees[nearest]] = document
         degrees[nearest] += 1
     return nearest >= 0
 
@@ -181,7 +181,7 @@ class RoarGraph:
 
         Args:
             training: queries like those of later searches; about as many as documents are best, a tenth suffices.
-            degree: number of neighbours that each of the two steps adds to a document.
+            degree: number of neighbors that each of the two steps adds to a document.
             nearest: number of documents of each training query.
             beam, seed: see `connect`.
 
@@ -192,8 +192,8 @@ class RoarGraph:
             reason = f"there are {len(embeddings):,} documents"
             raise DataError(reason, remedy=f"RoarGraph holds at most {MOST_DOCUMENTS:,}")
         close = _closest(training, embeddings, nearest)
-        neighbours, degrees = project(close, embeddings, degree, threads)
-        return cls(connect(neighbours, degrees, embeddings, beam, seed, threads), embeddings)
+        neighbors, degrees = project(close, embeddings, degree, threads)
+        return cls(connect(neighbors, degrees, embeddings, beam, seed, threads), embeddings)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Find rows; see `Finder`."""

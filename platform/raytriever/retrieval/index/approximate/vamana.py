@@ -42,7 +42,7 @@ class Vamana:
 
         Args:
             embeddings: finite embeddings.
-            degree: largest number of neighbours of a document.
+            degree: largest number of neighbors of a document.
             beam: number of documents in the beam of a search for a document (`window_size`).
         """
         svs = _svs()

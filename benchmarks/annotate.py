@@ -33,9 +33,9 @@ from urllib.request import Request, urlopen
 import aiohttp
 
 from ends import End, parser, report
-from raytriever.annotation.annotator import AnnotationQuery, count_bytes
-from raytriever.annotation.output import write_beir
-from raytriever.annotation.prompts import RELEVANCE, build_schema, load_prompts
+from raytriever.evaluation.annotation.annotated_dataset import write_beir
+from raytriever.evaluation.annotation.annotator import AnnotationQuery, count_bytes
+from raytriever.evaluation.annotation.llm_prompts import RELEVANCE, build_schema, load_prompts
 
 REPOSITORY = Path(__file__).parent.parent
 QUERIES, PASSAGES, IN_FLIGHT, SECONDS = 200, 4, 16, 0.2

@@ -35,12 +35,12 @@ import torch
 from torch import Tensor, nn
 
 from ends import machine
-from raytriever.errors import ConfigError, UserError, disk_errors
-from raytriever.models.files import quiet_transformers
-from raytriever.models.precision import autocast, choose_precision, default_device
-from raytriever.models.source import embedded_minilm
-from raytriever.store.commit import committed_directory, one_writer
-from raytriever.training.optimizer import build_optimizer
+from raytriever.core.errors import ConfigError, UserError, disk_errors
+from raytriever.core.store.commit import committed_directory, one_writer
+from raytriever.models.device_and_precision import autocast, choose_precision, default_device
+from raytriever.models.directory.hub_or_local import embedded_minilm
+from raytriever.models.directory.model_files import quiet_transformers
+from raytriever.training.optimizer_and_schedule import build_optimizer
 from text_sources import is_held_out, pack, read_source
 
 ENCODER, FIGURES, CHECKPOINT = "encoder", "figures.json", "checkpoint.pt"

@@ -34,9 +34,9 @@ from kills import STAGES, TRAIN, Command, add_to, contents, last_line, losses
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 from object_store import object_store
 
-from raytriever.store import objects
-from raytriever.store.commit import complete
-from raytriever.store.remote import UNFINISHED
+from raytriever.core.store import object_stores
+from raytriever.core.store.commit import complete
+from raytriever.core.store.remote_folders import UNFINISHED
 
 BUCKET = "s3://bucket"
 COMMANDS = {name: STAGES[name] for name in ("prepare", "encode", "evaluate")} | {
@@ -51,19 +51,19 @@ XLMR_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads":
 def copied(uri: str) -> Iterator[Path]:
     """Yield the copy of a path of the bucket on a machine that had none."""
     with TemporaryDirectory() as folder:
-        os.environ[objects.COPIES] = folder
+        os.environ[object_stores.COPIES] = folder
         try:
-            path = Path(objects.copy_of(uri))
+            path = Path(object_stores.copy_of(uri))
             complete(path)
             yield path
         finally:
-            del os.environ[objects.COPIES]
+            del os.environ[object_stores.COPIES]
 
 
 def found(uri: str, stage: str) -> dict[str, str]:
     """Return the digests of what another machine finds in the bucket, and the objects of unfinished uploads."""
     with copied(uri) as path:
-        left = {name: "unfinished" for name in objects.listing(path) if name.endswith(UNFINISHED)}
+        left = {name: "unfinished" for name in object_stores.listing(path) if name.endswith(UNFINISHED)}
         if stage != "train":
             digests = contents(path, stage)
             digests.pop("manifest.json", None)  # it has the digests of files with times

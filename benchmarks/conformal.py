@@ -7,8 +7,8 @@ of 200. Of these questions 2 % find none of them.
 
 - `cosine`: distinct scores; some questions score all passages higher than others.
 - `ties`: the same, rounded to tenths.
-- `fusion`: reciprocal rank fusion (k = 60) of two such rankings.
-- `run`: the ten best passages of a run file. Other passages have no score.
+- `fusion`: reciprocal rank fusion (k = 60) of two such rankings, by the `FusedSystem` of `bm25+minilm`.
+- `run`: the ten best passages of a file of `--model run:FILE`, by its `RunSystem`. Other passages have no score.
 
 Columns: mean true share that is lost, wrong or missed, with its standard error over the draws (a draw of which no
 threshold keeps the promise counts as 0, as it promises nothing), whether it is at most the stated share and two
@@ -19,15 +19,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 from numpy import ndarray
 
 from ends import machine, parser
-from raytriever.metrics.answering import AnswerAim, achieve_answers, decide
-from raytriever.metrics.confidence import ENTROPY, SCORE, RankedQuestions
-from raytriever.metrics.passages import RankedPassages, choose_kept_threshold
+from raytriever.data.dataset import Documents, Queries, RetrievalDataset
+from raytriever.evaluation.composed.fusion_and_reranking import FusedSystem, ListingSystem, RunSystem
+from raytriever.metrics.answer_confidence import ENTROPY, SCORE, RankedQuestions
+from raytriever.metrics.answer_threshold import AnswerAim, achieve_answers, decide
+from raytriever.metrics.passage_threshold import RankedPassages, choose_kept_threshold
 
 SYSTEMS, QUESTIONS, POPULATION, PASSAGES = ("cosine", "ties", "fusion", "run"), (20, 30, 60, 200), 5_000, 200
 ALPHAS = (0.05, 0.1, 0.2)
@@ -42,6 +46,39 @@ def scored(rng: np.random.Generator, relevant: ndarray) -> ndarray:
     return 0.25 + level + skill * relevant + rng.normal(0, 0.08, relevant.shape)
 
 
+@dataclass(frozen=True)
+class Scores:
+    """System that is known by its scores of all pairs, -inf for none: a `PreparedSystem`."""
+
+    values: ndarray
+    digest: str = ""
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """Return scores and passages, best first."""
+        order = np.argsort(-self.values[queries], axis=1, kind="stable")[:, :depth]
+        scores = np.take_along_axis(self.values[queries], order, 1)
+        return scores, np.where(np.isfinite(scores), order, -1)
+
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """Return the score of each pair."""
+        return self.values[queries, documents]
+
+
+def run_file(first: Scores, dataset: RetrievalDataset) -> RunSystem:
+    """Return the system of a run file with the ten best passages of each question."""
+    scores, documents = first.search(np.arange(POPULATION), 10)
+    with NamedTemporaryFile("w", suffix=".trec") as file:
+        for question, row in enumerate(zip(scores.tolist(), documents.tolist(), strict=True)):
+            for score, document in zip(*row, strict=True):
+                if document >= 0:
+                    file.write(f"{question} Q0 {dataset.documents.ids[document]} 0 {score!r} simulated\n")
+        file.flush()
+        return RunSystem(dataset, file.name)
+
+
 def population(rng: np.random.Generator, system: str) -> tuple[RankedQuestions, RankedPassages]:
     """Return all questions with their best passages, and those that have an answer with 100 ranked passages."""
     has_answer = rng.random(POPULATION) < 0.7
@@ -50,18 +87,22 @@ def population(rng: np.random.Generator, system: str) -> tuple[RankedQuestions, 
     scores = scored(rng, relevant)
     if system == "ties":
         scores = np.round(scores, 1)
+    lost = (rng.random(POPULATION) < 0.02)[:, None] & relevant
+    ids, questions = [f"{one:03}" for one in range(PASSAGES)], list(map(str, range(POPULATION)))
+    dataset = RetrievalDataset("simulated", Documents(ids, ids, ids), Queries(questions, questions), {})
+    first = Scores(np.where(lost, -np.inf, scores))
+    ranking: Scores | ListingSystem = first
     if system == "fusion":
-        ranks = [np.argsort(np.argsort(-one, axis=1), axis=1) for one in (scores, scored(rng, relevant))]
-        scores = sum((1 / (61 + one) for one in ranks), np.zeros_like(scores))
-    scores = np.where((rng.random(POPULATION) < 0.02)[:, None] & relevant, -np.inf, scores)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, : 10 if system == "run" else 100]
-    ranked = np.take_along_axis(scores, order, 1).astype(np.float32)
-    ranked = np.where(np.isfinite(ranked), ranked, np.nan)
-    right = np.take_along_axis(relevant, order, 1) & ~np.isnan(ranked)
+        ranking = FusedSystem(dataset, [first, Scores(np.where(lost, -np.inf, scored(rng, relevant)))])
+    if system == "run":
+        ranking = run_file(first, dataset)
+    found, documents = ranking.search(np.arange(POPULATION), 100)
+    ranked = np.where(documents >= 0, found, np.nan).astype(np.float32)
+    right = np.take_along_axis(relevant, documents, 1) & (documents >= 0)
     # Relevant passages come last among equal scores, as `ranked_relevance` puts them.
     right_first = right[:, 0] & (ranked[:, 0] > ranked[:, 1])
-    questions = RankedQuestions(ranked[:, :20], right_first[:, None], np.where(has_answer, "", "given"))
-    return questions, RankedPassages(ranked[has_answer], right[has_answer], counts[has_answer])
+    asked = RankedQuestions(ranked[:, :20], right_first[:, None], np.where(has_answer, "", "given"))
+    return asked, RankedPassages(ranked[has_answer], right[has_answer], counts[has_answer])
 
 
 def simulate(system: str, questions: int, draws: int, rng: np.random.Generator) -> list[Row]:

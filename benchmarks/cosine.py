@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from raytriever.evaluation.files import read_pools
+from raytriever.evaluation.evaluation_files import read_pools
 from raytriever.evaluation.results import Results
+from raytriever.experiments.report.figures import COLORS, picture
 from raytriever.metrics.auc import pooled_auc
-from raytriever.metrics.calibration import ScoredPools, best_f1_threshold
-from raytriever.report.figures import COLOURS, picture
+from raytriever.metrics.pair_threshold import ScoredPools, best_f1_threshold
 
 
 def f1_at(pools: ScoredPools, threshold: float) -> float:
@@ -68,8 +68,8 @@ def main() -> None:
             axis, wrong = axes[row, column], best_negatives(pools)
             low, high = (float(np.quantile(np.concatenate([pools.positives, wrong]), at)) for at in (0.002, 0.998))
             for scores, color, label in (
-                (wrong, COLOURS[5], "best wrong passage"),
-                (pools.positives, COLOURS[0], "right"),
+                (wrong, COLORS[5], "best wrong passage"),
+                (pools.positives, COLORS[0], "right"),
             ):
                 axis.hist(scores, np.linspace(low, high, 30), density=True, alpha=0.45, color=color, label=label)
             axis.axvline(threshold, color="0.2", linestyle="--", linewidth=1)

@@ -33,12 +33,12 @@ def peak_megabytes() -> float:
 
 def minilm() -> Any:
     """Return the tokenisation of the embedded encoder."""
-    from raytriever.data.prepare.tokenisation import Tokenisation
-    from raytriever.models.pipeline.transformer import Transformer
-    from raytriever.models.source import embedded_minilm
-    from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
+    from raytriever.data.prepare.corpus_tokenization import Tokenization
+    from raytriever.models.directory.hub_or_local import embedded_minilm
+    from raytriever.models.directory.transformer_settings import Transformer
+    from raytriever.models.tokenization import content_tokenizer_json, load_tokenizer
 
-    return Tokenisation(content_tokenizer_json(load_tokenizer(Transformer.read(embedded_minilm()))))
+    return Tokenization(content_tokenizer_json(load_tokenizer(Transformer.read(embedded_minilm()))))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -54,18 +54,18 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
     from transformers import AutoTokenizer
 
     from raytriever.cluster.ingest import run_in_ray_tasks
-    from raytriever.cluster.session import ray_session
-    from raytriever.data.prepare.open import open_all_splits
-    from raytriever.data.prepare.pipeline import Request, in_processes, prepare
-    from raytriever.models.resolution import resolve_model
+    from raytriever.cluster.ray_session import ray_session
+    from raytriever.data.prepare.open_dataset import open_all_splits
+    from raytriever.data.prepare.prepare_dataset import Request, in_processes, prepare
+    from raytriever.models.resolve_model import resolve_model
 
-    tokenisation = minilm()
+    tokenization = minilm()
     run = run_in_ray_tasks if runner == "ray" else in_processes
     folder = Path(os.environ["RAYTRIEVER_CACHE"]) / "prepared"
 
     def prepared() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        prepare(Request(str(dataset), tokenisation), run, folder)
+        prepare(Request(str(dataset), tokenization), run, folder)
 
     def turns() -> dict[str, float]:
         before = peak_megabytes()
@@ -73,7 +73,7 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
         opened = open_all_splits(folder)
         texts = [*opened.passages(), *opened.queries.texts]
         grown = peak_megabytes() - before
-        bare = Tokenizer.from_str(tokenisation.tokenizer)
+        bare = Tokenizer.from_str(tokenization.tokenizer)
         whole = AutoTokenizer.from_pretrained(resolve_model("minilm", None), trust_remote_code=False)
         windows = [texts[start : start + WINDOW] for start in range(0, len(texts), WINDOW)]
         ways = {
@@ -100,8 +100,8 @@ def large(passages: int) -> dict[str, float]:
     from tokenizers import Tokenizer
 
     from raytriever.cluster.ingest import run_in_ray_tasks
-    from raytriever.data.prepare.open import open_all_splits
-    from raytriever.data.prepare.pipeline import Request, prepare
+    from raytriever.data.prepare.open_dataset import open_all_splits
+    from raytriever.data.prepare.prepare_dataset import Request, prepare
 
     folder = Path(os.environ["RAYTRIEVER_CACHE"]) / "generated"
     (folder / "qrels").mkdir(parents=True)
@@ -114,10 +114,10 @@ def large(passages: int) -> dict[str, float]:
     ray.init(
         address="local", num_cpus=max(2, os.cpu_count() or 1), object_store_memory=OBJECT_STORE, log_to_driver=False
     )
-    tokenisation = minilm()
+    tokenization = minilm()
     before = peak_megabytes()
     began = time.perf_counter()
-    prepared = prepare(Request(str(folder), tokenisation), run_in_ray_tasks, folder.parent / "prepared").folder
+    prepared = prepare(Request(str(folder), tokenization), run_in_ray_tasks, folder.parent / "prepared").folder
     took = time.perf_counter() - began
     grown = peak_megabytes() - before
     dataset = open_all_splits(prepared)
@@ -125,7 +125,7 @@ def large(passages: int) -> dict[str, float]:
     assert dataset.positives("train").documents.tolist() == [passages - 1]
     store = ray._private.internal_api.memory_summary(stats_only=True)
     ray.shutdown()
-    bare, some = Tokenizer.from_str(tokenisation.tokenizer), dataset.passages()[: passages // 10]
+    bare, some = Tokenizer.from_str(tokenization.tokenizer), dataset.passages()[: passages // 10]
     windows = [some[start : start + WINDOW] for start in range(0, len(some), WINDOW)]
     alone = seconds(lambda: [[e.ids for e in bare.encode_batch(w, add_special_tokens=False)] for w in windows])
     return {
@@ -139,7 +139,7 @@ def large(passages: int) -> dict[str, float]:
 
 def again(dataset: Path) -> dict[str, float]:
     """Prepare the same data a second time."""
-    from raytriever.data.prepare.pipeline import Request, in_processes, prepare
+    from raytriever.data.prepare.prepare_dataset import Request, in_processes, prepare
 
     request = Request(str(dataset), minilm())
     lines: list[str] = []

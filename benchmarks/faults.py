@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from ends import End, parser, report
-from raytriever.annotation.output import write_beir
+from raytriever.evaluation.annotation.annotated_dataset import write_beir
 
 REPOSITORY = Path(__file__).parent.parent
 INTERVAL, STEPS_A_KILL, SECONDS, PAUSE = 25, 40, 15.0, 4.0

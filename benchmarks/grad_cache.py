@@ -32,8 +32,8 @@ def objective(precision: str, device: torch.device) -> object:
     """Return an objective of MiniLM's shape: random weights, shared towers, `mw`."""
     from transformers import BertConfig, BertModel
 
-    from raytriever.losses.config import LossConfig
-    from raytriever.losses.registry import build_loss
+    from raytriever.losses.build_loss import build_loss
+    from raytriever.losses.loss_settings import LossConfig
     from raytriever.models.encoder import Encoder
     from raytriever.models.retriever import Retriever
     from raytriever.training.parallel.objective import Objective
@@ -70,10 +70,10 @@ def take_step(strategy: Any, share: Any, number: int) -> None:
 
 def batch(rank: int, workers: int, device: torch.device, chunk: int | None) -> object:
     """Return the batch of a worker; every text has full length, so that only the caching differs."""
-    from raytriever.losses.batch import copy_all
-    from raytriever.losses.relevance import GlobalIds, find_relevance
+    from raytriever.losses.batch_and_temperature import copy_all
+    from raytriever.losses.batch_relevance import GlobalIds, find_relevance
     from raytriever.models.packing import Buckets
-    from raytriever.training.batch import Batch
+    from raytriever.training.worker_batch import Batch
 
     generator = torch.Generator().manual_seed(rank)
 
@@ -97,8 +97,8 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
     from torch import distributed
 
     from raytriever.losses.distributed import current_workers
-    from raytriever.training.config import TrainingConfig
     from raytriever.training.loop import build_strategy
+    from raytriever.training.training_settings import TrainingConfig
 
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     torch.set_num_threads(1 if size > 1 else 2)

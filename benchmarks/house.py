@@ -43,6 +43,7 @@ WRITTEN = (
     "cluster",
     "studies",
     ".ci",
+    ".github",
     "Makefile",
     "README.md",
 )
@@ -53,12 +54,12 @@ NOT_SEARCHED = ("benchmarks/house.py", "tests/unit/test_house.py")
 RELATIVE_CLAUSES = re.compile(r"(What|Whether|Who|Which|Where|How|Why|When)\b")
 # Modules whose texts hold flags of other programs; the texts of all others name settings by `errors.setting`.
 FLAGS_OF_OTHERS = {
-    "raytriever.cluster.session": "`ray start`, and the memory of a container",
-    "raytriever.losses.mw.cuda": "the compiler of CUDA",
-    "raytriever.models.source": "pip",
+    "raytriever.cluster.ray_session": "`ray start`, and the memory of a container",
+    "raytriever.losses.mw.cuda_kernel": "the compiler of CUDA",
+    "raytriever.models.directory.hub_or_local": "pip",
     "raytriever.tracking.tensorboard_tracker": "tensorboard",
-    "raytriever.operation.doctor": "`ray start` and nvidia-smi",
-    "raytriever.reading.documents.markup": "qpdf",
+    "raytriever.experiments.operation.doctor": "`ray start` and nvidia-smi",
+    "raytriever.core.reading.documents.markdown_html_pdf": "qpdf",
     "raytriever.tracking.mlflow_tracker": "the server of MLflow",
     "raytriever.tracking.tracker": "git",
 }

@@ -21,12 +21,12 @@ import torch
 from numpy import ndarray
 
 from ends import End, parser, report
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.index.approximate.graph import mark_reachable
-from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.approximate.measure import measure, one_thread
-from raytriever.index.exact import top_k
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.index_recall import measure, one_thread
+from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
+from raytriever.retrieval.index.approximate.neighbor_graph import mark_reachable
+from raytriever.retrieval.index.exact_top_k import top_k
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("tests/support", "studies")]
 from synthetic import control
@@ -151,7 +151,7 @@ def main() -> None:
     if "roargraph" in indexes:
         graph = indexes["roargraph"].finder.graph  # type: ignore[attr-defined]
         reached = np.zeros(options.documents, np.bool_)
-        mark_reachable(graph.neighbours, graph.degrees, graph.entry, reached)
+        mark_reachable(graph.neighbors, graph.degrees, graph.entry, reached)
         ends["roargraph: share of documents that can be reached"] = End(reached.mean(), "1", bool(reached.all()))
     ends |= shift_of(indexes, sets) | budgets(indexes, *sets["shifted"])
     with one_thread():

@@ -28,14 +28,14 @@ from numpy import ndarray
 from scipy.special import expit, logit, ndtr, ndtri
 
 from ends import machine, parser
-from raytriever.evaluation.differences.seeds import NOISE, SeededResults, SeedMetrics
-from raytriever.metrics.answering import achieve_answers
+from raytriever.evaluation.differences.differences_by_seed import NOISE, SeededResults, SeedMetrics
+from raytriever.metrics.answer_confidence import RankedQuestions
+from raytriever.metrics.answer_threshold import achieve_answers
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
-from raytriever.metrics.calibration import ScoredPools, achieve_pairs, ranked_relevance
-from raytriever.metrics.confidence import RankedQuestions
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.probability import calibration_error
-from raytriever.metrics.significance import LEVEL, paired_t_test
+from raytriever.metrics.pair_threshold import ScoredPools, achieve_pairs, ranked_relevance
+from raytriever.metrics.score_to_probability import calibration_error
+from raytriever.metrics.significance_tests import LEVEL, paired_t_test
 
 AUCS = (0.6, 0.9, 0.99, 0.9992, 0.9995)
 QUERIES = (10, 30, 100, 1000)

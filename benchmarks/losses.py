@@ -46,10 +46,10 @@ def scores(batch: int) -> torch.Tensor:
 
 def ours(name: str, inputs: list, positives: int = 1) -> Step:
     """Return a step of one of our losses: embeddings in, gradients of the embeddings out."""
-    from raytriever.losses.batch import copy_all
-    from raytriever.losses.config import LossConfig
-    from raytriever.losses.registry import build_loss
-    from raytriever.losses.relevance import GlobalIds, find_relevance
+    from raytriever.losses.batch_and_temperature import copy_all
+    from raytriever.losses.batch_relevance import GlobalIds, find_relevance
+    from raytriever.losses.build_loss import build_loss
+    from raytriever.losses.loss_settings import LossConfig
 
     queries, passages = inputs
     batch = len(queries)
@@ -246,7 +246,7 @@ def from_scores() -> dict[str, End]:
 
 def from_embeddings() -> dict[str, End]:
     """Measure the engine: growth, many positives, and a batch of 4096."""
-    from raytriever.losses.table import LOSS_NAMES
+    from raytriever.losses.named_losses import LOSS_NAMES
 
     results: dict[str, End] = {}
     single, double = embeddings(1024), embeddings(2048)
@@ -285,7 +285,7 @@ def of_sums() -> dict[str, End]:
 
 def in_fresh_processes(libauc: str | None) -> dict[str, End]:
     """Measure memory and the other implementations."""
-    from raytriever.losses.table import LOSS_NAMES
+    from raytriever.losses.named_losses import LOSS_NAMES
 
     results: dict[str, End] = {}
     for name in LOSS_NAMES:

@@ -16,12 +16,12 @@ import torch
 from transformers import PretrainedConfig, Qwen3Config, XLMRobertaConfig
 
 from ends import End, parser, report
-from raytriever.models.config import ModelConfig
-from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.arithmetic import WorkerTexts
-from raytriever.training.memory.plan import MemoryPlan
-from raytriever.training.memory.simulation import SimulatedEncoder, use_float32_norms
-from raytriever.training.optimizer import build_optimizer
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.memory.memory_of_states import WorkerTexts
+from raytriever.training.memory.memory_plan import MemoryPlan
+from raytriever.training.memory.simulated_encoder import SimulatedEncoder, use_float32_norms
+from raytriever.training.optimizer_and_schedule import build_optimizer
+from raytriever.training.training_settings import TrainingConfig
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from allocations import chunk_peak, encoder_of

@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 from ends import End, parser, report
 from raytriever.metrics.auc import auc_interval, pooled_auc
-from raytriever.metrics.ranking import Relevance, measure_ranking
+from raytriever.metrics.ranking_metrics import Relevance, measure_ranking
 
 QUERIES, RESULTS, DOCUMENTS, JUDGED = 10_000, 1_000, 1_000_000, 20
 NAMES = {
@@ -119,7 +119,7 @@ def evaluators() -> dict[str, End]:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-    from raytriever.models.resolution import resolve_model
+    from raytriever.models.resolve_model import resolve_model
     from raytriever.sentence_transformers import PooledAUCEvaluator
 
     model: Any = SentenceTransformer(str(resolve_model("minilm")), device="cpu")

@@ -20,21 +20,21 @@ from numpy import ndarray
 
 from ends import End, parser, report
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.evaluation.datasets import sample_corpus
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.evaluated_datasets import sample_corpus
 from raytriever.evaluation.systems import evaluate_embeddings
-from raytriever.losses.config import LossConfig
+from raytriever.experiments.recipes import pydocs
 from raytriever.losses.distributed import ALONE
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.config import ModelConfig
-from raytriever.models.files import quiet_transformers
-from raytriever.models.precision import choose_precision
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.device_and_precision import choose_precision
+from raytriever.models.directory.model_files import quiet_transformers
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.writer import write_model
-from raytriever.recipes import pydocs
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
+from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_data import TrainingData
 
@@ -53,7 +53,7 @@ def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
     retriever = load_retriever(config.model)
     training = replace(config.training, max_steps=steps, eval_steps=steps, patience=steps)
     training_data = TrainingData.open(
-        config.data.datasets, config.data, tokenisation_of(retriever), training.batch_size, training.seed
+        config.data.datasets, config.data, tokenization_of(retriever), training.batch_size, training.seed
     )
     train(
         TrainingSetup(

@@ -160,5 +160,5 @@ def _extends_a_library(node: ast.ClassDef, scope: Mapping[str, object], own: Map
 
 def roots() -> set[str]:
     """Return the modules whose every definition is an entry point: the commands and the recipes."""
-    packages = ("raytriever.cli.", "raytriever.recipes.")
+    packages = ("raytriever.cli.", "raytriever.experiments.recipes.")
     return {name for name in modules() if name.startswith((*packages, *LOADED_BY_NAME))}

@@ -35,7 +35,7 @@ QUERIES, K = 500, 10_000
 
 def paragraphs(count: int) -> list[str]:
     """Return paragraphs of SQuAD, evenly spread."""
-    from raytriever.data.prepare.open import open_dataset
+    from raytriever.data.prepare.open_dataset import open_dataset
 
     passages = open_dataset(DATA / "squad", []).passages()
     return [passages[index * len(passages) // count] for index in range(count)]
@@ -47,12 +47,12 @@ def speed(arguments: argparse.Namespace) -> dict[str, float]:
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from raytriever.encoding.encode import encode_texts
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.models.config import ModelConfig
-    from raytriever.models.precision import choose_precision
-    from raytriever.models.resolution import resolve_model
+    from raytriever.models.device_and_precision import choose_precision
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.models.resolve_model import resolve_model
     from raytriever.models.retriever import Retriever
+    from raytriever.retrieval.encoding.encode_texts import encode_texts
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
     torch.set_num_threads(1)
     texts, cpu = paragraphs(arguments.texts), torch.device("cpu")
@@ -90,14 +90,14 @@ def loss(arguments: argparse.Namespace) -> dict[str, float]:
     import numpy as np
     import torch
 
-    from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.corpus import embed_corpus
-    from raytriever.encoding.encode import encode_texts
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.store import read_embeddings, write_embeddings
+    from raytriever.data.prepare.open_dataset import open_dataset
     from raytriever.evaluation.systems import evaluate_embeddings
-    from raytriever.models.config import ModelConfig
-    from raytriever.models.precision import choose_precision
+    from raytriever.models.device_and_precision import choose_precision
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.retrieval.encoding.embed_corpus import embed_corpus
+    from raytriever.retrieval.encoding.embedding_store import file_of, read_embeddings, stored_values
+    from raytriever.retrieval.encoding.encode_texts import encode_texts
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
     config = ModelConfig(passage_length=256, query_length=256)
     dataset = open_dataset(DATA / "scifact", ["test"])
@@ -108,8 +108,9 @@ def loss(arguments: argparse.Namespace) -> dict[str, float]:
     figures: dict[str, float] = {}
     for dtype in ("fp32", "fp16", "int8"):
         with TemporaryDirectory() as folder:
-            write_embeddings(Path(folder), documents, dtype)
-            kept = np.array(read_embeddings(Path(folder)))
+            for kind, values in stored_values(documents, dtype).items():
+                np.save(file_of(Path(folder, "0"), kind), values)
+            kept = np.array(read_embeddings(Path(folder, "0")))
         figures[f"{dtype} ndcg"] = evaluate_embeddings(dataset, "test", queries, kept).metrics["ndcg_at_10"]
         figures[f"{dtype} cosine"] = float(((kept * documents).sum(1) / np.linalg.norm(kept, axis=1)).mean())
     return figures
@@ -119,21 +120,21 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     """Time this process and one actor with as many threads, from the end of the first shard to the end of the last."""
     import torch
 
-    from raytriever.cluster.pool import ActorPool
-    from raytriever.cluster.session import ray_session
-    from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.corpus import encode_store, plan_embeddings
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.shards import encode_in_process, tokenisation_of
-    from raytriever.encoding.writer import StoreWriter
-    from raytriever.models.config import ModelConfig
-    from raytriever.models.precision import choose_precision
+    from raytriever.cluster.actor_pool import ActorPool
+    from raytriever.cluster.ray_session import ray_session
+    from raytriever.data.prepare.open_dataset import open_dataset
+    from raytriever.models.device_and_precision import choose_precision
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+    from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenization_of
+    from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
     config, threads = ModelConfig(), os.cpu_count() or 1
     torch.set_num_threads(threads)
     precision = choose_precision(None, torch.device("cpu"))
     retriever = load_for_encoding(config, precision, torch.device("cpu"))
-    dataset = open_dataset(DATA / "squad", [], tokenisation=tokenisation_of(retriever))
+    dataset = open_dataset(DATA / "squad", [], tokenization=tokenization_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     plan = replace(plan, rows=min(plan.rows, arguments.texts, POOL_TEXTS), shard_rows=256)
     figures: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
@@ -143,7 +144,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
                 work = StoreWriter(Path(folder) / f"{name}{turn}", plan)
                 began = time.perf_counter()
                 store = encode_store(work, config, retriever, dataset, run)
-                ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
+                ends = sorted(file.stat().st_mtime for file in store.path.glob("*/*.embeddings.npy"))
                 figures[name].append((len(store) - plan.shard_rows) / (ends[-1] - ends[0]))
                 if name == "pool":
                     figures["start"].append(time.perf_counter() - began - (ends[-1] - ends[0]))
@@ -187,10 +188,10 @@ def on_a_gpu(arguments: argparse.Namespace) -> dict[str, End]:
     import numpy as np
     import torch
 
-    from raytriever.encoding.encode import encode_texts
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.models.config import ModelConfig
+    from raytriever.models.model_settings import ModelConfig
     from raytriever.models.packing import move
+    from raytriever.retrieval.encoding.encode_texts import encode_texts
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
     device, rng = torch.device("cuda", 0), np.random.default_rng(0)
     lengths = rng.integers(20, 250, arguments.texts)
@@ -271,18 +272,18 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     import psutil
     import ray
 
-    from raytriever.cluster.pool import ActorPool
-    from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.corpus import encode_store, plan_embeddings
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.shards import tokenisation_of
-    from raytriever.encoding.writer import StoreWriter
-    from raytriever.models.config import ModelConfig
+    from raytriever.cluster.actor_pool import ActorPool
+    from raytriever.data.prepare.open_dataset import open_dataset
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+    from raytriever.retrieval.encoding.shard_encoder import tokenization_of
+    from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
     cache = Path(os.environ["RAYTRIEVER_CACHE"])
     config = ModelConfig(str(wide(cache / "wide")))
     retriever = load_for_encoding(config, "fp32")
-    dataset = open_dataset(generated(cache / "generated", arguments.rows), [], tokenisation=tokenisation_of(retriever))
+    dataset = open_dataset(generated(cache / "generated", arguments.rows), [], tokenization=tokenization_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     ties, process, figures, actors = np.arange(plan.rows), psutil.Process(), {}, ActorPool(2, 2)
     for kind, memory in {"small": {"object_store_memory": SMALL_STORE}, "usual": {}}.items():
@@ -292,7 +293,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
             work = StoreWriter(cache / kind, plan)
             store = encode_store(work, config, retriever, dataset, actors.encode)
         figures[f"{kind} grown"], figures[f"{kind} actor"] = (process.memory_info().rss - before) / 1e6, peak["memory"]
-        ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
+        ends = sorted(file.stat().st_mtime for file in store.path.glob("*/*.embeddings.npy"))
         figures[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])
         queries = store.read(np.arange(QUERIES) * 7 % plan.rows)
         actors.search(store, queries[:1], K, ties)  # starts processes, compiles

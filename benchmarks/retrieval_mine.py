@@ -41,7 +41,7 @@ def opened(arguments: argparse.Namespace) -> Any:
     """Return the data set with this number of its training queries."""
     from dataclasses import replace
 
-    from raytriever.data.prepare.open import open_dataset
+    from raytriever.data.prepare.open_dataset import open_dataset
 
     dataset = open_dataset(arguments.dataset, ["train"])
     rows = dataset.judgements["train"]
@@ -71,9 +71,9 @@ def project(dataset: Any, folder: Path) -> None:
 
 def ours(dataset: Any, queries: ndarray, documents: ndarray) -> Any:
     """Mine with raytriever."""
-    from raytriever.mining.config import MiningConfig
-    from raytriever.mining.finders import ArrayEmbeddings, Embeddings
-    from raytriever.mining.miner import mine
+    from raytriever.retrieval.mining.candidate_search import ArrayEmbeddings, Embeddings
+    from raytriever.retrieval.mining.miner import mine
+    from raytriever.retrieval.mining.mining_settings import MiningConfig
 
     config = MiningConfig(method="dense", num_negatives=NEGATIVES, relative_margin=MARGIN)
     return mine(dataset, "train", config, embeddings=Embeddings(queries, ArrayEmbeddings(documents)))

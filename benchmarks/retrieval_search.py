@@ -22,8 +22,8 @@ import torch
 from numpy import ndarray
 
 from ends import End, add_device, check_device, parser, report
-from raytriever.index.exact import Corpus, top_k, top_k_of_blocks
-from raytriever.index.ranking import TieOrder
+from raytriever.retrieval.index.exact_top_k import Corpus, top_k, top_k_of_blocks
+from raytriever.retrieval.index.rank_keys import TieOrder
 
 DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
 SHARD = 25_000
@@ -45,9 +45,9 @@ def vectors(clustered: bool) -> tuple[ndarray, ndarray]:
 
     if not clustered:
         return unit(some(QUERIES)), unit(some(DOCUMENTS))
-    centres = some(2_000) + 0.5 * some(1)
+    centers = some(2_000) + 0.5 * some(1)
     queries, documents = (
-        unit(centres[rng.integers(0, 2_000, count)] + 0.8 * some(count)) for count in (QUERIES, DOCUMENTS)
+        unit(centers[rng.integers(0, 2_000, count)] + 0.8 * some(count)) for count in (QUERIES, DOCUMENTS)
     )
     return queries, documents
 

@@ -33,8 +33,8 @@ from numpy import ndarray
 import raytriever as rt
 from ends import End, parser, report
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
-from raytriever.models.resolution import resolve_model
-from raytriever.search.exact import ExactIndex
+from raytriever.models.resolve_model import resolve_model
+from raytriever.retrieval.search.exact_search import ExactIndex
 from startup import write_dataset
 
 ROOT = Path(__file__).parents[1]

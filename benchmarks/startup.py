@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ends import End, parser, report
-from raytriever.annotation.output import write_beir
+from raytriever.evaluation.annotation.annotated_dataset import write_beir
 
 REPOSITORY = Path(__file__).parent.parent
 RUNS = 3

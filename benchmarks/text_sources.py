@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raytriever.data.keys import normalise
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.errors import DataError
-from raytriever.reading.regular import open_regular
+from raytriever.core.errors import DataError
+from raytriever.core.reading.regular_files import open_regular
+from raytriever.data.hashed_ids import normalize
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 TEXT_FILES = (".txt", ".txt.gz")
 HELD_OUT = 50  # one text of so many
@@ -60,14 +60,14 @@ def texts_of_split(path: str, split: str) -> list[str]:
     own_queries, own_documents = (
         np.setdiff1d(np.concatenate(one[True]), np.concatenate(one[False])).tolist() for one in (queries, documents)
     )
-    measured = {normalise(texts[row]) for row in np.concatenate(queries[False]).tolist()}
+    measured = {normalize(texts[row]) for row in np.concatenate(queries[False]).tolist()}
     own = [*(passages[row] for row in own_documents), *(texts[row] for row in own_queries)]
-    return [text for text in own if normalise(text) not in measured]
+    return [text for text in own if normalize(text) not in measured]
 
 
 def is_held_out(text: str) -> bool:
     """Return True for a text that is measured and never trained on."""
-    return int.from_bytes(hashlib.sha256(normalise(text).encode()).digest()[:8]) % HELD_OUT == 0
+    return int.from_bytes(hashlib.sha256(normalize(text).encode()).digest()[:8]) % HELD_OUT == 0
 
 
 def pack(texts: Sequence[str], tokenizer: Any, length: int) -> Tensor:

@@ -26,12 +26,12 @@ from statistics import mean, median
 import numpy as np
 
 from ends import End, parser, report
-from raytriever.cluster.events import CheckpointEvent, StepEvent
-from raytriever.experiment.recorder import Recorder
+from raytriever.cluster.worker_events import CheckpointEvent, StepEvent
+from raytriever.experiments.run.event_recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.run_state import IDENTITY
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.trackers import open_trackers
+from raytriever.tracking.tracker_names import open_trackers
 
 METRICS, BLOCK, SAVE_EVERY = 20, 50, 50
 STEP_SECONDS = 0.03

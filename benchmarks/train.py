@@ -33,8 +33,8 @@ from grad_cache import take_step
 
 if TYPE_CHECKING:
     from raytriever.models.retriever import Retriever
-    from raytriever.training.batch import Batch
-    from raytriever.training.parallel.strategy import Strategy
+    from raytriever.training.parallel.strategies import Strategy
+    from raytriever.training.worker_batch import Batch
 
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
 BATCH, LENGTH = 64, 128
@@ -53,7 +53,7 @@ THEIRS = {
 
 def pairs(dataset: Path, count: int) -> list[tuple[str, str]]:
     """Return the first training queries with their paragraphs."""
-    from raytriever.data.prepare.open import open_dataset
+    from raytriever.data.prepare.open_dataset import open_dataset
 
     opened = open_dataset(dataset, ["train"])
     positives = opened.positives("train")
@@ -70,24 +70,24 @@ def training(
     """Yield the strategy that trains MiniLM, batches that another thread prepares, and MiniLM."""
     import torch
 
-    from raytriever.data.config import DataConfig
-    from raytriever.encoding.shards import tokenisation_of
-    from raytriever.losses.config import LossConfig
+    from raytriever.data.data_settings import DataConfig
+    from raytriever.losses.build_loss import build_loss
     from raytriever.losses.distributed import ALONE
-    from raytriever.losses.registry import build_loss
-    from raytriever.models.config import ModelConfig
+    from raytriever.losses.loss_settings import LossConfig
     from raytriever.models.encoder import set_dropout
+    from raytriever.models.model_settings import ModelConfig
     from raytriever.models.retriever import load_retriever
-    from raytriever.training.config import TrainingConfig
-    from raytriever.training.loader import Prefetcher
+    from raytriever.retrieval.encoding.shard_encoder import tokenization_of
+    from raytriever.training.batch_loader import Prefetcher
     from raytriever.training.loop import build_strategy
-    from raytriever.training.optimizer import build_optimizer
+    from raytriever.training.optimizer_and_schedule import build_optimizer
     from raytriever.training.parallel.objective import Objective
     from raytriever.training.training_data import TrainingData
+    from raytriever.training.training_settings import TrainingConfig
 
     retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))
     config = DataConfig(dataset=str(dataset), dev_split="dev")
-    source = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0).train(None)
+    source = TrainingData.open(config.datasets, config, tokenization_of(retriever), BATCH, seed=0).train(None)
     set_dropout(retriever, TrainingConfig().dropout)
     loss = build_loss(LossConfig(loss="infonce", temperature=0.05))
     objective = Objective(retriever, loss, precision)
@@ -123,7 +123,7 @@ def theirs(precision: str, dataset: Path, way: str) -> list[float]:
     from torch.nn import Dropout
     from transformers import TrainerCallback
 
-    from raytriever.models.resolution import resolve_model
+    from raytriever.models.resolve_model import resolve_model
 
     model = SentenceTransformer(str(resolve_model("minilm", None)), device="cpu")
     model.max_seq_length = LENGTH
@@ -223,7 +223,7 @@ def main() -> None:
         return
     import torch
 
-    from raytriever.models.precision import choose_precision
+    from raytriever.models.device_and_precision import choose_precision
 
     own_precision = choose_precision(None, torch.device("cpu"))
     precisions = [arguments.precision] if arguments.precision else list(dict.fromkeys(["fp32", own_precision]))

@@ -133,7 +133,7 @@ def main() -> None:
     arguments = own.parse_args()
     import torch
 
-    from raytriever.models.precision import choose_precision
+    from raytriever.models.device_and_precision import choose_precision
 
     torch.set_num_threads(1)
     own_precision = choose_precision(None, torch.device("cpu"))

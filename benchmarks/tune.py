@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 from ends import End, parser, report
 from faults import make_encoder
-from raytriever.annotation.output import write_beir
+from raytriever.evaluation.annotation.annotated_dataset import write_beir
 
 REPOSITORY = Path(__file__).parent.parent
 RATIO = 1.3
@@ -61,22 +61,22 @@ def bare(steps: int) -> list[float]:
     """Return the seconds of each trial by the plain loop, in this process and folder."""
     import torch
 
-    from raytriever.config import from_dict
-    from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.shards import tokenisation_of
-    from raytriever.evaluation.evaluate import evaluate
+    from raytriever.core.store.commit import committed_directory
+    from raytriever.data.prepare.open_dataset import open_dataset
+    from raytriever.evaluation.evaluate_split import evaluate
     from raytriever.evaluation.systems import DenseSystem
+    from raytriever.experiments.tuning.ray.shared_training_data import trial_config
+    from raytriever.experiments.tuning.space import parse_search_space
     from raytriever.losses.distributed import ALONE
-    from raytriever.models.config import ModelConfig
-    from raytriever.models.prepare import prepare_for_training
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.models.prepare_for_training import prepare_for_training
     from raytriever.models.retriever import load_retriever
-    from raytriever.models.writer import write_model
-    from raytriever.store.commit import committed_directory
+    from raytriever.models.save_model import write_model
+    from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+    from raytriever.retrieval.encoding.shard_encoder import tokenization_of
     from raytriever.training.loop import TrainingSetup, train
+    from raytriever.training.run_config import from_dict
     from raytriever.training.training_data import TrainingData
-    from raytriever.tuning.ray.training_data import trial_config
-    from raytriever.tuning.space import parse_search_space
 
     torch.set_num_threads(os.cpu_count() or 1)
     training = {name.replace("-", "_"): value for name, value in SETTINGS.items()}
@@ -92,8 +92,8 @@ def bare(steps: int) -> list[float]:
         began = time.perf_counter()
         retriever = load_retriever(config.model)
         prepare_for_training(retriever, config.model, config.training.seed)
-        tokenisation = tokenisation_of(retriever)
-        training_data = TrainingData.open(["letters"], config.data, tokenisation, config.training.batch_size, 0)
+        tokenization = tokenization_of(retriever)
+        training_data = TrainingData.open(["letters"], config.data, tokenization, config.training.batch_size, 0)
         logged: list[object] = []
         train(
             TrainingSetup(
@@ -115,7 +115,7 @@ def bare(steps: int) -> list[float]:
         with committed_directory(folder / "model") as aside:
             write_model(retriever.eval(), aside)
         own = ModelConfig(model=str(folder / "model"))
-        dataset = open_dataset("letters", [config.data.dev_split], tokenisation=tokenisation)
+        dataset = open_dataset("letters", [config.data.dev_split], tokenization=tokenization)
         evaluate(dataset, config.data.dev_split, DenseSystem(dataset, own, load_for_encoding(own, "fp32", device)))
         seconds.append(time.perf_counter() - began)
         shutil.rmtree(folder)

@@ -33,9 +33,9 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
     from torch import distributed
 
     from raytriever.losses.distributed import current_workers
-    from raytriever.training.config import TrainingConfig
     from raytriever.training.loop import build_strategy
-    from raytriever.training.optimizer import build_optimizer
+    from raytriever.training.optimizer_and_schedule import build_optimizer
+    from raytriever.training.training_settings import TrainingConfig
 
     torch.set_num_threads(THREADS // size)
     if size > 1:

@@ -21,10 +21,10 @@ from numpy import ndarray
 from sentence_transformers import SentenceTransformer
 
 from ends import End, parser, report
-from raytriever.encoding.encode import encode_texts
-from raytriever.errors import UserError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import UserError
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.retrieval.encoding.encode_texts import encode_texts
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from cases import CASES, TEXTS, Case

@@ -121,7 +121,7 @@ TRAINING = Row(
             "Arithmetic in use",
             "Share of the GPUs' peak arithmetic that training uses, if the peak is known; empty without GPUs.",
             "percentunit",
-            curves(used="model_flops_utilisation"),
+            curves(used="model_flops_utilization"),
         ),
         Panel("Learning rate", "Of the newest step.", "sci", curves(rate="learning_rate")),
         Panel(
@@ -142,7 +142,7 @@ TRAINING = Row(
 INGEST = Row(
     "Ingest",
     [
-        Panel("Rows a second", "Rows read, checked and tokenised.", "cps", {"{{run}}": rate_of("ingest_rows")}),
+        Panel("Rows a second", "Rows read, checked and tokenized.", "cps", {"{{run}}": rate_of("ingest_rows")}),
         Panel("Rows", "Rows finished so far, of all files of a data set.", "short", curves(rows="ingest_rows")),
         Panel(
             "Quarantined rows",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from raytriever.errors import ConfigError
+from raytriever.core.errors import ConfigError
 
 HERE = Path(__file__).resolve().parent
 DISCOVERY = "prom_metrics_service_discovery.json"

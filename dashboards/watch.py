@@ -26,8 +26,8 @@ from programs import (
     stop,
     wait_for,
 )
-from raytriever.errors import ConfigError, UserError
-from raytriever.store.cache import cache_folder
+from raytriever.core.errors import ConfigError, UserError
+from raytriever.core.store.cache import cache_folder
 
 
 def watch(folder: Path, ray_temp: Path, port: int, grafana_port: int) -> None:

@@ -4,8 +4,11 @@
 
     commands    the flags of every command, from the argparse parsers
     settings    the settings of a configuration file, from their declarations
-    layers      the packages, from the layers of import-linter and the packages' docstrings
+    layers      the rooms of the package, from the layers of import-linter and their docstrings
     api         the public names, from their signatures and docstrings
+    front       the README above its list of pages
+
+It also writes `docs/llms.txt`, the list of all pages for language models (https://llmstxt.org).
 
 `python docs/build.py` copies the pages to build/docs, and MkDocs builds build/site. It fails for a broken link
 and an unknown name in the navigation. A test fails while the text in a page is not what the code says.
@@ -28,13 +31,21 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "docs"
+SITE = ROOT / "build" / "site"
+LLMS = ROOT / "docs" / "llms.txt"
 GENERATED = re.compile(r"^(<!-- generated: (\w+) -->)$.*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 # A section of a docstring, such as `Args:`, with the indented lines below it.
 SECTION = re.compile(r"^(\w+):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
 CONTINUED = re.compile(r"^ {4,}", re.MULTILINE)
 ENTRY = re.compile(r"^    (\*{0,2}\w+): ", re.MULTILINE)
+FENCE = re.compile(r"^( *)```.*?^ *```", re.MULTILINE | re.DOTALL)
+PARAGRAPH = re.compile(r"^(?:- )?(?![#|!<>\s-])(.+(?:\n.+)*)", re.MULTILINE)
+MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\*\*(?:Answer|Question)\.\*\* |\*+")
+SENTENCE = re.compile(r".+?[.:?](?= |$)")
 # Pages that live at the top of the repository, because readers look for them there.
 TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 TO_TOP = re.compile(r"\]\(((?:\.\./)*)\.\./(CONTRIBUTING\.md|CHANGELOG\.md)")
@@ -82,7 +93,7 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def settings() -> Iterator[str]:
     """Yield a table for each section of a configuration file."""
-    from raytriever.config import SECTIONS
+    from raytriever.training.run_config import SECTIONS
 
     for section, kind in SECTIONS.items():
         yield f"### `{section}:`\n\n| setting | default | |\n| --- | --- | --- |"
@@ -189,24 +200,28 @@ def _markdown(docstring: str | None) -> str:
 
 
 def layers() -> Iterator[str]:
-    """Yield the packages as a table: the number of the layer, the package or module, and its first line."""
+    """Yield the rooms as a table: the number of the layer, the room, and the first line of its docstring."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
     rows = contracts[0]["layers"]
-    yield "| layer | package | |\n| --- | --- | --- |"
+    yield "| layer | room | |\n| --- | --- | --- |"
     for number, row in zip(range(len(rows), 0, -1), rows, strict=True):
         for name in row.split(" | "):
-            package = ROOT / "platform" / "raytriever" / name
-            yield f"| {number} | `{name}` | {_cell(_idea(package))} |"
-            for file in sorted(package.glob("*/**/__init__.py")):
-                yield f"| | `{file.parent.relative_to(package.parent)}` | {_cell(_idea(file.parent))} |"
+            yield f"| {number} | `{name}` | {_cell(_idea(ROOT / 'platform' / 'raytriever' / name))} |"
 
 
-def _idea(module: Path) -> str:
-    """Return the first line of the docstring of a package or a module."""
-    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
-    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]
+def _idea(package: Path) -> str:
+    """Return the first line of the docstring of a package."""
+    text = (package / "__init__.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
+
+
+def front() -> Iterator[str]:
+    """Yield the README between its title and its list of pages, with links as `docs/index.md` needs them."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("\n\n")[2].partition("\n## Find your page")[0]
+    yield shown.replace("](docs/", "](")
 
 
 GENERATORS: dict[str, Callable[[], Iterator[str]]] = {
@@ -214,6 +229,7 @@ GENERATORS: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings,
     "layers": layers,
     "api": api,
+    "front": front,
 }
 
 
@@ -222,8 +238,39 @@ def expand(text: str) -> str:
     return GENERATED.sub(lambda match: "\n".join([match[1], "", *GENERATORS[match[2]](), match[3]]), text)
 
 
+def pages_of(entry: Any) -> Iterator[str]:
+    """Yield the pages of an entry of the navigation of MkDocs, in order."""
+    if isinstance(entry, str):
+        yield entry
+        return
+    for part in entry.values() if isinstance(entry, dict) else entry:
+        yield from pages_of(part)
+
+
+def llms() -> str:
+    """Return `llms.txt`: the pages by section of the navigation, each with its title and its first sentence."""
+    sections = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    lines = ["# raytriever", "", f"> {_title_and_sentence('index.md')[1]}"]
+    for section in sections:
+        for name, entry in section.items():
+            found = [page for page in pages_of(entry) if page != "index.md" and page not in TOP.values()]
+            lines += ["", f"## {name}", ""] if found else []
+            lines += ["- [{1}]({0}): {2}".format(page, *_title_and_sentence(page)) for page in found]
+    return "\n".join([*lines, ""])
+
+
+def _title_and_sentence(page: str) -> tuple[str, str]:
+    """Return the heading of a page and the first sentence of its text, without links."""
+    text = FENCE.sub("", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    paragraph = " ".join(PARAGRAPH.findall(text)[0].split())
+    sentence = SENTENCE.match(MARKUP.sub(r"\1", paragraph))
+    assert sentence, page
+    return text.splitlines()[0].removeprefix("# "), re.sub(":$", ".", sentence[0])
+
+
 def refresh_pages() -> None:
-    """Replace the generated text of the pages of the repository."""
+    """Replace the generated text of the pages of the repository, and `llms.txt`."""
+    LLMS.write_text(llms(), encoding="utf-8")
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if expand(text) != text:
@@ -253,7 +300,10 @@ def main() -> None:
     write_pages(PAGES)
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
-    sys.exit(subprocess.run(command, env=environment, check=False).returncode)
+    status = subprocess.run(command, env=environment, check=False).returncode
+    for page in PAGES.rglob("*.md") if status == 0 else ():  # for the links of llms.txt
+        shutil.copy(page, SITE / page.relative_to(PAGES))
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Put the code of this checkout first on `sys.path`; every job imports this module first.
 
 This matters in a second checkout, and where `ray job submit` unpacked an upload while an editable install is in another
-folder. Started processes get the path by `PYTHONPATH`; `raytriever.cluster.session` passes it to the processes of an
+folder. Started processes get the path by `PYTHONPATH`; `cluster.ray_session` passes it to the processes of an
 existing cluster.
 """
 

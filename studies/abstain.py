@@ -7,8 +7,8 @@
 A person gets the best document of a question if its confidence reaches one threshold, and otherwise nothing. The study
 asks whether any training improves this decision beyond the encoder as published, when each uses its best confidence.
 
-- Questions with and without an answer: `questions`. Confidences: `metrics.confidence`. For `combined`, BM25 is asked
-  about the same questions; in the row of BM25 its features describe its own ranking.
+- Questions with and without an answer: `questions`. Confidences: `metrics.answer_confidence`. For `combined`, BM25 is
+  asked about the same questions; in the row of BM25 its features describe its own ranking.
 - Trainings: contrastive loss (CL), MW, CoSENT, binary cross-entropy (BCE), and two weighted sums (MW+CL, MW+BCE), each
   at two temperatures, on a mixture of all data sets.
 - Choice: for each loss and seed, the arm whose best confidence has the lowest AURC on the dev questions of all data
@@ -40,12 +40,12 @@ from pathlib import Path
 from analysis import Analysis, analyse
 from measures import POOLED
 from questions import StudySize, StudySource, write_questions
-from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.differences.seeds import ABOVE, BELOW, SeededResults, format_outcome
+from raytriever.core.store.commit import write_atomically
+from raytriever.core.terminal import markdown_table
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.differences.differences_by_seed import ABOVE, BELOW, SeededResults, format_outcome
 from raytriever.evaluation.results import EVALUATION
-from raytriever.store.commit import write_atomically
-from raytriever.studies.arm import arm_folder
-from raytriever.studies.claims import (
+from raytriever.experiments.study.claims import (
     DID_NOT,
     HELD,
     WITHIN_NOISE,
@@ -56,10 +56,10 @@ from raytriever.studies.claims import (
     above_on_average,
     every,
 )
-from raytriever.studies.definition import Study
-from raytriever.studies.file import load_study
-from raytriever.studies.outcome import seeds_of
-from raytriever.terminal import markdown_table
+from raytriever.experiments.study.definition import Study
+from raytriever.experiments.study.outcome import seeds_of
+from raytriever.experiments.study.study_file import load_study
+from raytriever.experiments.study.train_arm import arm_folder
 
 FILE = Path(__file__).with_name("abstain.yaml")
 SUM, UNTRAINED, DEV_SUFFIX = "MW+CL", "MiniLM, untrained", " dev"
@@ -106,7 +106,7 @@ def read_evaluations(study: Study, folder: Path) -> dict[str, dict[int | None, P
 
 
 def analyze(file: Path, folder: Path) -> Analysis:
-    """Analyse a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
+    """Analyze a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
     study = load_study(file)
     by_name = study.arms[0].datasets
     datasets = {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}

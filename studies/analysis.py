@@ -16,13 +16,13 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from measures import POOLED, QuestionReader, SystemMeasures, of_all
-from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.differences.differences_by_seed import Cell, SeededResults, SeedMetrics
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.results import without_nan
-from raytriever.metrics.confidence import NAMES, SCORE
-from raytriever.metrics.selective import bootstrap_interval, resampling_weights
-from raytriever.report.figures import PANEL, label, lines, picture
+from raytriever.experiments.report.figures import PANEL, label, lines, picture
+from raytriever.metrics.answer_confidence import NAMES, SCORE
+from raytriever.metrics.selective_retrieval import bootstrap_interval, resampling_weights
 from selection import pseudo_values, risk_coverage
 
 SAMPLES, SEED = 1_000, 0
@@ -79,7 +79,7 @@ def analyse(
     baseline: str,
     evaluations: Mapping[str, Mapping[int | None, Path]],
 ) -> Analysis:
-    """Analyse the evaluations of all arms.
+    """Analyze the evaluations of all arms.
 
     Args:
         datasets: test and dev questions of each data set.
@@ -253,14 +253,14 @@ class _Measured:
         with picture(folder / file, PANEL * columns, 0.4 + 0.9 * PANEL * rows) as figure:
             for number, name in enumerate(names, 1):
                 axes = figure.add_subplot(rows, columns, number, title=name)
-                for (row, seeds), (colour, dash) in zip(self.systems.items(), lines(), strict=False):
+                for (row, seeds), (color, dash) in zip(self.systems.items(), lines(), strict=False):
                     curves = [
                         risk_coverage(one.values(name, one.best), one.all_test[name].right) for one in seeds.values()
                     ]
                     count = len(next(iter(seeds.values())).all_test[name])
                     coverage = np.arange(1, count + 1) / count
                     risk = np.mean([np.interp(coverage, curve.coverage, curve.risk) for curve in curves], axis=0)
-                    axes.plot(coverage, risk, color=colour, linestyle=dash, label=label(row))
+                    axes.plot(coverage, risk, color=color, linestyle=dash, label=label(row))
                 axes.set(xlabel="share of questions shown", xlim=(0, 1), ylim=(0, 1))
             figure.axes[0].set_ylabel("wrong, of those shown")
             figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

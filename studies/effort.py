@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.index.approximate.faiss_finders import Ivf
-from raytriever.index.approximate.index import ApproximateIndex, Finder
-from raytriever.index.approximate.measure import OperatingPoint, measure
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
+from raytriever.retrieval.index.approximate.faiss_indexes import Ivf
+from raytriever.retrieval.index.approximate.index_recall import OperatingPoint, measure
 
 _STEP = 1.25
 MOST_EFFORT = 4_096

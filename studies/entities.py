@@ -4,8 +4,8 @@ Two passes over the corpus, and no model. The first counts words and names. The 
 words that are asked for, the passages that have them and the words around them.
 
 1. Token: a run of letters and digits, which may have single `-` or `.` inside; `'s`; or one other mark.
-2. Name: as many capitalised tokens in a row as there are, also with words such as `of`, `de` and `of the` between two
-   of them. One that begins a sentence is no evidence for a name. The first and the last word are capitalised at least
+2. Name: as many capitalized tokens in a row as there are, also with words such as `of`, `de` and `of the` between two
+   of them. One that begins a sentence is no evidence for a name. The first and the last word are capitalized at least
    five times as often as not. The shape of a name is all capitals, with a digit, or other.
 3. Year: 1000 to 2029. Number: of two or more digits, or with a point; ordinals such as `19th` are a type of their own.
 4. Rare term: in at least two and at most 1 % of the passages, with five letters or more, in small letters.
@@ -32,7 +32,7 @@ _YEAR = re.compile(r"1\d\d\d|20[0-2]\d")
 _NUMBER = re.compile(r"[1-9]\d+(?:\.\d+)?|\d\.\d+")
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)")
 _RARE, _LETTERS = 0.01, 5
-_CAPITALISED = 5  # times as often as in small letters
+_CAPITALIZED = 5  # times as often as in small letters
 _FEATURES = 1_000  # words around entities that are counted
 _PREFIX = 5  # letters by which two forms of a word are the same
 
@@ -60,7 +60,7 @@ def _is_capital(token: str) -> bool:
 
 
 def names_in(tokens: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and the end of each run of capitalised tokens that does not begin a sentence."""
+    """Yield the beginning and the end of each run of capitalized tokens that does not begin a sentence."""
     at, count = 0, len(tokens)
     while at < count:
         if not _is_capital(tokens[at]):
@@ -80,7 +80,7 @@ def names_in(tokens: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _step(tokens: Sequence[str], at: int) -> int:
-    """Return the number of tokens up to and with a capitalised one behind one or two small words, else 0."""
+    """Return the number of tokens up to and with a capitalized one behind one or two small words, else 0."""
     step = 1 if tokens[at] in _BETWEEN else 0
     if step and at + 1 < len(tokens) and tokens[at + 1] in _ARTICLES:
         step = 2
@@ -102,7 +102,7 @@ class Vocabulary:
         names: occurrences of each name, as it is written.
         frequency: number of passages with each word, in small letters.
         small: occurrences of each word that is written in small letters.
-        capital: occurrences of each word, in small letters, that is capitalised within a sentence.
+        capital: occurrences of each word, in small letters, that is capitalized within a sentence.
     """
 
     passages: int = 0
@@ -132,10 +132,10 @@ class Vocabulary:
         return self.names.total() * 5 < self.passages
 
     def is_name(self, name: str) -> bool:
-        """Return True if the first and the last word of a name are capitalised far more often than not."""
+        """Return True if the first and the last word of a name are capitalized far more often than not."""
         words = name.split()
         return all(
-            self.capital[word.casefold()] >= _CAPITALISED * self.small[word.casefold()] and len(word) > 2
+            self.capital[word.casefold()] >= _CAPITALIZED * self.small[word.casefold()] and len(word) > 2
             for word in (words[0], words[-1])
         )
 

@@ -29,16 +29,16 @@ from numpy import ndarray
 
 import raytriever as rt
 from effort import at_recall, efforts, finder_bytes
-from raytriever.data.prepare.open import open_dataset
-from raytriever.errors import DataError
-from raytriever.evaluation.datasets import distinct_names
+from raytriever.core.errors import DataError
+from raytriever.core.store.commit import write_atomically
+from raytriever.core.terminal import text_table
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.evaluated_datasets import distinct_names
 from raytriever.evaluation.results import without_nan
-from raytriever.index.approximate.build import build_index
-from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.index.approximate.measure import OperatingPoint, format_count, measure
-from raytriever.index.exact import top_k
-from raytriever.store.commit import write_atomically
-from raytriever.terminal import text_table
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.index_recall import OperatingPoint, format_count, measure
+from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
+from raytriever.retrieval.index.exact_top_k import top_k
 
 RECALL, K = 0.95, 10  # candidates are compared at this recall@K
 BUDGETS = (0.01, 0.02, 0.05)  # shares of the documents that an index may score for a query
@@ -86,10 +86,10 @@ def measure_gap(
     held_out: Float32[ndarray, "passages width"],
 ) -> Gap:
     """Return the distances of queries and held-out passages from the documents; each has at least one row."""
-    centre = documents.mean(0, dtype=np.float64)
+    center = documents.mean(0, dtype=np.float64)
 
     def distances(vectors: ndarray) -> tuple[float, ndarray]:
-        return float(np.square(vectors.mean(0, dtype=np.float64) - centre).sum()), np.square(vectors - centre).sum(1)
+        return float(np.square(vectors.mean(0, dtype=np.float64) - center).sum()), np.square(vectors - center).sum(1)
 
     (of_queries, scores), (of_passages, passage_scores) = distances(queries), distances(held_out)
     return Gap(of_queries, of_passages, scores, passage_scores)
@@ -147,14 +147,14 @@ def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexM
     began = perf_counter()
     index = build_index(data.documents, config, data.training, seed, torch.get_num_threads())
     seconds = perf_counter() - began
-    true = _exact_neighbours(data, data.queries)
+    true = _exact_neighbors(data, data.queries)
     curve = [measure(index, data.queries, true, effort) for effort in _efforts_of_curve(config)]
     if config.index == "flat":
         exact = OperatingPoint(1, 1.0, float(len(data.documents)), nan)
         return IndexMeasurement(
             build_seconds=seconds, bytes=finder_bytes(index.finder), curve=curve, queries=exact, held_out=exact
         )
-    sets = [(queries, _exact_neighbours(data, queries)) for queries in (data.queries, data.held_out)]
+    sets = [(queries, _exact_neighbors(data, queries)) for queries in (data.queries, data.held_out)]
     # The least effort may already exceed 0.95 for one of the sets; candidates are compared at one recall.
     least = next(efforts(index, K))
     target = max(RECALL, *(measure(index, *one, least, timed=False).recall for one in sets))
@@ -164,7 +164,7 @@ def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexM
     )
 
 
-def _exact_neighbours(data: GapEmbeddings, queries: ndarray) -> Int64[ndarray, "queries k"]:
+def _exact_neighbors(data: GapEmbeddings, queries: ndarray) -> Int64[ndarray, "queries k"]:
     return top_k(queries, data.documents, K, np.arange(len(data.documents)))[1]
 
 

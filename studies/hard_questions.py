@@ -36,7 +36,7 @@ from entities import (
     tokens_of,
 )
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.keys import normalise
+from raytriever.data.hashed_ids import normalize
 
 _POOL = 3_000  # entities of a type that may replace another
 _OCCURRENCES = 5  # least number of occurrences of a name that replaces another
@@ -69,7 +69,7 @@ def hard_questions(dataset: RetrievalDataset, positions: Iterable[int], seed: in
 
     1. An entity of the question is chosen by the hash of seed and id: a name, a year, an ordinal or another number; in
        a corpus without capitals a rare term. `entities` defines them. A name must also occur as a whole name
-       within a sentence of a relevant passage. In a question with capitals it is a whole run of capitalised words; in
+       within a sentence of a relevant passage. In a question with capitals it is a whole run of capitalized words; in
        one without, the longest run of words that is such a name.
     2. It is replaced by an entity of the same type in the corpus. Names and terms have the same shape and number of
        words (1, 2, or more), and a similar context: the cosine of the counts of the words directly before and after
@@ -121,7 +121,7 @@ class _Maker:
         self._places = Places.of(passages, {*asked, *(key for keys in pool.values() for key in keys)}, words)
         self._pool_of = {kind: [key for key in keys if key in self._places.entities] for kind, keys in pool.items()}
         self._contexts = {kind: Contexts(self._places.around, self._pool_of[kind]) for kind in (NAME, TERM)}
-        self._known = {normalise(text) for text in dataset.queries.texts}
+        self._known = {normalize(text) for text in dataset.queries.texts}
 
     def _relevant(self) -> dict[int, ndarray]:
         relevant: dict[int, ndarray] = {}
@@ -197,7 +197,7 @@ class _Maker:
             for new in self._candidates(question, entity, old, name):
                 if self._weight(self._places.entities[new], weights).max() < _MOST_SHARE * has:
                     text = self._replaced(query, entity, new)
-                    if normalise(text) not in self._known:
+                    if normalize(text) not in self._known:
                         return text
         return None
 

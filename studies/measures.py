@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float64
 from numpy import ndarray
 
 from questions import ANSWERABLE, HARD
+from raytriever.core.errors import StorageError
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.trec import run_lines
-from raytriever.errors import StorageError
-from raytriever.evaluation.files import read_per_query
+from raytriever.data.formats.miracl_and_mrtydi import run_lines
+from raytriever.evaluation.evaluation_files import read_per_query
 from raytriever.evaluation.protocol import FOREIGN, REMOVED
-from raytriever.metrics.answering import choose_answer_threshold
-from raytriever.metrics.confidence import (
+from raytriever.experiments.study.definition import AFTER
+from raytriever.metrics.answer_confidence import (
     COMBINED,
     DEPTH,
     NAMES,
@@ -30,9 +30,9 @@ from raytriever.metrics.confidence import (
     fit_confidence,
     held_out_confidence,
 )
-from raytriever.metrics.selective import Statistic, area_under_risk_coverage
-from raytriever.mining.bm25 import Bm25Index, compare_best
-from raytriever.studies.definition import AFTER
+from raytriever.metrics.answer_threshold import choose_answer_threshold
+from raytriever.metrics.selective_retrieval import Statistic, area_under_risk_coverage
+from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 from selection import answer_f1
 
 POOLED = "all"  # the data set of all questions

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from raytriever.annotation.output import JUDGEMENT_COLUMNS, judgement_lines, write_beir
+from raytriever.core.errors import DataError
+from raytriever.core.store.commit import committed_directory
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.keys import normalise
-from raytriever.data.prepare.open import open_dataset, with_lent_dev
-from raytriever.data.records import ORIGINS
-from raytriever.errors import DataError
-from raytriever.store.commit import committed_directory
+from raytriever.data.hashed_ids import normalize
+from raytriever.data.prepare.open_dataset import open_dataset, with_lent_dev
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.evaluation.annotation.annotated_dataset import JUDGEMENT_COLUMNS, judgement_lines, write_beir
 
 # Folder of each pack by a short name, and its splits for training, validation and measuring. A split is empty if there
 # is none, or if validation uses training queries.
@@ -158,8 +158,8 @@ def _select_judgements(dataset: RetrievalDataset, split: str, subset: Subset) ->
     rows = dataset.judgements[split]
     queries = np.unique(rows.queries[rows.scores > 0])
     if split != "test" and "test" in dataset.judgements:
-        measured = {normalise(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
-        texts = [normalise(dataset.queries.texts[int(query)]) for query in queries]
+        measured = {normalize(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
+        texts = [normalize(dataset.queries.texts[int(query)]) for query in queries]
         queries = queries[np.array([text not in measured for text in texts], dtype=bool)]
     count = min({"train": subset.train, "dev": subset.dev, "test": subset.test}[split], len(queries))
     if split == "train":

@@ -29,13 +29,13 @@ from scipy.sparse.csgraph import connected_components
 
 from hard_questions import hard_questions
 from packs import id_hash
-from raytriever.annotation.output import write_beir
+from raytriever.core.errors import DataError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import committed_directory
 from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
-from raytriever.data.keys import normalise
-from raytriever.errors import DataError
+from raytriever.data.hashed_ids import normalize
+from raytriever.evaluation.annotation.annotated_dataset import write_beir
 from raytriever.evaluation.protocol import FOREIGN, REMOVED
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import committed_directory
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"
@@ -107,7 +107,7 @@ class _Chosen:
     def text(self, document: int) -> str:
         """Return title and text of a document, without case and white space."""
         documents = self.dataset.documents
-        return normalise(f"{documents.titles[document]} {documents.texts[document]}")
+        return normalize(f"{documents.titles[document]} {documents.texts[document]}")
 
 
 def write_questions(
@@ -152,9 +152,9 @@ def choose(dataset: RetrievalDataset, source: StudySource, size: StudySize) -> _
         pool = next((by_role[one] for one in (role, TRAIN, TEST) if by_role[one]), [])
         questions[role] = [_Question(group[0], has_answer=not at % 2) for at, group in enumerate(pool[:most])]
         del pool[:most]
-    texts = {normalise(dataset.queries.texts[one.query]) for each in questions.values() for one in each}
+    texts = {normalize(dataset.queries.texts[one.query]) for each in questions.values() for one in each}
     train = {query for group in by_role[TRAIN if TRAIN in splits else TEST] for query in group}
-    own = [query for query in asked if query in train and normalise(dataset.queries.texts[query]) not in texts]
+    own = [query for query in asked if query in train and normalize(dataset.queries.texts[query]) not in texts]
     return _Chosen(dataset, own[: size.train], questions, relevant)
 
 

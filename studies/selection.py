@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
-from raytriever.metrics.selective import Statistic, by_score, checked_values, in_blocks
+from raytriever.metrics.selective_retrieval import Statistic, by_score, checked_values, in_blocks
 
 
 @dataclass(frozen=True)

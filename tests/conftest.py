@@ -159,9 +159,9 @@ def other_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) 
     """Model directory with other weights, another width, a tokenizer with other ids, and a prompt of queries."""
     from transformers import BertConfig, BertModel
 
-    from raytriever.models.config import ModelConfig
+    from raytriever.models.model_settings import ModelConfig
     from raytriever.models.retriever import load_retriever
-    from raytriever.models.writer import write_model
+    from raytriever.models.save_model import write_model
 
     source, folder = (tmp_path_factory.mktemp("other") / name for name in ("source", "encoder"))
     shutil.copytree(tiny_encoder, source)

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from on_gpu import training
 from on_gpu.measuring import seconds_of
 from on_gpu.models import write_model
-from raytriever.index.exact import top_k
 from raytriever.losses.distributed import ensure_group
-from raytriever.losses.mw.cuda import kernels_of
-from raytriever.models.varlen import attention
+from raytriever.losses.mw.cuda_kernel import kernels_of
+from raytriever.models.packed_attention import attention
+from raytriever.retrieval.index.exact_top_k import top_k
 
 
 def machine(device: torch.device) -> str:

@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from ends import End
 from on_gpu.measuring import Cases, Figures, at_most, peak_gb, reported, seconds_of
-from raytriever.losses.batch import copy_all
-from raytriever.losses.config import LossConfig
-from raytriever.losses.registry import build_loss
-from raytriever.losses.relevance import GlobalIds, find_relevance
+from raytriever.losses.batch_and_temperature import copy_all
+from raytriever.losses.batch_relevance import GlobalIds, find_relevance
+from raytriever.losses.build_loss import build_loss
+from raytriever.losses.loss_settings import LossConfig
 
 TAU, NEGATIVES = 0.01, 5
 NAMES = ("infonce", "lsepair", "triplet", "joint")

@@ -13,14 +13,14 @@ import torch
 from ends import End
 from on_gpu.measuring import Cases, Figures
 from on_gpu.models import contents, write_model
-from raytriever.losses.config import LossConfig
+from raytriever.losses.batch_relevance import GlobalIds, find_relevance
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.relevance import GlobalIds, find_relevance
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.training_settings import TrainingConfig
+from raytriever.training.worker_batch import Batch
 
 STEPS, STOP = 6, 4
 SHAPES = {"full": ("minilm", 64), "short": ("minilm", 64), "tiny": ("tiny", 4)}
@@ -40,7 +40,7 @@ class _Source:
     negatives_per_query: int = 2
 
     def batch(
-        self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False, chunk: int | None = None
+        self, step: int, retriever: Retriever, workers: WorkerGroup, symmetric: bool = False, chunk: int | None = None
     ) -> Batch:
         """Return the batch of a step."""
         group = self.positives_per_query + self.negatives_per_query

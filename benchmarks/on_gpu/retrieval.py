@@ -15,15 +15,15 @@ from ends import End
 from on_gpu.measuring import Cases, Figures, at_least, at_most, peak_gb, reported, seconds_of
 from on_gpu.models import contents, words_of, write_model
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.index.exact import Corpus, top_k
-from raytriever.index.ranking import TieOrder
-from raytriever.mining.config import MiningConfig
-from raytriever.mining.finders import ArrayEmbeddings, Embeddings
-from raytriever.mining.miner import MiningResult, mine
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import move
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.index.exact_top_k import Corpus, top_k
+from raytriever.retrieval.index.rank_keys import TieOrder
+from raytriever.retrieval.mining.candidate_search import ArrayEmbeddings, Embeddings
+from raytriever.retrieval.mining.miner import MiningResult, mine
+from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 # Least share of the rate of the forward pass, by shape.
 RATES = {"minilm": 0.6, "xlm-r-large": 0.9}

@@ -27,19 +27,19 @@ import torch
 
 from on_gpu.measuring import Cases, Figures, at_least, release, reported, seconds_of, synchronize
 from on_gpu.models import contents, write_model
-from raytriever.losses.config import LossConfig
+from raytriever.losses.batch_relevance import GlobalIds, find_relevance
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
-from raytriever.losses.relevance import GlobalIds, find_relevance
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import Batch, copy_to, wait_for_copy
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy
-from raytriever.training.monitoring import Throughput, peak_flops
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.step_metrics import Throughput, peak_flops
+from raytriever.training.training_settings import TrainingConfig
+from raytriever.training.worker_batch import Batch, copy_to, wait_for_copy
 
 NEGATIVES, TAU, RATE = 5, 0.01, 1e-5
 RATIO = 1.3
@@ -245,8 +245,8 @@ def _their_rates(
 
 def _their_batch(case: Case, directory: Path, seed: int) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the columns of the same batch: queries, positives, and each hard negative."""
-    from raytriever.models.pipeline.transformer import Transformer
-    from raytriever.models.tokenisation import Template, load_tokenizer
+    from raytriever.models.directory.transformer_settings import Transformer
+    from raytriever.models.tokenization import Template, load_tokenizer
 
     template = Template.of(load_tokenizer(Transformer.read(directory)))
     queries, passages = case.texts(seed)

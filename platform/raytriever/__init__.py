@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raytriever.lazy import lazy_names
-from raytriever.machine import ensure_home, shorten_temporary_folder
+from raytriever.core.lazy_imports import lazy_names
+from raytriever.core.machine import ensure_home, shorten_temporary_folder
 
 if TYPE_CHECKING:
     from raytriever import losses, metrics
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from raytriever.api.models import Model, Run, load_model
     from raytriever.api.search import Index, build_index
     from raytriever.api.training import HardNegatives, mine_hard_negatives, train
-    from raytriever.errors import ConfigError, DataError, ModelError, StorageError, UserError
-    from raytriever.search.exact import Hit, Hits
+    from raytriever.core.errors import ConfigError, DataError, ModelError, StorageError, UserError
+    from raytriever.retrieval.search.exact_search import Hit, Hits
 
 shorten_temporary_folder()
 ensure_home()
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ConfigError",
     "DataError",
@@ -68,8 +68,8 @@ __getattr__, __dir__ = lazy_names(
         "raytriever.api.models": ("Model", "Run", "load_model"),
         "raytriever.api.search": ("Index", "build_index"),
         "raytriever.api.training": ("HardNegatives", "mine_hard_negatives", "train"),
-        "raytriever.errors": ("ConfigError", "DataError", "ModelError", "StorageError", "UserError"),
-        "raytriever.search.exact": ("Hit", "Hits"),
+        "raytriever.core.errors": ("ConfigError", "DataError", "ModelError", "StorageError", "UserError"),
+        "raytriever.retrieval.search.exact_search": ("Hit", "Hits"),
     },
     submodules=("losses", "metrics"),
 )

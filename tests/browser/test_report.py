@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.report.evaluation import write_evaluation_report
+from raytriever.experiments.report.evaluation_page import write_evaluation_report
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from chromium import Chromium

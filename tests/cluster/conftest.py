@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import ended, of_session, processes, wait_for
 
-from raytriever.cluster.session import ray_session
+from raytriever.cluster.ray_session import ray_session
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SUPPORT = REPOSITORY / "tests" / "support"

@@ -14,7 +14,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 
-from raytriever.cluster.train.controller import FIRST
+from raytriever.cluster.train.controller_callbacks import FIRST
 
 DEATHS = 3
 

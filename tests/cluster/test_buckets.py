@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from object_store import ObjectStore
 
+from raytriever.core.store import object_stores
+from raytriever.core.store.commit import MANIFEST, complete, is_committed
 from raytriever.evaluation.results import Results
-from raytriever.store import objects
-from raytriever.store.commit import MANIFEST, complete, is_committed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CommandLine = Any
@@ -35,8 +35,8 @@ def outputs(
             out, err = line.run(stage, *words, "--tracker", "none", "--output", output)
             assert "remote/s3" not in out + err
         assert uri in out
-        monkeypatch.setenv(objects.COPIES, str(tmp_path / "another machine"))
-        copy = Path(objects.copy_of(uri))
+        monkeypatch.setenv(object_stores.COPIES, str(tmp_path / "another machine"))
+        copy = Path(object_stores.copy_of(uri))
         complete(copy)
         for manifest in copy.rglob(MANIFEST):
             assert is_committed(manifest.parent)  # which fetches the shards of checkpoints too

@@ -13,8 +13,8 @@ import yaml
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
+from raytriever.core.store.commit import read_manifest
 from raytriever.evaluation.results import Results
-from raytriever.store.commit import read_manifest
 
 LLM_STEPS, HUMAN_STEPS = 6, 12
 

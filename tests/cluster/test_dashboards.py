@@ -26,12 +26,12 @@ from processes import free_port
 import describe
 import programs
 from raytriever.cluster import ingest
-from raytriever.data.prepare.pipeline import Request
+from raytriever.data.prepare.prepare_dataset import Request
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.slow, pytest.mark.timeout(900)]
 RULES = yaml.safe_load((programs.HERE / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
 # Scraped only where there are GPUs; the first is ours, the others are held to Ray's own list.
-ON_GPUS = {"ray_raytriever_model_flops_utilisation"}
+ON_GPUS = {"ray_raytriever_model_flops_utilization"}
 ON_GPUS |= {"ray_node_gpus_utilization", "ray_node_gram_used", "ray_node_gram_available"}
 # Words of expressions that are no metrics of a scrape.
 PATTERNS = ("ray_raytriever_evaluation_", "ray_raytriever_dev_")

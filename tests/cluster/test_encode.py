@@ -8,65 +8,52 @@ from pathlib import Path
 
 import pytest
 from beir import write_beir
+from deadly_encoder import LoadDeadly
+from encoding_case import Case, files
 
-from raytriever.cluster.pool import ActorPool
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.corpus import encode_store, plan_embeddings
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.writer import StoreWriter
-from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.cluster.actor_pool import ActorPool
+from raytriever.core.errors import ModelError
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, encode_in_process
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
 DOCUMENTS, SKULL = 96, 41
 POOL = ActorPool(1, 2)
 pytestmark = pytest.mark.slow
 
 
-class Case:
-    """A corpus in shards of 16, with one text that has a `%`; and its embeddings as one process makes them."""
-
-    def __init__(self, model: Path, folder: Path) -> None:
-        self.folder, self.model = folder, model
-        texts = ["a" * (n % 50 + 1) + "%" * (n == SKULL) for n in range(DOCUMENTS)]
-        self.dataset = open_dataset(write_beir(folder / "numbers", texts, ["a"]), [])
-        self.config = ModelConfig(str(model))
-        self.retriever = load_for_encoding(self.config, "fp32")
-        plan = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
-        self.plan = replace(plan, shard_rows=16, batch_tokens=100)
-
-    def files(self, name: str) -> dict[str, bytes]:
-        path = self.folder / name
-        return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-    def encoder(self, name: str, poison: str) -> ShardEncoder:
-        """For a store of that name, by an encoder that is killed by the poison."""
-        from deadly_encoder import LoadDeadly
-
-        work = StoreWriter(self.folder / name, self.plan)
-        work.begin()
-        load = LoadDeadly(str(self.model), poison, self.folder / f"{name}.deaths")
-        return ShardEncoder(work, load, str(self.dataset.location))
-
-
 @pytest.fixture
 def case(tiny_encoder: Path, tmp_path: Path, own_cache: Path) -> Case:
-    return Case(tiny_encoder, tmp_path)
+    """A corpus in shards of 16, with one text that has a `%`."""
+    texts = ["a" * (n % 50 + 1) + "%" * (n == SKULL) for n in range(DOCUMENTS)]
+    dataset = open_dataset(write_beir(tmp_path / "numbers", texts, ["a"]), [])
+    config = ModelConfig(str(tiny_encoder))
+    return Case(config, load_for_encoding(config, "fp32"), dataset, tmp_path, shard_rows=16, batch_tokens=100)
+
+
+def deadly(case: Case) -> ShardEncoder:
+    """Return the encoder of a store, which is killed by a `%`."""
+    writer = StoreWriter(case.folder / "store", case.plan)
+    writer.begin()
+    load = LoadDeadly(case.config.model, "%", case.folder / "store.deaths")
+    return ShardEncoder(writer, load, str(case.dataset.location))
 
 
 def test_actors_write_what_one_process_writes(session: None, case: Case) -> None:
-    for name, run in {"alone": None, "actors": POOL.encode}.items():
-        more = {} if run is None else {"run": run}
-        work = StoreWriter(case.folder / name, case.plan)
-        encode_store(work, case.config, case.retriever, case.dataset, **more)
-    assert case.files("alone") == case.files("actors")
-    assert len(list(case.folder.glob("actors/shards/*"))) == 6
+    stores = []
+    for name, run in {"alone": encode_in_process, "actors": POOL.encode}.items():
+        writer = StoreWriter(case.folder / name, case.plan)
+        stores.append(files(encode_store(writer, case.config, case.retriever, case.dataset, run).path))
+    assert stores[0] == stores[1]
+    assert len(list(case.folder.glob("actors/*/*.embeddings.npy"))) == 6
 
 
 def test_actors_copy_what_earlier_stores_have_and_encode_the_rest(session: None, case: Case) -> None:
     first = StoreWriter(case.folder / "cache" / "embeddings" / "first", case.plan)
-    encode_store(first, case.config, case.retriever, case.dataset)
-    embeddings = first.finish().array()
+    embeddings = encode_store(first, case.config, case.retriever, case.dataset).array()
     texts = [*case.dataset.passages()]
     rows = ["ab", *texts[:40], "abc", *texts[40:]]
     dataset = open_dataset(write_beir(case.folder / "numbers", rows, ["a"]), [])
@@ -86,15 +73,15 @@ def test_actors_copy_what_earlier_stores_have_and_encode_the_rest(session: None,
 
 
 def test_a_shard_that_kills_three_actors_is_named(session: None, case: Case) -> None:
-    encoder = case.encoder("store", "%")
+    encoder = deadly(case)
     with pytest.raises(ModelError, match=r"numbers \(passage\), rows 33 to 48: 3 processes died while they loaded"):
         POOL.encode(encoder, encoder.writer.missing(), lambda rows: None)
     assert (case.folder / "store.deaths").read_text().count("died") == 3
-    assert not list((encoder.writer.path / "work").glob("*.begun"))  # the next command tries again
+    assert not list(encoder.writer.work.glob("*.begun"))  # the next command tries again
 
 
 def test_a_user_error_in_an_actor_is_one_line(session: None, case: Case, tmp_path: Path) -> None:
-    encoder = case.encoder("store", "%")
+    encoder = deadly(case)
     broken = replace(encoder, load=replace(encoder.load, model=str(tmp_path / "none")))
     with pytest.raises(ModelError, match="no such directory") as caught:
         POOL.encode(broken, encoder.writer.missing(), lambda rows: None)

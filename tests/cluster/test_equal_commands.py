@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from processes import losses, wait_for
 
+from raytriever.core.store.lock import owner_of
 from raytriever.evaluation.results import Results
-from raytriever.store.lock import owner_of
 
 STEPS = 200
 SETTINGS = ["--eval-steps", "20", "--patience", "99", "--max-steps", str(STEPS), "--output", "run"]

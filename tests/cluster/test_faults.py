@@ -18,9 +18,9 @@ import ray
 from processes import losses, of_session, wait_for
 from ray.cluster_utils import Cluster
 
-from raytriever.cluster.event_queue import open_event_queue
-from raytriever.cluster.session import ray_session
-from raytriever.errors import UserError
+from raytriever.cluster.events_and_restarts import open_event_queue
+from raytriever.cluster.ray_session import ray_session
+from raytriever.core.errors import UserError
 from raytriever.evaluation.results import Results
 
 STEPS = 200

@@ -13,15 +13,15 @@ import pytest
 import ray
 
 from raytriever.cluster import gauges
-from raytriever.cluster.events import CheckpointEvent, StepEvent
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges, with_ingest_gauges
-from raytriever.cluster.session import ray_session
+from raytriever.cluster.ray_session import ray_session
+from raytriever.cluster.worker_events import CheckpointEvent, StepEvent
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare.shards import ShardReport, ShardWriter
-from raytriever.experiment.recorder import Recorder
+from raytriever.data.prepare.text_shards import ShardReport, ShardWriter
+from raytriever.experiments.run.event_recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.spool import Spool
-from raytriever.training.parallel.strategy import NotFiniteError
+from raytriever.training.parallel.strategies import NotFiniteError
 
 
 def scraped() -> dict[tuple[str, str], float]:

@@ -15,41 +15,41 @@ import pytest
 import ray
 from processes import wait_for
 
-from raytriever.cluster import pool
-from raytriever.cluster.encoding import choose_actor_pool
-from raytriever.cluster.evaluation import evaluate_once
-from raytriever.cluster.placement import count_gpus, spare_gpus
-from raytriever.cluster.pool import ActorPool, PooledCorpus
-from raytriever.cluster.train.jobs import choose_pool
+from raytriever.cluster import actor_pool
+from raytriever.cluster.actor_pool import ActorPool, PooledCorpus
+from raytriever.cluster.encode_on_cluster import choose_actor_pool
+from raytriever.cluster.evaluate_on_cluster import evaluate_once
+from raytriever.cluster.gpus_and_placement import count_gpus, spare_gpus
+from raytriever.cluster.train.job_actors import choose_pool
+from raytriever.cluster.train.train_worker import TrainingJob
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.cluster.train.validation import open_dev_sets
-from raytriever.cluster.train.worker import TrainingJob
-from raytriever.config import Config
-from raytriever.data.config import DataConfig
+from raytriever.cluster.train.validate_checkpoint import open_dev_sets
+from raytriever.core.errors import ConfigError, UserError
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import in_this_process
-from raytriever.encoding.config import EncodeConfig
-from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
-from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import StoreWriter
-from raytriever.errors import ConfigError, UserError
-from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import in_this_process
+from raytriever.evaluation.evaluate_split import evaluate
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
+from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.systems import DenseSystem
-from raytriever.index.exact import tie_order
-from raytriever.index.ranking import TieOrder
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.finders import open_here
-from raytriever.mining.miner import build_negatives_table
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.config import RefreshConfig, TrainingConfig
-from raytriever.training.refresh import read_ledger
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus, encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.encode_texts import encode_queries
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
+from raytriever.retrieval.index.exact_top_k import tie_order
+from raytriever.retrieval.index.rank_keys import TieOrder
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.candidate_search import open_here
+from raytriever.retrieval.mining.miner import build_negatives_table
+from raytriever.training.negative_refresh import read_ledger
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import RefreshConfig, TrainingConfig
 
 SUPPORT = Path(__file__).parents[1] / "support"
 GPUS = 2
@@ -97,7 +97,7 @@ def case(tiny_encoder: Path, tiny_dataset: Path) -> Case:
     model = ModelConfig(str(tiny_encoder))
     retriever = load_retriever(model)
     splits = ["train", "dev", "test"]
-    return Case(model, retriever, open_dataset(tiny_dataset, splits, tokenisation=tokenisation_of(retriever)))
+    return Case(model, retriever, open_dataset(tiny_dataset, splits, tokenization=tokenization_of(retriever)))
 
 
 Seen = Callable[[str], set[str]]
@@ -120,12 +120,7 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
     events: list[Any] = []
     location = str(case.dataset.location)
     job = TrainingJob(
-        config=config,
-        datasets=(location,),
-        negatives=table,
-        total_steps=4,
-        folder=tmp_path,
-        dev_sets=dev_sets,
+        config=config, datasets=(location,), negatives=table, total_steps=4, folder=tmp_path, dev_sets=dev_sets
     )
     train_on_cluster(job, events.append)
 
@@ -217,7 +212,7 @@ def test_an_actor_that_waits_for_a_gpu_delays_no_search(
     seen: Seen, case: Case, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where another job takes GPUs between the count and the start: four actors for two GPUs."""
-    monkeypatch.setattr(pool, "GRACE_SECONDS", 3.0)
+    monkeypatch.setattr(actor_pool, "GRACE_SECONDS", 3.0)
     wait_for(gpus_are_free)
     order = TieOrder.of(tie_order(case.dataset.documents.ids))
     queries = store.read(np.arange(0, len(store), 3))
@@ -230,7 +225,7 @@ def test_an_actor_that_waits_for_a_gpu_delays_no_search(
 def test_a_search_without_any_actor_fails_in_one_line(
     records: Path, case: Case, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "START_SECONDS", 3.0)
+    monkeypatch.setattr(actor_pool, "START_SECONDS", 3.0)
     wait_for(gpus_are_free)
     other = ray.remote(num_gpus=GPUS)(threading.Event).remote()
     wait_for(lambda: ray.available_resources().get("GPU", 0) == 0)
@@ -262,6 +257,6 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
     with pytest.raises(ConfigError, match="3 actors with 1 GPUs each do not fit"):
         choose_actor_pool(config)
     monkeypatch.setenv("RAY_ADDRESS", "a cluster that may grow, but not to a GPU")
-    monkeypatch.setattr("raytriever.cluster.encoding.count_gpus", lambda: 0)
+    monkeypatch.setattr("raytriever.cluster.encode_on_cluster.count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="the cluster has no GPU"):
         choose_actor_pool(config)

@@ -11,11 +11,11 @@ from beir import write_beir
 from prepared import prepare
 
 from raytriever.cluster.ingest import run_in_ray_tasks
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request, in_this_process
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.errors import DataError
-from raytriever.store.commit import read_manifest
+from raytriever.core.errors import DataError
+from raytriever.core.store.commit import read_manifest
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Request, in_this_process
 
 ROWS = 6_000
 
@@ -42,7 +42,7 @@ def words() -> str:
 
 @pytest.mark.slow
 def test_ray_writes_what_one_process_writes(session: None, folder: Path, words: str, tmp_path: Path) -> None:
-    request = Request(str(folder), Tokenisation(words))
+    request = Request(str(folder), Tokenization(words))
     places = [prepare(request, run, tmp_path / run.__name__) for run in (in_this_process, run_in_ray_tasks)]
     alone, ray = ({name: file["sha256"] for name, file in read_manifest(path)["files"].items()} for path in places)
     assert alone == ray
@@ -56,7 +56,7 @@ def test_rows_that_kill_three_tasks_are_named(session: None, folder: Path, words
     with gzip.open(folder / "corpus.jsonl.gz", "at") as stream:
         stream.write(json.dumps({"_id": "skull", "text": SKULL}) + "\n" + json.dumps({"_id": "z", "text": "z"}) + "\n")
     with pytest.raises(DataError, match=rf"corpus\.jsonl\.gz, rows [\d,]+ to {ROWS + 2:,}: 3 processes died while"):
-        open_dataset(folder, ["train"], tokenisation=Deadly(words), run=run_in_ray_tasks)
+        open_dataset(folder, ["train"], tokenization=Deadly(words), run=run_in_ray_tasks)
 
 
 @pytest.mark.slow

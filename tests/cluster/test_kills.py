@@ -54,8 +54,8 @@ class Kill:
 RUN = ("metrics.json", "evaluation/per_query/*", "model/*", "checkpoints/*/weights-*")
 REFRESH = "train --dataset long --refresh-negatives 5 --refresh-pool 2 --max-steps 9 --eval-steps 9 --refresh-every 3"
 ENCODER = "--model MODEL --precision fp32"
-MINED = "out/negatives/embeddings/*/0-passage/shards/0*/manifest.json"  # seven shards, each of 1,024 documents
-CACHED = "cache/embeddings/*/shards/0*/manifest.json"
+MINED = "out/negatives/embeddings/*/0-passage/*/work/0*.json"  # seven shards, each of 1,024 documents
+CACHED = "cache/embeddings/*/*/work/0*.json"
 KILLS = {
     "train": Kill(
         "train --max-steps 160 --eval-steps 20 --patience 99 --num-workers 2",
@@ -106,7 +106,7 @@ KILLS = {
     ),
     "evaluate": Kill(
         f"evaluate {ENCODER} --datasets long",
-        (Blow(CACHED, "ray::MapWorker"), Blow("cache/embeddings/*/shards/000003/manifest.json", "*")),
+        (Blow(CACHED, "ray::MapWorker"), Blow("cache/embeddings/*/*/work/000003.json", "*")),
         same=("per_query/*", "runs/*", "scores/*", "table.md"),
         pool="--actors 2",
     ),
@@ -117,8 +117,8 @@ KILLS = {
     ),
     "encode": Kill(
         f"encode {ENCODER} --dataset long --batch-tokens 512",
-        (Blow("out/shards/0*/manifest.json", "ray::MapWorker"), Blow("out/shards/000003/manifest.json", "*")),
-        kept="shards/0*/*",
+        (Blow("out/*/work/0*.json", "ray::MapWorker"), Blow("out/*/work/000003.json", "*")),
+        kept="*/0*.npy",
         same=("**/*",),
         pool="--actors 2",
     ),

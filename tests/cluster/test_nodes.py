@@ -12,7 +12,7 @@ from processes import losses, wait_for
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.gpus_and_placement import count_gpus
 from raytriever.evaluation.results import Results
 
 STEPS = ["--eval-steps", "50", "--patience", "99", "--max-steps", "400", "--checkpoint-steps", "20"]

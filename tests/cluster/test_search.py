@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from encoding_case import write_store
 from processes import processes, wait_for
 
-from raytriever.cluster import pool
-from raytriever.cluster.pool import ActorPool
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
-from raytriever.errors import ConfigError, ModelError
-from raytriever.search.exact import search_store
+from raytriever.cluster import actor_pool
+from raytriever.cluster.actor_pool import ActorPool
+from raytriever.core.errors import ConfigError, ModelError
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.search.exact_search import search_store
 
 ROWS, WIDTH = 6_000, 16
 pytestmark = pytest.mark.slow
@@ -25,17 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def store(tmp_path: Path) -> EmbeddingStore:
     """Three shards of embeddings with many ties."""
-    plan = EmbeddingPlan(
-        model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
-        similarity="dot", precision="fp32", dtype="fp32", rows=ROWS, width=WIDTH, shard_rows=2_000,
-    )  # fmt: skip
-    work = StoreWriter(tmp_path / "store", plan)
-    work.begin()
     embeddings = np.random.default_rng(0).integers(-2, 3, (ROWS, WIDTH)).astype(np.float32)
-    for number in range(plan.shards):
-        rows = plan.rows_of(number)
-        work.write(number, embeddings[rows.start : rows.stop])
-    return work.finish()
+    return write_store(tmp_path / "store", embeddings, 2_000)
 
 
 def questions(count: int) -> np.ndarray:
@@ -46,7 +37,7 @@ def questions(count: int) -> np.ndarray:
 def test_results_equal_the_local_search_byte_by_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, actors: int, k: int
 ) -> None:
-    monkeypatch.setattr(pool, "RESULT_BYTES", 8 * k * 30)  # four batches of queries
+    monkeypatch.setattr(actor_pool, "RESULT_BYTES", 8 * k * 30)  # four batches of queries
     rng = np.random.default_rng(2)
     ties = rng.permutation(ROWS)
     actual = ActorPool(actors, actors).search(store, questions(100), k, ties)
@@ -61,10 +52,10 @@ def searchers() -> list[int]:
 def test_an_actor_killed_in_the_middle_changes_no_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "RESULT_BYTES", 8 * 50 * 2)  # batches of two queries
+    monkeypatch.setattr(actor_pool, "RESULT_BYTES", 8 * 50 * 2)  # batches of two queries
     expected = search_store(store, questions(300), 50, np.arange(ROWS))
     answered, killed = threading.Event(), []
-    following = pool._next
+    following = actor_pool._next
 
     def next_result(waiting: dict[object, slice]) -> tuple[slice, np.ndarray]:
         actual = following(waiting)
@@ -76,7 +67,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
         killed.append(searchers()[0])
         os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(pool, "_next", next_result)
+    monkeypatch.setattr(actor_pool, "_next", next_result)
     thread = threading.Thread(target=kill_one)
     thread.start()
     actual = ActorPool(2, 2).search(store, questions(300), 50, np.arange(ROWS))

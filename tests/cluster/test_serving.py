@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from processes import free_port, wait_for
+from applications import WEB_APP, blocks, served
+from starlette.testclient import TestClient
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "serve.md"
+import raytriever as rt
+
 # Imported by the application: notes the size of each batch, and the process that answered it.
 NOTING = """
 import os
@@ -50,59 +48,12 @@ if __name__ == "__main__":
 
 def application(title: str) -> str:
     """The Python block of a section of the page."""
-    section = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
-    [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len(block.splitlines()) <= 30
-    return str(block)
-
-
-@contextmanager
-def served(
-    folder: Path, command: list[str], tiny_encoder: Path, tiny_dataset: Path
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Start a command with `PORT` in place of a free port, and yield the address when it answers."""
-    port = free_port()
-    own = {"RAYTRIEVER_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1", "NOTES": f"{folder}/notes"}
-    inputs = {"MODEL": str(tiny_encoder), "DATASET": str(tiny_dataset)}
-    paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, *(word.replace("PORT", str(port)) for word in command)],
-            cwd=folder,
-            env={**os.environ, **own, **inputs, "PYTHONPATH": paths},
-            stdout=log,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    address = f"http://127.0.0.1:{port}/search"
-
-    def answers() -> bool:
-        assert process.poll() is None, (folder / "log").read_text()
-        try:
-            return bool(get(address, "what is abc"))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 404:
-                raise AssertionError((folder / "log").read_text()) from error
-            return False  # Ray Serve has no route yet
-        except (urllib.error.URLError, ConnectionError):
-            return False
-
-    try:
-        wait_for(answers, 300, process)
-        yield address, process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    [block] = blocks("serve.md", title)
+    return block
 
 
 def get(address: str, query: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{address}?{urllib.parse.urlencode({'query': query})}", timeout=120) as answer:
+    with urllib.request.urlopen(f"{address}/search?{urllib.parse.urlencode({'query': query})}", timeout=120) as answer:
         return dict(json.load(answer))
 
 
@@ -136,12 +87,42 @@ def check(address: str, folder: Path, tiny_dataset: Path) -> None:
     refused.value.close()
 
 
+def test_embeddings_of_the_application_are_those_of_the_model(
+    other_encoder: Path, tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL", str(other_encoder))
+    monkeypatch.setenv("DATASET", str(tiny_dataset))
+    names: dict[str, Any] = {}
+    exec(application("With FastAPI"), names)
+    model, texts = rt.load_model(other_encoder), ["what is abc", "abc is cba"]
+    sides = {"mine-query": model.encode_queries(texts), "mine": model.encode_passages(texts)}
+    assert not np.allclose(sides["mine-query"], sides["mine"]), "the query prompt must matter"
+    with TestClient(names["app"]) as client:
+
+        def post(**body: Any) -> Any:
+            return client.post("/v1/embeddings", json={"model": "mine", "input": texts} | body)
+
+        for name, expected in sides.items():
+            plain = post(model=name, user="somebody").json()
+            assert plain["object"] == "list"
+            assert plain["model"] == name
+            assert [row["index"] for row in plain["data"]] == [0, 1]
+            np.testing.assert_allclose([row["embedding"] for row in plain["data"]], expected, atol=1e-6)
+            packed = [row["embedding"] for row in post(model=name, encoding_format="base64").json()["data"]]
+            np.testing.assert_allclose(
+                [np.frombuffer(base64.b64decode(one), "<f4") for one in packed], expected, atol=1e-6
+            )
+            [one] = post(model=name, input=texts[0]).json()["data"]
+            np.testing.assert_allclose(one["embedding"], expected[0], atol=1e-6)
+        for refused in ({"input": [[5, 6]]}, {"input": None}, {"dimensions": 8}, {"encoding_format": "int8"}):
+            assert post(**refused).status_code == 422, refused
+
+
 @pytest.mark.slow
 def test_fastapi(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> None:
     (tmp_path / "noting.py").write_text(NOTING)
     (tmp_path / "web_app.py").write_text("import noting\n" + application("With FastAPI"))
-    command = ["-m", "uvicorn", "web_app:app", "--workers", "2", "--host", "127.0.0.1", "--port", "PORT"]
-    with served(tmp_path, command, tiny_encoder, tiny_dataset) as (address, process):
+    with served(tmp_path, [*WEB_APP, "--workers", "2"], tiny_encoder, tiny_dataset) as (address, process):
         check(address, tmp_path, tiny_dataset)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (0, -signal.SIGTERM)

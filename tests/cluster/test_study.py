@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import ray
 
-from raytriever.cluster.session import ray_session
-from raytriever.studies.run import NICENESS, _equal_priority
+from raytriever.cluster.ray_session import ray_session
+from raytriever.experiments.study.run_study import NICENESS, _equal_priority
 
 pytestmark = pytest.mark.slow
 CommandLine = Any

@@ -11,9 +11,9 @@ import yaml
 from mlflow import MlflowClient
 from processes import steps
 
+from raytriever.core.store.commit import read_manifest
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import Results
-from raytriever.store.commit import read_manifest
 
 
 def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Callable) -> None:

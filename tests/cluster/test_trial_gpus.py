@@ -13,15 +13,15 @@ import ray
 import torch
 from ray import tune
 
-from raytriever.cluster.placement import count_slots, gpus_of_trial
+from raytriever.cluster.gpus_and_placement import count_slots, gpus_of_trial
+from raytriever.cluster.train.train_worker import TrainingJob
 from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
-from raytriever.cluster.train.worker import TrainingJob
-from raytriever.config import Config, override
-from raytriever.errors import ConfigError
-from raytriever.options import check_options
-from raytriever.tuning.ray.sweep import plan_sweep
-from raytriever.tuning.ray.tuner import resources_of_trial
-from raytriever.tuning.space import SearchConfig
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import check_options
+from raytriever.experiments.tuning.ray.ray_tuner import resources_of_trial
+from raytriever.experiments.tuning.ray.sweep import plan_sweep
+from raytriever.experiments.tuning.space import SearchConfig
+from raytriever.training.run_config import Config, override
 
 pytestmark = pytest.mark.slow
 

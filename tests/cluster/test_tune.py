@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from processes import losses
 
 from raytriever.evaluation.results import Results
-from raytriever.operation.runs import read_run
+from raytriever.experiments.operation.run_inventory import read_run
 
 SPACE = {"loss": {"loss": ["infonce", "mw"], "temperature": [0.02, 0.05]}}
 

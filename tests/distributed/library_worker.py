@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from library_losses import CASES, ROWS, columns, gradients, labels_of, load, loss_of
 from torch.nn.parallel import DistributedDataParallel
 
-from raytriever.errors import LossInputError
+from raytriever.core.errors import LossInputError
 from raytriever.losses.distributed import current_workers
 
 

@@ -14,10 +14,10 @@ import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
 from torch import distributed
 
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup, current_workers, host_workers
-from raytriever.losses.guide import GuideEmbeddings
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses.false_negative_mask import GuideEmbeddings
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
 
 QUERIES, PASSAGES, WIDTH, ROWS = 8, 28, 6, 5
 # Two losses of a user.

@@ -17,17 +17,17 @@ from batch_ids import BatchIds, build_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig
 
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.encoder import Encoder
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import Buckets
-from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy
-from raytriever.training.optimizer import build_optimizer
-from raytriever.training.parallel import zero
+from raytriever.training.optimizer_and_schedule import build_optimizer
+from raytriever.training.parallel import deepspeed_zero
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.training_settings import TrainingConfig
+from raytriever.training.worker_batch import Batch
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from allocations import allocated, encoder_of, live_bytes
@@ -97,7 +97,7 @@ def batch_of(rank: int) -> Batch:
 def main(name: str) -> dict[str, int]:
     ctypes.CDLL(None).mallopt(-3, 65_536)  # M_MMAP_THRESHOLD: such blocks are taken from the system one by one
     workers = current_workers()
-    zero.ZERO_BUCKET = BUCKET
+    deepspeed_zero.ZERO_BUCKET = BUCKET
     before = live_bytes()
     objective = Objective(Towers(encoder_of(CONFIG, ModelConfig())), build_loss(LossConfig(), True), "fp32")
     optimizer = build_optimizer(objective, 1e-4, 0.01)

@@ -18,14 +18,14 @@ import torch
 from runs import setup_of
 from torch import Tensor
 
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.packing import TokenBatch, tokens_of
-from raytriever.prompts import Side
+from raytriever.models.prompts import Side
 from raytriever.training import checkpoint_writer
 from raytriever.training.loop import train
 from raytriever.training.parallel import chunk_size
-from raytriever.training.parallel.grad_cache import OutOfMemory
+from raytriever.training.parallel.gradient_caching import OutOfMemory
 
 
 def current_step() -> int:

@@ -17,14 +17,14 @@ import torch
 from runs import setup_of
 from tiny_models import embed
 
-from raytriever.losses.config import LossConfig
+from raytriever.core.store.object_stores import COPIES, copy_of
+from raytriever.core.store.remote_folders import pull
 from raytriever.losses.distributed import ALONE, current_workers
-from raytriever.models.config import ModelConfig
-from raytriever.store.objects import COPIES, copy_of
-from raytriever.store.remote import pull
-from raytriever.training.batch import Batch
-from raytriever.training.loader import BatchSource
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.batch_loader import BatchSource
 from raytriever.training.loop import train
+from raytriever.training.worker_batch import Batch
 
 STEPS = 8
 

@@ -11,8 +11,8 @@ import strategy_worker
 from strategy_worker import take_step
 
 from raytriever.losses.distributed import current_workers
-from raytriever.models.checkpoint import Slice
-from raytriever.training.optimizer import build_optimizer
+from raytriever.models.checkpoint_model import Slice
+from raytriever.training.optimizer_and_schedule import build_optimizer
 
 
 def main(encoder: Path, name: str, count: int, saved: list[Slice]) -> list[Slice]:

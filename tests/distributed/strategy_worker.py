@@ -18,18 +18,18 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from batch_ids import BatchIds, build_loss
 from steps import take_step
 
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.encoder import set_dropout
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
-from raytriever.training.guide import Guide
+from raytriever.training.guide_encoder import Guide
 from raytriever.training.loop import build_strategy
-from raytriever.training.parallel.grad_cache import Agreement
+from raytriever.training.parallel.gradient_caching import Vote
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, TrainingError, finite_or_refused
+from raytriever.training.parallel.strategies import Strategy, TrainingError, finite_or_refused
+from raytriever.training.training_settings import TrainingConfig
+from raytriever.training.worker_batch import Batch
 
 RATE = 1000.0
 KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "bce")  # one loss of each kind
@@ -91,7 +91,7 @@ def objective_of(encoder: str, case: Case) -> Objective:
         )
     )
     guide = Guide.load(encoder, "fp32", CPU).encode if case.guided else None
-    return Objective(retriever, loss, case.precision, Agreement(current_workers()), guide)
+    return Objective(retriever, loss, case.precision, Vote(current_workers()), guide)
 
 
 def on_the_wire(run: Callable[[], object]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Real process groups: a cached step is the step, under every strategy, and synchronises gradients once."""
+"""Real process groups: a cached step is the step, under every strategy, and synchronizes gradients once."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_every_strategy_and_size_takes_the_same_step(
 
 
 @pytest.mark.parametrize("strategy", [one for one in STRATEGIES if "fsdp2" not in str(one)])
-def test_gradients_are_synchronised_once(strategy: str, results: Callable[[str], Results]) -> None:
+def test_gradients_are_synchronized_once(strategy: str, results: Callable[[str], Results]) -> None:
     """A batch in five parts and more goes over the wire as often as one that is not cut."""
     of = results(strategy)[2, 0]
     cached, whole = (of[f"mw shared fp32 0.1 {kind}"]["wire"] for kind in ("cached", "whole"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.models.config import ModelConfig
-from raytriever.training.config import STRATEGIES, TrainingConfig
-from raytriever.training.memory import arithmetic, plan
-from raytriever.training.memory.arithmetic import WorkerTexts
-from raytriever.training.memory.simulation import SimulatedEncoder
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.memory import memory_of_states, memory_plan
+from raytriever.training.memory.memory_of_states import WorkerTexts
+from raytriever.training.memory.simulated_encoder import SimulatedEncoder
+from raytriever.training.training_settings import STRATEGIES, TrainingConfig
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from allocations import encoder_of
@@ -26,10 +26,10 @@ TOLERANCE = 0.1
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_worker_holds_what_was_planned(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "ZERO_BUCKET", BUCKET)
+    monkeypatch.setattr(memory_of_states, "ZERO_BUCKET", BUCKET)
     encoder = SimulatedEncoder(encoder_of(CONFIG, ModelConfig(), "meta"), "cuda", "fp32")
     share = WorkerTexts(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
-    parts = plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), share).parts(CHUNK)
+    parts = memory_plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), share).parts(CHUNK)
     for worker in run_group(Path(__file__).with_name("memory_worker.py"), WORKERS, strategy):
         assert worker["within"] == pytest.approx(parts.total, rel=TOLERANCE), parts
         if strategy in ("zero1", "zero2"):

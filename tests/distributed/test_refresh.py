@@ -9,7 +9,7 @@ import pytest
 import torch
 from process_group import run_group
 
-from raytriever.training.refresh import read_ledger
+from raytriever.training.negative_refresh import read_ledger
 
 SCRIPT = Path(__file__).with_name("refresh_worker.py")
 STEPS, EVERY, LATE = 14, 3, 8  # of refresh_worker

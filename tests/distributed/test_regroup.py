@@ -10,7 +10,7 @@ import torch
 from process_group import run_group
 from torch import distributed
 
-from raytriever.cluster.train.worker import regroup
+from raytriever.cluster.train.train_worker import regroup
 from raytriever.losses.distributed import current_workers
 
 

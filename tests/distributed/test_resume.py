@@ -11,8 +11,8 @@ import torch
 from object_store import object_store
 from process_group import run_group
 
-from raytriever.store.remote import SMALL_BYTES
-from raytriever.training.config import STRATEGIES
+from raytriever.core.store.remote_folders import SMALL_BYTES
+from raytriever.training.training_settings import STRATEGIES
 
 SCRIPT = Path(__file__).with_name("resume_worker.py")
 RESUMED = "Resumed from checkpoint step-"

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from raytriever.models.checkpoint import Slice, whole_tensors
+from raytriever.models.checkpoint_model import Slice, whole_tensors
 
 STEPS = 2  # of each strategy
 FSDP2 = [("fsdp2", 4), ("zero3", 2), ("fsdp2", 2), ("ddp", 1), ("fsdp2", 1), ("zero1", 2)]

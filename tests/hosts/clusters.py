@@ -31,7 +31,7 @@ for _ in range(300):
 READ = """
 import sys
 from pathlib import Path
-from raytriever.store.objects import copy_of, read_object
+from raytriever.core.store.object_stores import copy_of, read_object
 print(read_object(Path(copy_of(sys.argv[1]))).decode())
 """
 

@@ -23,6 +23,6 @@ def host_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def simulated(host_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     """A simulated GPU on which MW runs the kernels that a real one would."""
     kernels = HostKernels(host_library)
-    monkeypatch.setattr("raytriever.losses.mw.cuda.kernels_of", lambda device: kernels)
+    monkeypatch.setattr("raytriever.losses.mw.cuda_kernel.kernels_of", lambda device: kernels)
     with simulated_gpu() as counts:
         yield counts

@@ -9,10 +9,10 @@ from batch_ids import BatchIds, TeacherScores, build_loss
 from reference_losses import query_scores, reference_loss
 from torch import Tensor
 
-from raytriever.losses.batch import Candidates
-from raytriever.losses.config import LossConfig
+from raytriever.losses.batch_and_temperature import Candidates
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.guide import GuideEmbeddings
+from raytriever.losses.false_negative_mask import GuideEmbeddings
+from raytriever.losses.loss_settings import LossConfig
 
 
 @dataclass

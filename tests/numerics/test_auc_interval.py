@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from raytriever.metrics.auc import auc_interval
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.metric_inputs import MetricInputError
 
 
 def pools(seed: int, positives: int = 30, negatives: int = 80) -> tuple[np.ndarray, np.ndarray]:

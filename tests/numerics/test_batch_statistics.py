@@ -10,11 +10,11 @@ from batch_ids import BatchIds, build_loss
 from examples import gathered_candidates
 from thread_workers import on_workers
 
-from raytriever.losses.batch import Candidates
-from raytriever.losses.config import LossConfig
+from raytriever.losses.batch_and_temperature import Candidates
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import batch_auc, query_positive_distance, query_positive_mmd
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
 
 QUERIES, PASSAGES = 12, 40
 

@@ -10,10 +10,10 @@ from batch_ids import BatchIds, build_loss
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses import scores as panels
-from raytriever.losses.config import LossConfig
-from raytriever.losses.guide import GuideEmbeddings
-from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
+from raytriever.losses import score_matrix as panels
+from raytriever.losses.false_negative_mask import GuideEmbeddings
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.training.memory.memory_of_states import WorkerTexts, batch_bytes
 
 QUERIES, PASSAGES, WIDTH, PANEL = 1_024, 2_048, 8, 1 << 18
 ALL_SCORES = QUERIES * PASSAGES * 4
@@ -27,7 +27,7 @@ def unit(rows: int, seed: int, cuda: torch.device) -> Tensor:
 def peak_of_a_step(config: LossConfig, cuda: torch.device, guide: GuideEmbeddings | None = None) -> int:
     """Return the most bytes that a loss and its gradient allocate at once, the second time: tables are kept."""
     rows = torch.arange(QUERIES)
-    relevance = BatchIds(rows, rows[:, None], torch.arange(PASSAGES)).relevance(device=cuda, both_ways=config.both_ways)
+    relevance = BatchIds(rows, rows[:, None], torch.arange(PASSAGES)).relevance(device=cuda, symmetric=config.symmetric)
     loss = build_loss(config, unit_length=True).to(cuda)
     peak = 0
     for _ in range(2):

@@ -16,11 +16,11 @@ from thread_workers import on_workers
 from torch import nn
 from torch.nn import functional
 
-from raytriever.errors import LossInputError
-from raytriever.losses import scores as panels
-from raytriever.losses.config import LossConfig
-from raytriever.losses.guide import MASKED, MOST_MASKED, GuideEmbeddings
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.core.errors import LossInputError
+from raytriever.losses import score_matrix as panels
+from raytriever.losses.false_negative_mask import MASKED, MOST_MASKED, GuideEmbeddings
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
 
 MARGIN = 0.2
 

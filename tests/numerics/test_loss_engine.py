@@ -11,9 +11,9 @@ from processes import run_python
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from raytriever.losses import scores as panels
-from raytriever.losses.config import LossConfig
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses import score_matrix as panels
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
 
 QUERIES, HARD, WIDTH = 256, 5, 16
 
@@ -83,13 +83,13 @@ from jaxtyping import install_import_hook
 root = Path(sys.argv[1])
 modules = [".".join(p.relative_to(root).with_suffix("").parts) for p in (root / "raytriever/losses").rglob("*.py")]
 # What numba compiles has no annotations and may not be wrapped.
-modules.remove("raytriever.losses.mw.compiled")
+modules.remove("raytriever.losses.mw.cpu_kernel")
 install_import_hook(modules, "beartype.beartype")
 sys.path.append(sys.argv[2])
 from examples import example
 from batch_ids import build_loss
-from raytriever.losses.config import LossConfig
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
 for name in LOSS_NAMES:
     made = example(0)
     loss = build_loss(LossConfig(loss=name, temperature=0.5, distribution_weight=0.1))

@@ -10,11 +10,11 @@ from batch_ids import BatchIds, build_loss
 from examples import Example, example
 from reference_losses import reference_loss
 
-from raytriever.errors import ConfigError, LossInputError
-from raytriever.losses import scores as panels
-from raytriever.losses.config import LossConfig
-from raytriever.losses.scores import Products
-from raytriever.losses.table import SCORE_LOSSES
+from raytriever.core.errors import ConfigError, LossInputError
+from raytriever.losses import score_matrix as panels
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import SCORE_LOSSES
+from raytriever.losses.score_matrix import Products
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 every_loss = pytest.mark.parametrize("name", SCORE_LOSSES)

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_losses import bce, query_scores, reference_loss
 
-from raytriever.losses import scores as panels
-from raytriever.losses.config import LossConfig
+from raytriever.losses import score_matrix as panels
 from raytriever.losses.loss import BIAS_UNIT
-from raytriever.losses.rows import joint
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
+from raytriever.losses.row_losses import joint
 
 ONE_POSITIVE = ("rand1", "joint", "summarg", "lsepair", "lsepair-maxp", "lsepair-minp")
 every_loss = pytest.mark.parametrize("name", LOSS_NAMES)
@@ -230,7 +230,7 @@ def test_eq_3_is_the_sum() -> None:
 
 
 def test_rand1_draws_evenly_by_seed_step_and_query_alone() -> None:
-    from raytriever.losses.rows import draw_positive
+    from raytriever.losses.row_losses import draw_positive
 
     columns = torch.tensor([[4, -1, 7, 9]]).repeat(3000, 1)
     relevance = BatchIds(torch.arange(3000), columns, torch.arange(10), seed=1, step=2).relevance()

@@ -10,11 +10,11 @@ import pytest
 import torch
 from examples import double_sum
 
-from raytriever.errors import LossInputError
-from raytriever.losses.mw.compiled import CompiledWalk
+from raytriever.core.errors import LossInputError
+from raytriever.losses.mw.cpu_kernel import CompiledWalk
 from raytriever.losses.mw.functional import mann_whitney
 from raytriever.losses.mw.grid import EVEN_CELLS, LARGEST_SCORE, build_grid
-from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
+from raytriever.losses.mw.mann_whitney import PairwiseSums, TensorWalk
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 KINDS = ("plain", "apart", "tied", "equal")

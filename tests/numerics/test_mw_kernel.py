@@ -14,11 +14,20 @@ import torch
 from examples import double_sum
 from host_kernels import HostKernels
 
-from raytriever.losses.mw import cuda, pairwise
-from raytriever.losses.mw.cuda import PARAMETERS, SUBCELL_BYTES, UNITS, CudaKernels, CudaWalk, compile_walk, kernels_of
+from raytriever.losses.mw import cuda_kernel
+from raytriever.losses.mw import mann_whitney as pairwise
+from raytriever.losses.mw.cuda_kernel import (
+    PARAMETERS,
+    SUBCELL_BYTES,
+    UNITS,
+    CudaKernels,
+    CudaWalk,
+    compile_walk,
+    kernels_of,
+)
 from raytriever.losses.mw.functional import mann_whitney
 from raytriever.losses.mw.grid import SUBCELLS
-from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
+from raytriever.losses.mw.mann_whitney import PairwiseSums, TensorWalk
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
@@ -328,7 +337,7 @@ def test_a_kernel_that_cannot_be_compiled_is_reported_in_one_line(
     def refuse(device: torch.device) -> None:
         raise RuntimeError("NVRTC for sm_61: invalid value\nfor --gpu-architecture")
 
-    monkeypatch.setattr(cuda, "CudaKernels", refuse)
+    monkeypatch.setattr(cuda_kernel, "CudaKernels", refuse)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert kernels_of(torch.device("cuda", 7)) is None

@@ -8,9 +8,9 @@ from batch_ids import build_loss
 from examples import Example, example
 from simulated_gpu import CUDA, Counts, values
 
-from raytriever.losses import scores as panels
-from raytriever.losses.config import LossConfig
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses import score_matrix as panels
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
 
 
 def unit(seed: int, **sizes: int) -> Example:
@@ -21,7 +21,7 @@ def unit(seed: int, **sizes: int) -> Example:
 
 def step(sample: Example, config: LossConfig, counts: Counts, unit_length: bool = True) -> list[torch.Tensor]:
     """The loss and its gradients by queries and passages; counts of the second step, without what is made once."""
-    relevance = sample.ids.relevance(device=CUDA, both_ways=config.both_ways)
+    relevance = sample.ids.relevance(device=CUDA, symmetric=config.symmetric)
     loss = build_loss(config, unit_length).to(CUDA)
     for _ in range(2):
         inputs = [x.to(CUDA).requires_grad_() for x in (sample.queries, sample.passages)]

@@ -11,10 +11,10 @@ from examples import Example, assert_near, computed, example, gradients
 from reference_losses import reference_loss
 from torch import Tensor
 
-from raytriever.errors import ConfigError
-from raytriever.losses.config import LossConfig, read_widths
+from raytriever.core.errors import ConfigError
 from raytriever.losses.loss import check_widths
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses.loss_settings import LossConfig, read_widths
+from raytriever.losses.named_losses import LOSS_NAMES
 
 WIDTHS = (6, 4, 1)
 every_loss = pytest.mark.parametrize("name", LOSS_NAMES)
@@ -38,7 +38,7 @@ def batch_of(seed: int, unit_length: bool) -> Example:
 
 
 def summed(settings: LossConfig, batch: Example, unit_length: bool) -> Tensor:
-    """Eq. 1, with the regulariser of the whole embeddings."""
+    """Eq. 1, with the regularizer of the whole embeddings."""
     whole = replace(settings, matryoshka_dims="")
     plain = replace(whole, distribution_weight=0.0)
     value = reference_loss(whole, batch.queries, batch.passages, batch.ids)

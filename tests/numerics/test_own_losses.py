@@ -13,10 +13,10 @@ from batch_ids import build_loss
 from examples import Example, assert_near, computed, example, gradients
 from reference_losses import query_scores
 
-from raytriever.losses.config import LossConfig
+from raytriever.core.options import Need, option
 from raytriever.losses.loss import Loss
-from raytriever.losses.rows import RowLoss, by_row
-from raytriever.options import Need, option
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.row_losses import RowLoss, by_row
 
 SUPPORT = Path(__file__).parents[1] / "support" / "own_losses.py"
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "own-loss.md").read_text(encoding="utf-8")

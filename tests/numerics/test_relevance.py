@@ -10,9 +10,9 @@ from batch_ids import BatchIds, TeacherScores, build_loss
 from simulated_gpu import CUDA, simulated_gpu, values
 from thread_workers import Threads, on_workers
 
-from raytriever.errors import LossInputError
-from raytriever.losses.batch import PAD, RowRelevance, copy_all
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import LossInputError
+from raytriever.losses.batch_and_temperature import PAD, RowRelevance, copy_all
+from raytriever.losses.loss_settings import LossConfig
 
 CPU = torch.device("cpu")
 QUERIES, PASSAGES = 8, 24

@@ -8,8 +8,8 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.significance import holm, paired_t_test
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.significance_tests import holm, paired_t_test
 
 
 def values(seed: int, queries: int, shift: float = 0.05) -> tuple[np.ndarray, np.ndarray]:

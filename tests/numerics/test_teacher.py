@@ -9,9 +9,9 @@ import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
 from examples import Example, computed, example
 
-from raytriever.errors import LossInputError
-from raytriever.losses.config import LossConfig
-from raytriever.losses.table import DISTILLATION_LOSSES
+from raytriever.core.errors import LossInputError
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import DISTILLATION_LOSSES
 
 
 def with_scores(batch: Example, scores: torch.Tensor | None) -> Example:

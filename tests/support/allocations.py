@@ -13,10 +13,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import PretrainedConfig
 
-from raytriever.models.config import ModelConfig
+from raytriever.models.device_and_precision import autocast, base_type
 from raytriever.models.encoder import Encoder
-from raytriever.models.precision import autocast, base_type
-from raytriever.training.memory.simulation import prepare_encoder, text_encoder_of
+from raytriever.models.model_settings import ModelConfig
+from raytriever.training.memory.simulated_encoder import prepare_encoder, text_encoder_of
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def encoder_of(
     """
     with torch.device(device):
         backbone = text_encoder_of(deepcopy(config), base_type(model.lora_rank, precision))
-    return prepare_encoder(Encoder(backbone, "mean", normalise=True, head=head), model).train()
+    return prepare_encoder(Encoder(backbone, "mean", normalize=True, head=head), model).train()
 
 
 def allocated(run: Callable[[], Any]) -> tuple[int, int]:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses import registry
-from raytriever.losses.batch import PAD, RowRelevance, copy_all
-from raytriever.losses.config import LossConfig
+from raytriever.losses import build_loss as registry
+from raytriever.losses.batch_and_temperature import PAD, RowRelevance, copy_all
+from raytriever.losses.batch_relevance import GlobalIds, find_relevance
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.guide import GuideEmbeddings
+from raytriever.losses.false_negative_mask import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
-from raytriever.losses.relevance import GlobalIds, find_relevance
+from raytriever.losses.loss_settings import LossConfig
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BatchIds:
         return self
 
     def relevance(
-        self, workers: WorkerGroup = ALONE, device: torch.device | str = "cpu", both_ways: bool = True
+        self, workers: WorkerGroup = ALONE, device: torch.device | str = "cpu", symmetric: bool = True
     ) -> RowRelevance:
         """Return the relevance on a device; all workers call it, with equal numbers of queries and passages."""
         known = self.positives[:, :0] if self.known is None else self.known
@@ -57,7 +57,7 @@ class BatchIds:
         queries, passages = (workers.all_gather(ids.cpu()).numpy() for ids in (self.queries, self.passages))
         ids = GlobalIds(queries, positives, passages, rows, known[rows, slots], self.seed, self.step)
         teacher = None if self.teacher is None else (self.teacher.documents.numpy(), self.teacher.scores.numpy())
-        found = find_relevance(ids, workers.rank, workers.size, teacher, both_ways)
+        found = find_relevance(ids, workers.rank, workers.size, teacher, symmetric)
         return copy_all(found.map, torch.device(device))
 
 
@@ -71,7 +71,7 @@ class _GatheringLoss(Loss):
         guide: GuideEmbeddings | None = None,
     ) -> LossOutput:
         if isinstance(ids, BatchIds):
-            ids = ids.relevance(workers, queries.device, self.config.both_ways)
+            ids = ids.relevance(workers, queries.device, self.config.symmetric)
         return super().forward(queries, passages, ids, workers, guide)
 
 

@@ -1,4 +1,4 @@
-"""Functions and a tokenisation at which a process dies, in a module that child processes can import."""
+"""Functions and a tokenization at which a process dies, in a module that child processes can import."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 
 SKULL, STONE = "☠", "⛰"
 
 
-class Deadly(Tokenisation):
-    """Tokenises as ever, but is killed by a text with a skull and raises at one with a stone."""
+class Deadly(Tokenization):
+    """Tokenizes as ever, but is killed by a text with a skull and raises at one with a stone."""
 
     def encode(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
         if any(SKULL in text for text in texts):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import TokenBatch
+from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.prompts import Side
 
 
 class Deadly(Retriever):

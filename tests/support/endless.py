@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 
 
 def compute(*arguments: Any) -> Any:
@@ -17,8 +17,8 @@ def compute(*arguments: Any) -> Any:
         pass
 
 
-class Endless(Tokenisation):
-    """Tokenises without end."""
+class Endless(Tokenization):
+    """Tokenizes without end."""
 
     def encode(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
         compute()

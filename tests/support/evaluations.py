@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.datasets import EvaluationDataset, safe_name
-from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.job import EvaluationDirectory
+from raytriever.evaluation.evaluate_split import Evaluation
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.results import About, ErrorRow, Results, TestedPair, ThresholdRow
+from raytriever.evaluation.run_evaluation import EvaluationDirectory
 from raytriever.metrics.intervals import Proportion
-from raytriever.mining.analyser import Analysis
+from raytriever.retrieval.mining.bm25_analyzer import Analysis
 
 HOSTILE = "what is <script>window.hacked = 1</script> & <img src=x onerror='window.hacked = 2'> \"quoted\"?"
 ENDS = "</script><script>window.hacked = 3</script><!-- {{title}} 模型"

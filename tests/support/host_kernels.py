@@ -1,4 +1,4 @@
-"""The GPU's kernels compiled for this processor by g++, with the interface of `raytriever.losses.mw.cuda.Kernels`."""
+"""The GPU's kernels compiled for this processor by g++, with the interface of `losses.mw.cuda_kernel.Kernels`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from raytriever.losses.mw.cuda import PARAMETERS, SOURCE
+from raytriever.losses.mw.cuda_kernel import PARAMETERS, SOURCE
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 

@@ -14,8 +14,8 @@ from tiny_models import text_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raytriever.losses.config import LossConfig
-from raytriever.losses.table import DISTILLATION_LOSSES, LOSS_NAMES
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES
 from raytriever.sentence_transformers import RetrievalLoss
 
 ROWS, POSITIVES, TEMPERATURE = 6, 2, 0.2

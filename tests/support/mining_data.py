@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
-from raytriever.data.records import ORIGINS
-from raytriever.mining.config import METHODS, MiningConfig
-from raytriever.mining.finders import ArrayEmbeddings, Embeddings
-from raytriever.mining.miner import MiningResult
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.retrieval.mining.candidate_search import ArrayEmbeddings, Embeddings
+from raytriever.retrieval.mining.miner import MiningResult
+from raytriever.retrieval.mining.mining_settings import METHODS, MiningConfig
 
 Pairs = list[tuple[int, int]]
 EVERY = MiningConfig(method=",".join(METHODS), num_negatives=3, range_max=9, sampling_strategy="random")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from processes import free_ports
 
-from raytriever.store import objects
+from raytriever.core.store import object_stores
 
 TRIES = 3
 WRITER, READER = ("writer", "writer-secret"), ("reader", "reader-secret")
@@ -74,7 +74,7 @@ class ObjectStore:
         """Let this process reach the server."""
         for name, value in self.environment(credentials).items():
             monkeypatch.setenv(name, value)
-        objects._store.cache_clear()
+        object_stores._store.cache_clear()
 
     def wait(self) -> None:
         """Return when the server answers."""

@@ -28,7 +28,7 @@ IMPORTS = (
     "transformers.models.bert.modeling_bert",
     "numba",
     "pyarrow",
-    "raytriever.data.prepare.open",
+    "raytriever.data.prepare.open_dataset",
     "raytriever.training.loop",
 )
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

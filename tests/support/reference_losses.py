@@ -20,7 +20,7 @@ from batch_ids import BatchIds
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses.config import LossConfig
+from raytriever.losses.loss_settings import LossConfig
 
 __all__ = [
     "bce",
@@ -147,7 +147,7 @@ def reference_loss(config: LossConfig, queries: Tensor, passages: Tensor, ids: B
         for weight, name in zip(config.weights, config.terms, strict=True):
             term = replace(config, loss=name, loss_weights=None, distribution_weight=0)
             value = value + weight * reference_loss(term, queries, passages, ids)
-        return _regularised(value, config, queries, passages, ids)
+        return _regularized(value, config, queries, passages, ids)
     rows = list(query_scores(queries, passages, ids, config))
     tau = config.temperature
     p, n = torch.cat([row.positives for row in rows]), torch.cat([row.negatives for row in rows])
@@ -166,10 +166,10 @@ def reference_loss(config: LossConfig, queries: Tensor, passages: Tensor, ids: B
         value = torch.stack(distilled).mean() if distilled else 0 * queries.sum()
     else:
         value = torch.stack([_of_query(config, row, ids, index) for index, row in enumerate(rows)]).mean()
-    return _regularised(value, config, queries, passages, ids)
+    return _regularized(value, config, queries, passages, ids)
 
 
-def _regularised(value: Tensor, config: LossConfig, queries: Tensor, passages: Tensor, ids: BatchIds) -> Tensor:
+def _regularized(value: Tensor, config: LossConfig, queries: Tensor, passages: Tensor, ids: BatchIds) -> Tensor:
     if config.distribution_weight:
         documents = passages[list(_first_rows(ids).values())]
         value = value + config.distribution_weight * distribution_distance(queries, documents)

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.order import Order
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.config import LossConfig
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.sampling.batch_order import Order
+from raytriever.data.sampling.training_examples import Examples
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.models.config import ModelConfig
-from raytriever.models.precision import base_type
-from raytriever.models.prepare import prepare_for_training
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.device_and_precision import base_type
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
+from raytriever.training.batch_loader import BatchSource
 from raytriever.training.checkpoint import Progression
-from raytriever.training.config import TrainingConfig
-from raytriever.training.guide import Guide, GuideTexts
-from raytriever.training.loader import BatchSource
+from raytriever.training.guide_encoder import Guide, GuideTexts
 from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.training_settings import TrainingConfig
 
 CPU = torch.device("cpu")
 
@@ -64,7 +64,7 @@ def setup_of(
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model))
     retriever = load_retriever(config, base_type(config.lora_rank, precision)).to(device)
     prepare_for_training(retriever, config, settings.seed)
-    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenization=tokenization_of(retriever))
     loaded = guide and Guide.load(str(guide), precision, device)
     texts = loaded and GuideTexts(loaded.retriever, dataset)
 

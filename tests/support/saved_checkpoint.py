@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from raytriever.models.checkpoint import Slice, write_settings
-from raytriever.models.config import ModelConfig
+from raytriever.core.store.commit import committed_directory
+from raytriever.models.checkpoint_model import Slice, write_settings
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever
-from raytriever.store.commit import committed_directory
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, write_slices, write_state
 
 

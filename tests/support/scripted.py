@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from raytriever.core.store.commit import read_manifest
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
-from raytriever.models.checkpoint import WEIGHTS, read_slices
-from raytriever.store.commit import read_manifest
-from raytriever.training.background import JobError
-from raytriever.training.refresh import RefreshPlan, round_path
-from raytriever.training.validation import Record, ValidationPlan, read_record, write_record
+from raytriever.data.hard_negatives import NegativesTable, read_negatives, write_negatives
+from raytriever.models.checkpoint_model import WEIGHTS, read_slices
+from raytriever.training.background_jobs import JobError
+from raytriever.training.dev_validation import Record, ValidationPlan, read_record, write_record
+from raytriever.training.negative_refresh import RefreshPlan, round_path
 
 DEPTH = 4
 

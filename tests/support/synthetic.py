@@ -25,7 +25,7 @@ _NOISE = 0.5  # length of a document's noise, relative to its component in the s
 
 @dataclass(frozen=True)
 class Control:
-    """Normalised embeddings; `training` and `shifted` have one distribution, `documents` and `unshifted` the other."""
+    """Normalized embeddings; `training` and `shifted` have one distribution, `documents` and `unshifted` the other."""
 
     documents: Float32[ndarray, "documents width"]
     training: Float32[ndarray, "training width"]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from beir import write_beir
 
-from raytriever.models.source import embedded_minilm
+from raytriever.models.directory.hub_or_local import embedded_minilm
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
@@ -139,7 +139,10 @@ def test_a_study_of_a_gpu_runs_without_one(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_both_sittings_on_a_gpu_run_without_one(tmp_path: Path) -> None:
     own = {"DEVICE": "cpu", "SIZE": "tiny", "SHAPE": "tiny", "STRATEGIES": "zero1", "MARK": "not gpu", "WORKERS": "2"}
-    own |= {"TESTS": "tests/unit/models/test_varlen.py", "PARTS": "losses:60:mw retrieval:60:search kernels:60:mw"}
+    own |= {
+        "TESTS": "tests/unit/models/test_packed_attention.py",
+        "PARTS": "losses:60:mw retrieval:60:search kernels:60:mw",
+    }
     own |= {"PYTHON": sys.executable, "OUT": str(tmp_path / "out"), "WORK": str(tmp_path / "work")}
     printed = {name: sit(name, own) for name in ("right", "worth")}
     assert "5 of 5 checks ran" in printed["right"]

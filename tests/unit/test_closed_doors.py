@@ -47,11 +47,11 @@ MODEL_WORDS = {"use_safetensors": True, "trust_remote_code": False}
 PARTS = re.compile(r"^(transformers\.)?Auto((Tokenizer|Config)\.from_pretrained|Model\w*\.from_config)$")
 # File, and what is let through there.
 ALLOWED = {
-    # Behind `index.store.read_index`, which holds every byte against its digest before.
-    ("platform/raytriever/index/approximate/faiss_finders.py", "faiss.read_index"),
+    # Behind `stored_index.read_index`, which holds every byte against its digest before.
+    ("platform/raytriever/retrieval/index/approximate/faiss_indexes.py", "faiss.read_index"),
     # A loss that the user wrote and named: it is code.
-    ("platform/raytriever/losses/files.py", "exec"),
-    ("platform/raytriever/losses/files.py", "compile"),
+    ("platform/raytriever/losses/user_loss_file.py", "exec"),
+    ("platform/raytriever/losses/user_loss_file.py", "compile"),
 }
 
 
@@ -62,21 +62,26 @@ UNCHECKED = {
     *(f"{module}.{name}" for module in ("pq", "parquet") for name in ("read_table", "read_schema", "ParquetFile")),
     *("json.load", "json.loads", "yaml.safe_load", "yaml.safe_load_all", "yaml.parse", "safe_open", "load_file"),
 }
-READERS = "platform/raytriever/reading/"
+READERS = "platform/raytriever/core/reading/"
 # File, call, and why it is not `reading`'s.
 OWN_READERS = {
-    ("annotation/service.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
-    ("endpoints/client.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
-    ("endpoints/vectors.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
-    ("data/formats/delimited.py", "json.loads"): "a cell of a table that looks like a list; other values stay text",
-    ("models/tokenisation.py", "json.loads"): "the tokenizer in memory, as its library has just written it",
+    ("evaluation/annotation/chat_completions.py", "json.loads"): "answers of a service; every error is caught",
+    ("retrieval/endpoints/openai_client.py", "json.loads"): "answers of a service; every error is caught",
+    ("retrieval/endpoints/embedding_requests.py", "json.loads"): "answers of a service; every error is caught",
+    ("data/formats/csv_and_tsv.py", "json.loads"): "a cell of a table that looks like a list; other values stay text",
+    ("data/formats/colbert_and_triples.py", "json.loads"): "a line of ids; what is no JSON is a bad row",
+    (
+        "retrieval/encoding/vectors_of_others.py",
+        "np.memmap",
+    ): "rows of numbers behind a header that was checked, in a file of their size",
+    ("models/tokenization.py", "json.loads"): "the tokenizer in memory, as its library has just written it",
     ("cluster/ingest.py", "json.loads"): "reports and errors of this program's own tasks",
     ("evaluation/measurements.py", "np.load"): "a measurement of this program's own, whose digest was compared",
-    ("data/formats/rows.py", "pa.ipc.open_stream"): "a batch of this program's own, of columns that were checked",
-    ("store/owner.py", "json.loads"): "the owner of a lock; a broken record is an unknown owner",
+    ("data/formats/file_rows.py", "pa.ipc.open_stream"): "a batch of this program's own, of columns that were checked",
+    ("core/store/lock_owner.py", "json.loads"): "the owner of a lock; a broken record is an unknown owner",
     ("evaluation/results.py", "json.loads"): "what was made a line before",
-    ("training/background.py", "json.loads"): "a value that the first worker of the group has just sent",
-    ("tracking/steps.py", "json.loads"): "millions of lines; what does not fit is given to `parse_json`",
+    ("training/background_jobs.py", "json.loads"): "a value that the first worker of the group has just sent",
+    ("tracking/step_log.py", "json.loads"): "millions of lines; what does not fit is given to `parse_json`",
 }
 
 

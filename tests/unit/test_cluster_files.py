@@ -215,7 +215,7 @@ PLANTED = [
     ".ray/auth_token", "client_secret.json", "hub.token", ".git/config", ".venv/bin/python", "runs/one/config.yaml",
     "mlflow.db", "mlruns/0/meta.yaml", "mlartifacts/x/model", "results/results.json", "data/corpus.jsonl",
     "embeddings/one/part.npy", "negatives/1/table.jsonl", "weights/model.safetensors", "weights/pytorch_model.bin",
-    "corpus.parquet", "platform/raytriever/__pycache__/main.pyc", "dist/raytriever-0.2.0-py3-none-any.whl",
+    "corpus.parquet", "platform/raytriever/__pycache__/main.pyc", "dist/raytriever-0.3.0-py3-none-any.whl",
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from processes import run_python
 import raytriever
 
 REPOSITORY = Path(__file__).parents[2]
-TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = sorted([*TOP, *(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))])
 TUTORIALS = [page for page in PAGES if page.startswith("docs/tutorials/")]
 API = raytriever.__all__
@@ -76,6 +76,14 @@ def test_generated_text_is_what_the_code_says() -> None:
             assert _text(page) == _build().expand(_text(page)), f"{page}: run python docs/build.py --write"
 
 
+def test_the_list_of_pages_for_language_models_is_current() -> None:
+    text = _text("docs/llms.txt")
+    assert text == _build().llms(), "docs/llms.txt: run python docs/build.py --write"
+    assert text.startswith("# raytriever\n\n> ")
+    listed = re.findall(r"^- \[.+\]\((.+\.md)\): \S.+[^:]$", text, re.MULTILINE)
+    assert sorted(f"docs/{page}" for page in listed) == [page for page in PAGES if page not in (*TOP, "docs/index.md")]
+
+
 def test_links_lead_to_files_and_headings() -> None:
     links = [(page, target) for page in PAGES for target in LINK.findall(FENCE.sub("", _text(page)))]
     for page, target in links:
@@ -102,14 +110,7 @@ def test_the_walk_of_a_batch_names_at_most_25_files() -> None:
 
 
 def test_the_navigation_names_every_page_once() -> None:
-    def pages(entry: object) -> Iterator[str]:
-        if isinstance(entry, str):
-            yield entry
-        elif isinstance(entry, dict | list):
-            for part in entry.values() if isinstance(entry, dict) else entry:
-                yield from pages(part)
-
-    named = list(pages(yaml.safe_load(_text("mkdocs.yml"))["nav"]))
+    named = list(_build().pages_of(yaml.safe_load(_text("mkdocs.yml"))["nav"]))
     there = [page.removeprefix("docs/") for page in PAGES if page not in TOP]
     assert sorted(named) == sorted([*there, *_build().TOP.values()])
 

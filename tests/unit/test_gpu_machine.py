@@ -41,16 +41,17 @@ sys.exit(pytest.main([*options, "-W", "ignore::pytest.PytestConfigWarning", *sys
 
 
 MODULES = (
-    "models.retriever training.loop training.loader encoding.corpus encoding.shards search.exact "
-    "mining.miner evaluation.evaluate"
+    "models.retriever training.loop training.batch_loader retrieval.encoding.embed_corpus "
+    "retrieval.encoding.shard_encoder retrieval.search.exact_search "
+    "retrieval.mining.miner evaluation.evaluate_split"
 )
 IMPORTS = f"""
 import importlib
-for module, heavy in (("losses.config", "torch"), ("losses.registry", "numba")):
+for module, heavy in (("losses.loss_settings", "torch"), ("losses.build_loss", "numba")):
     importlib.import_module("raytriever." + module)
     assert heavy not in sys.modules, heavy
 import torch
-from raytriever.models.varlen import _deterministic
+from raytriever.models.packed_attention import _deterministic
 with _deterministic():
     assert torch.are_deterministic_algorithms_enabled()
 assert not torch.are_deterministic_algorithms_enabled()

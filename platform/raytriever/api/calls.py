@@ -8,12 +8,12 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from raytriever.activity import activity
-from raytriever.errors import disk_errors
-from raytriever.options import check_options
-from raytriever.paths import fetch_paths
-from raytriever.store.commit import one_writer
-from raytriever.terminal import warn
+from raytriever.core.activity import activity
+from raytriever.core.errors import disk_errors
+from raytriever.core.options import check_options
+from raytriever.core.paths import fetch_paths
+from raytriever.core.store.commit import one_writer
+from raytriever.core.terminal import warn
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raytriever.api.calls import checked, public, working
-from raytriever.api.tables import (
+from raytriever.api.tables_in_memory import (
     NAME,
     csv_table,
     frame_table,
@@ -19,17 +19,17 @@ from raytriever.api.tables import (
     shares_within,
     text_files,
 )
-from raytriever.data.formats.division import Shares
-from raytriever.data.sources import Files
-from raytriever.errors import ConfigError, DataError
-from raytriever.terminal import warn
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.core.terminal import warn
+from raytriever.data.data_sources import Files
+from raytriever.data.formats.train_dev_test import Shares
 
 if TYPE_CHECKING:
     import datasets
     import pandas
 
     from raytriever.api.models import ModelLike
-    from raytriever.data.config import DataConfig
+    from raytriever.data.data_settings import DataConfig
 
 Texts = Mapping[str, "str | Mapping[str, str]"]
 Grades = Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -133,8 +133,8 @@ class Dataset:
             frame: the pairs, or the documents.
             queries: the queries, where `frame` holds documents.
             judgements: the judgements, where `frame` holds documents.
-            query: column of queries in a frame of pairs; one named `question` or `anchor` is recognised.
-            passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognised.
+            query: column of queries in a frame of pairs; one named `question` or `anchor` is recognized.
+            passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognized.
             split: column of splits; by default `split`, if there is one.
             test_share: share of the queries, 0 to 1, in a frame of pairs without a column of splits.
             dev_share: as `test_share`.
@@ -246,10 +246,10 @@ class Dataset:
             Dataset('passages': 2 documents, 0 queries, splits none)
         """
         from raytriever.api.models import path_of, settings_of
-        from raytriever.data.config import ImportConfig
-        from raytriever.documents.job import import_folder
-        from raytriever.documents.summary import summary_lines
-        from raytriever.paths import DOCUMENTS
+        from raytriever.core.paths import DOCUMENTS
+        from raytriever.data.data_settings import ImportConfig
+        from raytriever.data.documents.import_folder import import_folder
+        from raytriever.data.documents.import_summary import summary_lines
 
         config = ImportConfig(
             test_share=test_share,
@@ -328,7 +328,7 @@ def source_of(data: Dataset | str | os.PathLike[str]) -> str:
 
 def data_settings(data: Dataset | str | os.PathLike[str]) -> DataConfig:
     """Return the settings that open a data set; raises as `source_of`."""
-    from raytriever.data.config import DataConfig
+    from raytriever.data.data_settings import DataConfig
 
     if isinstance(data, Dataset):
         return DataConfig(dataset=data.source, max_bad_rows=data.max_bad_rows)
@@ -336,9 +336,9 @@ def data_settings(data: Dataset | str | os.PathLike[str]) -> DataConfig:
 
 
 def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: float) -> Dataset:
-    from raytriever.data.config import DataConfig
-    from raytriever.data.prepare.open import open_all_splits
-    from raytriever.data.prepare.pipeline import in_processes
+    from raytriever.data.data_settings import DataConfig
+    from raytriever.data.prepare.open_dataset import open_all_splits
+    from raytriever.data.prepare.prepare_dataset import in_processes
 
     checked(DataConfig(dataset=source, max_bad_rows=max_bad_rows))
     with working("load_dataset"):

@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import Model, ModelLike, Run, path_of, precision_of
-from raytriever.api.tables import require_package
-from raytriever.encoding.config import EncodeConfig
-from raytriever.endpoints.config import EncoderConfig
-from raytriever.errors import ConfigError
-from raytriever.evaluation.config import EvaluationConfig
-from raytriever.models.config import ModelConfig
-from raytriever.options import check_changed
-from raytriever.paths import MODELS
-from raytriever.terminal import warn
-from raytriever.tracking.trackers import read_trackers
+from raytriever.api.tables_in_memory import require_package
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import check_changed
+from raytriever.core.terminal import warn
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
+from raytriever.evaluation.system_names import SYSTEM, SystemTree, parse_system, replace_nodes, system_text
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
+from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig
+from raytriever.tracking.tracker_names import read_trackers
 
 if TYPE_CHECKING:
     import pandas
 
-    from raytriever.endpoints.function import FunctionEncoder
-    from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
+    from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
     from raytriever.evaluation.results import Results
+    from raytriever.retrieval.endpoints.encode_function import FunctionEncoder
 
 EncodeFunction: TypeAlias = Callable[[list[str], str], Any]
 
@@ -106,7 +105,7 @@ class Report:
         Raises:
             StorageError: `output` exists or cannot be written.
         """
-        from raytriever.store.commit import MANIFEST, committed_directory
+        from raytriever.core.store.commit import MANIFEST, committed_directory
 
         folder = path_of(output)
         with working("save", folder), committed_directory(folder, {"kind": "evaluation"}) as aside:
@@ -115,7 +114,7 @@ class Report:
         return folder
 
     def __str__(self) -> str:
-        from raytriever.evaluation.document import format_results
+        from raytriever.evaluation.report_document import format_results
 
         return format_results(self._results).strip()
 
@@ -148,10 +147,11 @@ def evaluate(
     """Measure models side by side on the judged queries of a split, by exact search of all passages.
 
     Args:
-        models: each `"bm25"`, a name or path, a `Model`, a `Run`, a `SentenceTransformer`, or a function
+        models: each `"bm25"`, a name or path, a `Model`, a `Run`, a system such as `"bm25+minilm"`,
+            `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`, a `SentenceTransformer`, or a function
             `encode(texts, side)`, whose `side` is `query` or `passage` and whose result is an array `[texts, width]`
             of embeddings to compare by their dot product; or a dictionary of them by the names they shall have in
-            tables.
+            tables, of which a fusion such as `"bm25+NAME"` can name a model or a function.
         data: one data set or several.
         split: the judged split.
         metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.
@@ -168,7 +168,7 @@ def evaluate(
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
         dtype: types of stored embeddings that are measured from one encoding, such as `["int8", "binary"]`.
         truncate_dim: numbers of first components at which they are measured, such as `[64, 128]`.
-        rescore_multiplier: candidates of quantised embeddings for each result; by default 2.
+        rescore_multiplier: candidates of quantized embeddings for each result; by default 2.
         precision: of encoding, `fp32`, `bf16` or `int8`; by default that of `load_model`, or the faster of `fp32`
             and `bf16`.
         output: directory to write. It is recorded by `tracker`. Without it files are kept until the report is
@@ -209,7 +209,7 @@ def evaluate(
     arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
 
     from raytriever.evaluation.protocol import asks_removed
-    from raytriever.evaluation.request import build_evaluation_job
+    from raytriever.evaluation.requested_models import build_evaluation_job
 
     trackers = read_trackers(tracker)
     made = [one if isinstance(one, str) and asks_removed(one) else source_of(one) for one in unanswerable]
@@ -231,9 +231,9 @@ def evaluate(
 
 def _measure(job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bool, trackers: Sequence[str]) -> Results:
     with working("evaluate", folder):
-        from raytriever.cluster.evaluation import evaluate_in_session
-        from raytriever.evaluation.job import run_evaluation
-        from raytriever.report.evaluation import write_evaluation_report
+        from raytriever.cluster.evaluate_on_cluster import evaluate_in_session
+        from raytriever.evaluation.run_evaluation import run_evaluation
+        from raytriever.experiments.report.evaluation_page import write_evaluation_report
 
         run = partial(run_evaluation, job, report=write_evaluation_report)
         return evaluate_in_session(run, encoding, folder, fresh, trackers, warn)
@@ -268,7 +268,7 @@ def compare(
     words = [str(one._folder if isinstance(one, Report) else one.path if isinstance(one, Run) else one) for one in runs]
     page = path_of(output)
 
-    from raytriever.report.comparison import compare_runs
+    from raytriever.experiments.report.comparison_page import compare_runs
 
     with working("compare"):
         compare_runs(words, page)
@@ -279,22 +279,29 @@ def _evaluated(
     models: Sequence[ModelLike | EncodeFunction] | Mapping[str, ModelLike | EncodeFunction],
     functions: list[FunctionEncoder],
 ) -> list[EvaluatedModel]:
-    from raytriever.endpoints.function import function_encoder
-    from raytriever.evaluation.request import BM25, name_models
+    from raytriever.evaluation.requested_models import name_models
+    from raytriever.retrieval.endpoints.encode_function import function_encoder
 
-    labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
-    rows: list[tuple[str | None, str, ModelConfig | None]] = []
-    for label, model in labelled:
-        if isinstance(model, Run):
-            rows.append((label, str(model.path), model.model.config))
-        elif isinstance(model, Model):
-            rows.append((label, model.name, model.config))
-        elif isinstance(model, str | os.PathLike):
-            path = os.fspath(model)
-            MODELS.check(path, "model")
-            rows.append((label, path, None if path == BM25 else EncoderConfig(model=path)))
+    labeled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
+    own: dict[str, SystemTree] = {}  # systems that a fusion can name
+    rows: list[tuple[str | None, SystemTree | str]] = []
+    for label, model in labeled:
+        system: SystemTree | str
+        if isinstance(model, str | os.PathLike):
+            system = os.fspath(model)
+        elif isinstance(model, Run | Model):
+            system = (model.model if isinstance(model, Run) else model).config
         else:
-            name = label or str(getattr(model, "__name__", type(model).__name__))
-            functions.append(function_encoder(model, name))
-            rows.append((name, functions[-1].name, EncoderConfig(model=functions[-1].name)))
-    return name_models(rows)
+            label = label or str(getattr(model, "__name__", type(model).__name__))
+            functions.append(function_encoder(model, label))
+            system = EncoderConfig(model=functions[-1].name)
+        if label and not isinstance(system, str):
+            own[label] = system
+        rows.append((label, system))
+
+    def system_of(word: str) -> SystemTree:
+        tree = replace_nodes(parse_system(word), lambda node: own.get(system_text(node), node))
+        SYSTEM.check(system_text(tree), "model")
+        return tree
+
+    return name_models([(label, system_of(one) if isinstance(one, str) else one) for label, one in rows])

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raytriever.api.calls import checked, public, working
-from raytriever.endpoints.config import EncoderConfig, ServiceConfig, endpoint_needs
-from raytriever.errors import ConfigError, UserError
-from raytriever.models.config import ModelConfig
-from raytriever.mteb.encoder import MtebEncoder
-from raytriever.options import without_effect
-from raytriever.paths import expanded
-from raytriever.prompts import read_prompts
-from raytriever.store.objects import copy_of
-from raytriever.terminal import warn
-from raytriever.training.config import PRECISIONS
+from raytriever.core.errors import ConfigError, UserError
+from raytriever.core.options import without_effect
+from raytriever.core.paths import expanded
+from raytriever.core.store.object_stores import copy_of
+from raytriever.core.terminal import warn
+from raytriever.evaluation.mteb.mteb_encoder import MtebEncoder
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import read_prompts
+from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig, ServiceConfig, endpoint_needs
+from raytriever.training.training_settings import PRECISIONS
 
 if TYPE_CHECKING:
     from jaxtyping import Float32
@@ -92,9 +92,9 @@ class Model(MtebEncoder):
     def retriever(self) -> TextEncoder:  # type: ignore[override]
         """The loaded towers and tokenizer, whose weights cannot be trained; or the endpoint."""
 
-        from raytriever.encoding.loading import open_encoder
-        from raytriever.models.precision import choose_precision, default_device
-        from raytriever.models.source import has_files
+        from raytriever.models.device_and_precision import choose_precision, default_device
+        from raytriever.models.directory.hub_or_local import has_files
+        from raytriever.retrieval.encoding.load_for_encoding import open_encoder
 
         device = default_device()
         precision = choose_precision(self.precision, device)
@@ -103,7 +103,7 @@ class Model(MtebEncoder):
         return open_encoder(self.config, precision, device)
 
     def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts width"]:
-        from raytriever.encoding.encode import encode_texts
+        from raytriever.retrieval.encoding.encode_texts import encode_texts
 
         checked = check_texts(texts)
         with working(f"encode_{'queries' if side == 'query' else 'passages'}"):
@@ -180,7 +180,7 @@ def load_model(
         precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default `fp32` for a run that was
             trained with this setting, else the faster of the first two. A line says if that is bf16.
         pooling: `mean`, `cls`, `last`, `max`, `mean_sqrt_len` or `weightedmean`; or several joined by `+`.
-        similarity: `cosine` normalises embeddings, `dot` leaves them as they are.
+        similarity: `cosine` normalizes embeddings, `dot` leaves them as they are.
         towers: `shared`, or `separate` for an encoder each (as DPR).
         query_prompt: text put before every query.
         passage_prompt: text put before every passage.
@@ -271,8 +271,8 @@ def loaded(model: ModelLike) -> Model:
 
 def run_precision(name: str) -> str | None:
     """Return `fp32` for the model of a run whose settings ask for it, else None: the hardware decides."""
-    from raytriever.config import read_settings
-    from raytriever.experiment.directory import CONFIG
+    from raytriever.experiments.run.run_directory import CONFIG
+    from raytriever.training.run_config import read_settings
 
     folder = expanded(name)
     for run in (folder, folder.parent) if folder.is_dir() else ():
@@ -312,7 +312,7 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
     Raises:
         ConfigError: it is one text, a collection without an order or with names, or contains something else than texts.
     """
-    from raytriever.data.keys import as_utf8
+    from raytriever.data.hashed_ids import as_utf8
 
     if isinstance(texts, str | bytes):
         raise ConfigError("is one text, not a list of texts", argument, "put it in a list")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings
 from raytriever.api.models import ModelLike, check_texts, loaded, path_of
-from raytriever.errors import ConfigError
-from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.options import check_changed, did_you_mean
-from raytriever.paths import DATASET
-from raytriever.terminal import warn
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import check_changed, did_you_mean
+from raytriever.core.paths import DATASET
+from raytriever.core.terminal import warn
+from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from raytriever.data.config import DataConfig
-    from raytriever.search.exact import Hits, PassageIndex
+    from raytriever.data.data_settings import DataConfig
+    from raytriever.retrieval.search.exact_search import Hits, PassageIndex
 
 
 class Index:
@@ -131,9 +131,9 @@ def build_index(
         unused = [name for name, value in [("output", output), *settings.items()] if value is not None]
         if unused:
             raise ConfigError("has no effect on an exact index", unused[0], "leave it out, or give another kind")
-        from raytriever.data.prepare.open import open_dataset
-        from raytriever.data.prepare.pipeline import in_processes
-        from raytriever.search.exact import ExactIndex
+        from raytriever.data.prepare.open_dataset import open_dataset
+        from raytriever.data.prepare.prepare_dataset import in_processes
+        from raytriever.retrieval.search.exact_search import ExactIndex
 
         with working("build_index"):
             dataset = open_dataset(source.dataset, [], max_bad_rows=source.max_bad_rows, run=in_processes, report=warn)
@@ -162,7 +162,7 @@ def _approximate(
     check_changed(config)
     folder = path_of(output)
 
-    from raytriever.search.approximate import run_index
+    from raytriever.retrieval.search.approximate_search import run_index
 
     with working("build_index", None if folder.exists() else folder):
         opened = run_index(

@@ -15,27 +15,27 @@ from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings, source_of
 from raytriever.api.evaluation import metrics_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
-from raytriever.api.tables import require_package
-from raytriever.config import from_dict
-from raytriever.errors import ConfigError
-from raytriever.experiment.start import check_run, start_run
-from raytriever.losses.files import loss_setting
-from raytriever.mining.config import MiningConfig
-from raytriever.models.config import READING
-from raytriever.paths import runs_folder
-from raytriever.recipes import base_config
-from raytriever.store.cache import cache_folder, hold
-from raytriever.store.commit import read_manifest, sha256_of
-from raytriever.store.disk import files_below
-from raytriever.store.parts import make_once
-from raytriever.terminal import warn
-from raytriever.tracking.trackers import read_trackers
+from raytriever.api.tables_in_memory import require_package
+from raytriever.core.errors import ConfigError
+from raytriever.core.paths import runs_folder
+from raytriever.core.store.cache import cache_folder, hold
+from raytriever.core.store.commit import read_manifest, sha256_of
+from raytriever.core.store.disk import files_below
+from raytriever.core.store.unfinished_parts import make_once
+from raytriever.core.terminal import warn
+from raytriever.experiments.recipes import base_config
+from raytriever.experiments.run.start_run import check_run, start_run
+from raytriever.losses.user_loss_file import loss_setting
+from raytriever.models.model_settings import READING
+from raytriever.retrieval.mining.mining_settings import MiningConfig
+from raytriever.tracking.tracker_names import read_trackers
+from raytriever.training.run_config import from_dict
 
 if TYPE_CHECKING:
     import pandas
 
-    from raytriever.data.config import DataConfig
-    from raytriever.models.config import ModelConfig
+    from raytriever.data.data_settings import DataConfig
+    from raytriever.models.model_settings import ModelConfig
 
 # As many of the mined negatives as `raytriever mine` recommends for a training group.
 MOST_DRAWN = 5
@@ -66,7 +66,7 @@ class HardNegatives:
 
     @cached_property
     def _rows(self) -> Any:
-        from raytriever.data.negatives import read_ids
+        from raytriever.data.hard_negatives import read_ids
 
         return read_ids(self.path)
 
@@ -138,8 +138,8 @@ def mine_hard_negatives(
         >>> sorted(hard.to_pandas()["origin"].unique())
         ['dense']
     """
-    from raytriever.mining.job import run_mining
-    from raytriever.models.config import ModelConfig
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.retrieval.mining.mining_job import run_mining
 
     mining = MiningConfig(
         method=method or ("bm25" if model is None else "dense"),
@@ -215,7 +215,7 @@ def train(
             a loss of your own (docs/tutorials/own-loss.md).
         hard_negatives: what `mine_hard_negatives` returned, or the directory of a table. A group then holds as many of
             them as `negatives_per_query` says, by default up to 5.
-        max_steps: optimiser steps.
+        max_steps: optimizer steps.
         epochs: times the training examples are seen, where `max_steps` is not given; by default 1.
         batch_size: queries of one step, over all workers.
         learning_rate: AdamW's highest learning rate.
@@ -295,9 +295,9 @@ def _cached_negatives(
         model: the encoder, if a method uses one.
         decides: the other settings.
     """
-    from raytriever.data.prepare.open import open_all_splits
-    from raytriever.data.prepare.pipeline import in_processes
-    from raytriever.models.resolution import resolve_model
+    from raytriever.data.prepare.open_dataset import open_all_splits
+    from raytriever.data.prepare.prepare_dataset import in_processes
+    from raytriever.models.resolve_model import resolve_model
 
     opened = open_all_splits(data.dataset, max_bad_rows=data.max_bad_rows, run=in_processes)
     revisions = ({model.model: model.revision} if model else {}) | ({judge: None} if judge else {})

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from raytriever.cli.suggestions import removed, suggest_for_flag
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.masking import refuse_secrets
-from raytriever.options import read_option
-from raytriever.paths import PATH, PathKind
-from raytriever.store.lock import acquire
-from raytriever.terminal import show, warn
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.masking import refuse_secrets
+from raytriever.core.options import read_option
+from raytriever.core.paths import PATH, PathKind
+from raytriever.core.store.lock import acquire
+from raytriever.core.terminal import show, warn
 from raytriever.tracking.mlflow_tracker import EXPERIMENT_NAME
-from raytriever.tracking.trackers import DEFAULT_TRACKERS, NONE, TITLES, read_trackers
+from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, NONE, TITLES, read_trackers
 
 WIDTH = 100  # characters of a line in the help of common flags
 _CHOICES = "; one of: "
@@ -149,11 +149,8 @@ def _check_utf8(word: str, name: str | None) -> None:
         word.encode()
     except UnicodeEncodeError as error:
         byte = ord(word[error.start]) & 0xFF
-        raise ConfigError(
-            f"byte 0x{byte:02x} of {word!a} is not UTF-8",
-            name and setting(name),
-            "set the terminal to UTF-8, or rename the file",
-        ) from error
+        what = f"byte 0x{byte:02x} of {word!a} is not UTF-8"
+        raise ConfigError(what, name and setting(name), "set the terminal to UTF-8, or rename the file") from error
 
 
 class _HelpAll(argparse.Action):
@@ -224,7 +221,6 @@ class Argument:
 
     Args:
         name: Flag, such as `--split`, or name of an argument without dashes.
-        help: Its help.
         reads: Kind of path, or function of a text that returns the value. A path must exist if its kind says so.
         settings: Further arguments of argparse's `add_argument`.
     """

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from raytriever.cli.arguments import Argument, Parser, add_output, add_settings, lock_output
-from raytriever.options import Need, check_options, needs_of, without_effect
-from raytriever.paths import fetch_paths
-from raytriever.terminal import show
+from raytriever.core.options import Need, check_options, needs_of, without_effect
+from raytriever.core.paths import fetch_paths
+from raytriever.core.terminal import show
 
 # Values of a command line: its arguments by name, and its settings by the names of their groups.
 Given: TypeAlias = argparse.Namespace
@@ -26,7 +26,6 @@ class SettingsGroup:
 
     Args:
         name: Attribute of `Given` that holds them.
-        kind: Their dataclass.
         title: Title of their flags in `--help`.
         only: Names of the settings that the command has; without any, all that have a flag. The others keep their
             defaults.

@@ -16,7 +16,7 @@ class Row(NamedTuple):
     Attributes:
         task: Title of the command's group in the overview.
         help: What the command does, in a line.
-        location: Module and name of its `Command`, such as `raytriever.cli.use:SEARCH`.
+        location: Module and name of its `Command`, such as `raytriever.cli.model_commands:SEARCH`.
     """
 
     task: str
@@ -44,18 +44,20 @@ _CLI = "raytriever.cli"
 
 COMMANDS = {
     "import": Row(
-        PREPARE, "write a folder of documents, and questions about them, as a data set", f"{_CLI}.prepare:IMPORT"
+        PREPARE, "write a folder of documents, and questions about them, as a data set", f"{_CLI}.data_commands:IMPORT"
     ),
     "prepare": Row(
-        PREPARE, "check, tokenize and shard a data set, and print a summary of it", f"{_CLI}.prepare:PREPARE"
+        PREPARE, "check, tokenize and shard a data set, and print a summary of it", f"{_CLI}.data_commands:PREPARE"
     ),
     "annotate": Row(
-        PREPARE, "find positives with a language model and write a data set with them", f"{_CLI}.prepare:ANNOTATE"
+        PREPARE, "find positives with a language model and write a data set with them", f"{_CLI}.data_commands:ANNOTATE"
     ),
     "mine": Row(
-        PREPARE, "find hard negatives, remove the false ones among them, and write a table", f"{_CLI}.prepare:MINE"
+        PREPARE,
+        "find hard negatives, remove the false ones among them, and write a table",
+        f"{_CLI}.data_commands:MINE",
     ),
-    "score": Row(PREPARE, "score pairs with a cross-encoder, as a teacher for training", f"{_CLI}.prepare:SCORE"),
+    "score": Row(PREPARE, "score pairs with a cross-encoder, as a teacher for training", f"{_CLI}.data_commands:SCORE"),
     "quickstart": Row(TRAIN, "train on the docstrings of Python, measure, print a table", f"{_CLI}.train:QUICKSTART"),
     "train": Row(TRAIN, "train an encoder and measure it before and after", f"{_CLI}.train:TRAIN"),
     "tune": Row(TRAIN, "search the settings of training and measure the best", f"{_CLI}.tune:TUNE"),
@@ -66,23 +68,25 @@ COMMANDS = {
     "compare": Row(
         MEASURE, "compare finished runs of training and evaluation on one HTML page", f"{_CLI}.evaluate:COMPARE"
     ),
-    "search": Row(USE, "find the best passages of a data set for a query", f"{_CLI}.use:SEARCH"),
-    "encode": Row(USE, "encode the passages or the queries of a data set", f"{_CLI}.use:ENCODE"),
+    "search": Row(USE, "find the best passages of a data set for a query", f"{_CLI}.model_commands:SEARCH"),
+    "encode": Row(USE, "encode the passages or the queries of a data set", f"{_CLI}.model_commands:ENCODE"),
     "index": Row(
         USE,
         "build an approximate index over the passages of a data set, or open, measure and search it",
-        f"{_CLI}.use:INDEX",
+        f"{_CLI}.model_commands:INDEX",
     ),
-    "export": Row(USE, "write a model for other runtimes: weights, graphs and a model card", f"{_CLI}.use:EXPORT"),
+    "export": Row(
+        USE, "write a model for other runtimes: weights, graphs and a model card", f"{_CLI}.model_commands:EXPORT"
+    ),
     "runs": Row(
         OPERATE,
         "list run directories, or clean them of checkpoints that are no longer needed",
-        f"{_CLI}.operate:RUNS",
+        f"{_CLI}.operator_commands:RUNS",
     ),
     "cache": Row(
         OPERATE,
         "list cached data sets, models and embeddings, or remove the least recently used ones",
-        f"{_CLI}.operate:CACHE",
+        f"{_CLI}.operator_commands:CACHE",
     ),
-    "doctor": Row(OPERATE, "check this machine: devices, servers, disks, locks", f"{_CLI}.operate:DOCTOR"),
+    "doctor": Row(OPERATE, "check this machine: devices, servers, disks, locks", f"{_CLI}.operator_commands:DOCTOR"),
 }

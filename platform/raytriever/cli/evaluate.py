@@ -9,17 +9,18 @@ from pathlib import Path
 
 from raytriever.cli.arguments import TRACKERS, Argument
 from raytriever.cli.command import Command, Given, SettingsGroup
-from raytriever.cli.groups import PRECISION
-from raytriever.data.config import DataConfig
-from raytriever.encoding.config import EncodeConfig
-from raytriever.endpoints.config import ENCODER, EncoderConfig, endpoint_needs
-from raytriever.errors import ConfigError
-from raytriever.evaluation.config import MTEB, EvaluationConfig
-from raytriever.models.config import ModelConfig
-from raytriever.options import Need
-from raytriever.paths import DATASET, MODELS, PATH, UNANSWERABLE
-from raytriever.report.request import check_comparison
-from raytriever.terminal import warn
+from raytriever.cli.shared_arguments import PRECISION
+from raytriever.core.errors import ConfigError
+from raytriever.core.options import Need
+from raytriever.core.paths import DATASET, PATH, UNANSWERABLE
+from raytriever.core.terminal import warn
+from raytriever.data.data_settings import DataConfig
+from raytriever.evaluation.evaluation_settings import MTEB, EvaluationConfig
+from raytriever.evaluation.system_names import SYSTEM
+from raytriever.experiments.report.comparison_request import check_comparison
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
+from raytriever.retrieval.endpoints.endpoint_settings import ENCODER, EncoderConfig, endpoint_needs
 
 
 def check_evaluation(given: Given) -> None:
@@ -34,14 +35,14 @@ def check_evaluation(given: Given) -> None:
 
 def evaluate(given: Given) -> Iterator[str]:
     """Evaluate, and yield the table and the files."""
-    from raytriever.cluster.evaluation import evaluate_in_session
-    from raytriever.evaluation.request import read_models
+    from raytriever.cluster.evaluate_on_cluster import evaluate_in_session
+    from raytriever.evaluation.requested_models import read_models
 
     config, output, data, precision = given.evaluation, given.output, given.data, given.training.precision
     models = read_models(given.models, replace(given.model, truncate_dim=config.model_width))
     session = given.encoding, output, given.fresh, given.trackers, warn
     if config.suite == MTEB:
-        from raytriever.mteb.job import TABLE, build_mteb_job, raise_missing, run_mteb
+        from raytriever.evaluation.mteb.mteb_evaluation import TABLE, build_mteb_job, raise_missing, run_mteb
 
         mteb_job = build_mteb_job(models, config, given.calibrate, given.unanswerable, precision, data.max_bad_rows)
         results = evaluate_in_session(partial(run_mteb, mteb_job), *session)
@@ -50,12 +51,12 @@ def evaluate(given: Given) -> Iterator[str]:
         raise_missing(results)
         return
 
-    from raytriever.evaluation.document import format_results
-    from raytriever.evaluation.files import LATEX
-    from raytriever.evaluation.job import run_evaluation
-    from raytriever.evaluation.request import build_evaluation_job
+    from raytriever.evaluation.evaluation_files import LATEX
+    from raytriever.evaluation.report_document import format_results
+    from raytriever.evaluation.requested_models import build_evaluation_job
     from raytriever.evaluation.results import RESULTS
-    from raytriever.report.evaluation import write_evaluation_report
+    from raytriever.evaluation.run_evaluation import run_evaluation
+    from raytriever.experiments.report.evaluation_page import write_evaluation_report
 
     job = build_evaluation_job(
         models,
@@ -83,9 +84,9 @@ EVALUATE = Command(
     arguments=[
         Argument(
             "--model",
-            "`bm25`, `minilm`, directories, runs, hub names or `openai:NAME`; NAME=MODEL sets the name in tables "
-            "(default: minilm)",
-            MODELS,
+            "`bm25`, `minilm`, directories, runs, hub names or `openai:NAME`, `vectors:FOLDER`, `run:FILE`, a fusion "
+            "such as `bm25+minilm`, or `MODEL>CROSS-ENCODER@100`; NAME=MODEL sets the name in tables (default: minilm)",
+            SYSTEM,
             metavar="MODEL",
             nargs="+",
             dest="models",
@@ -98,9 +99,7 @@ EVALUATE = Command(
             nargs="+",
         ),
         Argument(
-            "--baseline",
-            "one or two models that the others are compared with (default: the first model)",
-            nargs="+",
+            "--baseline", "one or two models that the others are compared with (default: the first model)", nargs="+"
         ),
         Argument(
             "--calibrate",
@@ -142,7 +141,7 @@ EVALUATE = Command(
 
 def compare(given: Given) -> Iterator[str]:
     """Compare finished runs on one page."""
-    from raytriever.report.comparison import compare_runs
+    from raytriever.experiments.report.comparison_page import compare_runs
 
     compare_runs(given.runs, Path(given.page))
     yield f"{given.page} (open it in a browser)"

@@ -9,9 +9,9 @@ from pathlib import Path
 from raytriever.cli.arguments import TRACKERS, Argument, number
 from raytriever.cli.command import Command, Given
 from raytriever.cli.suggestions import removed
-from raytriever.errors import ConfigError
-from raytriever.experiment.start import check_run_name
-from raytriever.terminal import warn
+from raytriever.core.errors import ConfigError
+from raytriever.core.terminal import warn
+from raytriever.experiments.run.start_run import check_run_name
 
 
 def study_file(text: str) -> Path:
@@ -31,10 +31,10 @@ def check_study(given: Given) -> None:
 
 def study(given: Given) -> Iterator[str]:
     """Train and measure, and yield the table and the files."""
-    from raytriever.evaluation.files import LATEX
-    from raytriever.studies.file import load_study
-    from raytriever.studies.outcome import PAGE, TABLE
-    from raytriever.studies.run import check_directory, run_study
+    from raytriever.evaluation.evaluation_files import LATEX
+    from raytriever.experiments.study.outcome import PAGE, TABLE
+    from raytriever.experiments.study.run_study import check_directory, run_study
+    from raytriever.experiments.study.study_file import load_study
 
     output, study = given.output, load_study(given.study)
     run_name = f"study-{study.name}" if given.run_name is None else given.run_name

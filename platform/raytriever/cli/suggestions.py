@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from raytriever.options import did_you_mean
+from raytriever.core.options import did_you_mean
 
 # Our flag, and what other trainers, libraries and benchmarks call it. The first that the command has is suggested.
 _FLAGS = {

@@ -13,21 +13,21 @@ from typing import Any
 
 from raytriever.cli.arguments import TRACKERS, Argument, program_path, quote_command, show_views
 from raytriever.cli.command import Command, Given, SettingsGroup
-from raytriever.config import SECTION_OF, SECTIONS, Config, errors_of, from_dict, load_config, settings_of
-from raytriever.errors import ConfigError, flag_of
-from raytriever.experiment.start import check_run, start_run
-from raytriever.losses.config import terms_of
-from raytriever.losses.files import LossFile
-from raytriever.paths import PATH, runs_folder
-from raytriever.recipes import RECIPES, base_config
-from raytriever.terminal import warn
+from raytriever.core.errors import ConfigError, flag_of
+from raytriever.core.paths import PATH, runs_folder
+from raytriever.core.terminal import warn
+from raytriever.experiments.recipes import RECIPES, base_config
+from raytriever.experiments.run.start_run import check_run, start_run
+from raytriever.losses.loss_settings import terms_of
+from raytriever.losses.user_loss_file import LossFile
+from raytriever.training.run_config import SECTION_OF, SECTIONS, Config, errors_of, from_dict, load_config, settings_of
 
 
 def train(given: Given) -> Iterator[str]:
     """Train, or print the memory plan of each training."""
     config: Config = given.config
     if given.dry_run:
-        from raytriever.experiment.dry_run import dry_run
+        from raytriever.experiments.run.dry_run import dry_run
 
         for training in config.trainings:
             with errors_of(training):
@@ -38,8 +38,8 @@ def train(given: Given) -> Iterator[str]:
     finished = start_run(config, given.base, given.output, given.run_name, given.fresh, warn, given.trackers, notes)
 
     from raytriever.data.pydocs import PYDOCS
-    from raytriever.evaluation.document import format_results
-    from raytriever.experiment.directory import newer_datasets
+    from raytriever.evaluation.report_document import format_results
+    from raytriever.experiments.run.run_directory import newer_datasets
 
     if not finished.is_new:
         warn(f"{finished.path} is finished; --fresh removes it and trains again")
@@ -91,7 +91,6 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
 
     Args:
         where: flag and path of the settings file.
-        losses: losses in it.
 
     Raises:
         ConfigError: a loss is not named: somebody else may have written the settings, and the loss is a program.
@@ -101,11 +100,8 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
     for term in (term for loss in losses for term in terms_of(loss)):
         own = LossFile.parse(term)
         if own is not None and (os.path.realpath(own.file), own.name) not in known:
-            raise ConfigError(
-                f"its loss {own.file}:{own.name} is a program of this file",
-                where,
-                f"read {own.file}; if you trust it, add {flag_of('loss')} {own.file}:{own.name}",
-            )
+            remedy = f"read {own.file}; if you trust it, add {flag_of('loss')} {own.file}:{own.name}"
+            raise ConfigError(f"its loss {own.file}:{own.name} is a program of this file", where, remedy)
 
 
 def _base(arguments: argparse.Namespace) -> Config:

@@ -11,14 +11,14 @@ from typing import Any
 from raytriever.cli.arguments import quote_command, show_views
 from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.train import RUN_SETTINGS, check_own_losses, default_output, resolve_settings, run_arguments
-from raytriever.config import Config, read_settings
-from raytriever.errors import flag_of
-from raytriever.experiment.start import check_run
-from raytriever.losses.config import terms_of
-from raytriever.losses.files import LossFile
-from raytriever.paths import fetch_paths
-from raytriever.terminal import warn
-from raytriever.tuning.space import SearchConfig, parse_search_space
+from raytriever.core.errors import flag_of
+from raytriever.core.paths import fetch_paths
+from raytriever.core.terminal import warn
+from raytriever.experiments.run.start_run import check_run
+from raytriever.experiments.tuning.space import SearchConfig, parse_search_space
+from raytriever.losses.loss_settings import terms_of
+from raytriever.losses.user_loss_file import LossFile
+from raytriever.training.run_config import Config, read_settings
 
 _SEARCH = SettingsGroup("search", SearchConfig, "search")
 
@@ -48,10 +48,10 @@ def tune(given: Given) -> Iterator[str]:
     """Search, and yield the tables; raises `TrialError` at the end if trials failed."""
     base: Config = given.base
 
-    from raytriever.evaluation.document import format_results
-    from raytriever.terminal import text_table
-    from raytriever.tuning.ray.sweep import run_sweep
-    from raytriever.tuning.trial_log import TrialError, sweep_rows
+    from raytriever.core.terminal import text_table
+    from raytriever.evaluation.report_document import format_results
+    from raytriever.experiments.tuning.ray.sweep import run_sweep
+    from raytriever.experiments.tuning.trial_log import TrialError, sweep_rows
 
     swept = run_sweep(base, given.search, given.output, given.name, given.fresh, warn, given.trackers)
     if not swept.is_new:
@@ -69,11 +69,8 @@ def tune(given: Given) -> Iterator[str]:
         yield f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}"
     if swept.failed:
         first = swept.failed[0]
-        raise TrialError(
-            f"{len(swept.failed)} of {len(swept.trials)} trials failed, first {first.name}: {first.reason}",
-            str(swept.path),
-            "run the same command to try them again",
-        )
+        what = f"{len(swept.failed)} of {len(swept.trials)} trials failed, first {first.name}: {first.reason}"
+        raise TrialError(what, str(swept.path), "run the same command to try them again")
 
 
 TUNE = Command(

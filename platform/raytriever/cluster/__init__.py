@@ -1,1 +1,1 @@
-"""Everything on Ray but tuning: sessions, jobs, gauges, ingest, training, encoding and search by actors."""
+"""Everything on Ray but sweeps: sessions, jobs, gauges, ingest, training, encoding and search by actors."""

@@ -17,13 +17,13 @@ from pathlib import Path, PurePath
 import ray
 from ray.util.metrics import Gauge
 
-from raytriever.config import FOLDERS
-from raytriever.data.prepare.shards import ShardReport, ShardWriter
-from raytriever.encoding.corpus import Runner
-from raytriever.encoding.shards import ShardEncoder
-from raytriever.errors import LossInputError
-from raytriever.training.config import CHECKPOINT_MINUTES
-from raytriever.training.parallel.strategy import NotFiniteError
+from raytriever.core.errors import LossInputError
+from raytriever.data.prepare.text_shards import ShardReport, ShardWriter
+from raytriever.retrieval.encoding.embed_corpus import Runner
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder
+from raytriever.training.parallel.strategies import NotFiniteError
+from raytriever.training.run_config import FOLDERS
+from raytriever.training.training_settings import CHECKPOINT_MINUTES
 
 PREFIX = "raytriever_"
 REFRESH_SECONDS = 5.0  # half of Ray's default interval between two reports

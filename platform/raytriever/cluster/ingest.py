@@ -22,24 +22,24 @@ import ray.data
 from ray.data import DataContext
 
 from raytriever.cluster.gauges import with_ingest_gauges
-from raytriever.cluster.session import ray_session
-from raytriever.data.config import SplitConfig
-from raytriever.data.formats.chunks import FileChunk, read_chunks
+from raytriever.cluster.ray_session import ray_session
+from raytriever.core.errors import DataError, ModelError, StorageError, UserError
+from raytriever.core.processes import TRIES
+from raytriever.core.store.attempts import Attempts
+from raytriever.core.store.disk import check_writable
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.dataset_statistics import describe
+from raytriever.data.formats.file_chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare
-from raytriever.data.prepare.shards import WORK, ShardReport, ShardWriter
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.statistics import describe
-from raytriever.errors import DataError, ModelError, StorageError, UserError
-from raytriever.models.config import ModelConfig
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.prepare_dataset import Request, Runner, chunk_bytes, in_processes, prepare
+from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter
 from raytriever.models.description import describe as describe_model
 from raytriever.models.description import prompt_table
-from raytriever.models.resolution import read_files
-from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.processes import TRIES
-from raytriever.prompts import SIDES, Prompts, check_length
-from raytriever.store.attempts import Attempts
-from raytriever.store.disk import check_writable
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import SIDES, Prompts, check_length
+from raytriever.models.resolve_model import read_files
+from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
 # CPUs of a task. A reader only unpacks: its share is so small that every core still has a writer. Because the shares
 # differ, Ray Data does not fuse the two into one task.
@@ -79,7 +79,7 @@ def choose_runner(num_workers: int) -> Runner:
 def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
     """Write the shards of a data set in Ray tasks. Yield a report for each shard when it is done.
 
-    This is a `Runner` of `data.prepare.pipeline` and needs a Ray session.
+    This is a `Runner` of `prepare.prepare_dataset` and needs a Ray session.
     """
     size = chunk_bytes(total_bytes)
     # Each chunk is its own block; otherwise one task would get many. Ray Data reserves half of the CPUs for the readers
@@ -202,17 +202,17 @@ def run_preparation(
     tokenizer = load_tokenizer(files.sides["query"].transformer)
     template = Template.of(tokenizer)
     table = prompt_table(description, model)
-    tokenisation = Tokenisation(content_tokenizer_json(tokenizer), table.query, table.passage, table)
+    tokenization = Tokenization(content_tokenizer_json(tokenizer), table.query, table.passage, table)
     lengths = {"passage": description.passage_length, "query": description.query_length}
     special = len(template.before) + len(template.after)
 
     def check_prompts(prompts: Prompts) -> None:
         for side in SIDES:
-            [tokens] = tokenisation.encode([""], prompts[side])
+            [tokens] = tokenization.encode([""], prompts[side])
             check_length(prompts[side], len(tokens), lengths[side] - special, side)
 
     check_prompts(table.of())
-    request = Request(dataset, tokenisation, format, max_bad_rows, columns=columns, division=division or SplitConfig())
+    request = Request(dataset, tokenization, format, max_bad_rows, columns=columns, division=division or SplitConfig())
     prepared = prepare(request, choose_runner(num_workers=0), output, log)
     opened = prepared.open()
     table.check([opened.name])

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
-from raytriever.errors import StorageError, flag_of
-from raytriever.paths import expanded
-from raytriever.store.disk import check_writable, files_below
+from raytriever.core.errors import StorageError, flag_of
+from raytriever.core.paths import expanded
+from raytriever.core.store.disk import check_writable, files_below
 
 HOME = "RAYTRIEVER_HOME"
 UPLOADS = "working_dir_files"  # the folder into which Ray unpacks uploads
@@ -39,11 +39,8 @@ def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> li
         return list(words)
     home = expanded(os.environ.get(HOME) or "~/raytriever")
     if not home.is_absolute():
-        raise StorageError(
-            "is relative, but a submitted job has no lasting folder to start from",
-            f"{HOME}={home}",
-            "give an absolute path",
-        )
+        what = "is relative, but a submitted job has no lasting folder to start from"
+        raise StorageError(what, f"{HOME}={home}", "give an absolute path")
     check_writable(home)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)

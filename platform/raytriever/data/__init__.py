@@ -1,1 +1,1 @@
-"""Data sets as columns and judgements; sub-packages for formats, preparation and sampling; `pydocs`."""
+"""Data sets: formats, preparation, import of documents, hard negatives, and the order of training examples."""

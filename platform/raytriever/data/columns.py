@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.reading.arrays import read_arrow
+from raytriever.core.reading.arrays import read_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.columns import Answers, Column, QueryPrompts, TokenColumn, texts_at
-from raytriever.data.keys import Copies, Forms, digest_of, forms_of, key_of
-from raytriever.data.records import QuarantineReport
-from raytriever.prompts import TITLE, fill_title
+from raytriever.data.hashed_ids import Copies, Forms, digest_of, forms_of, key_of
+from raytriever.data.records_and_bad_rows import QuarantineReport
+from raytriever.models.prompts import TITLE, fill_title
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Tokens:
     """Token ids of all texts, without special tokens and not truncated.
 
     `digest` is that of the tokenizer and the prompts, `tokenizer` that of the tokenizer alone. If a data set was opened
-    without a tokenisation, `tokenizer` is empty and the prompts are unknown.
+    without a tokenization, `tokenizer` is empty and the prompts are unknown.
     """
 
     queries: TokenColumn

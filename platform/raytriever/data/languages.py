@@ -1,7 +1,7 @@
 """Languages of texts, and their detection by script and by function words. Imports nothing heavy.
 
 A script decides where it has one large language (Greek, Thai, Korean); letters or function words decide between the
-languages of one script. What is not recognised is read as English, as all texts were before.
+languages of one script. What is not recognized is read as English, as all texts were before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST_LETTERS = 0.3
 
 @dataclass(frozen=True)
 class Language:
-    """Language that BM25 can analyse.
+    """Language that BM25 can analyze.
 
     `name` in lower case is its Snowball stemmer, if it has one. `ngram` is the number of characters of a term, for a
     language whose terms are all runs of so many characters; 0 for words. `function_words` are for the detection.
@@ -93,7 +93,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def detect(texts: Sequence[str]) -> str:
-    """Return the code of the language that most of a corpus is written in; English if none is recognised."""
+    """Return the code of the language that most of a corpus is written in; English if none is recognized."""
     step = max(1, len(texts) // SAMPLE_SIZE)
     sample = "\n".join(texts[row][:SAMPLE_CHARACTERS] for row in range(0, len(texts), step)[:SAMPLE_SIZE]).lower()
     words = _WORD.findall(sample)

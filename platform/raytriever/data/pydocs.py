@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.core.store.disk import walk
+from raytriever.core.store.unfinished_parts import make_once
 from raytriever.data.formats.beir import QRELS_HEADER
-from raytriever.store.cache import cache_folder
-from raytriever.store.commit import committed_directory, read_manifest
-from raytriever.store.disk import walk
-from raytriever.store.parts import make_once
 
 PYDOCS = "pydocs"
 _FORMAT = 4
@@ -85,7 +85,7 @@ def pairs_of(root: Path) -> Iterator[Pair]:
                 question = question_and_answer(docstring) if docstring else None
                 if question is not None:
                     pair = Pair(name, question[0], f"{_signature(node)} {question[1]}")
-                    if normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}"):
+                    if normalized(pair.query) not in normalized(f"{pair.name} {pair.passage}"):
                         yield pair
 
 
@@ -120,7 +120,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.replace("`", "").split())
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """Return letters and digits in lower case, separated by blanks: equal results are equal texts for a reader."""
     return " ".join(re.findall(r"[^\W_]+", text.lower()))
 
@@ -130,7 +130,7 @@ def distinct(pairs: Iterable[Pair]) -> list[Pair]:
     seen: set[tuple[str, str]] = set()
     unique = []
     for pair in sorted(pairs, key=lambda pair: (pair.name.count("."), pair)):
-        marks = {("name", pair.name.lower()), ("query", normalised(pair.query)), ("passage", normalised(pair.passage))}
+        marks = {("name", pair.name.lower()), ("query", normalized(pair.query)), ("passage", normalized(pair.passage))}
         if not marks & seen:
             seen |= marks
             unique.append(pair)

@@ -1,1 +1,1 @@
-"""Evaluation of retrieval systems: measures, significance, calibration, tables and files."""
+"""Evaluation of retrieval systems: figures, significance, thresholds, tables; MTEB; annotation by a language model."""

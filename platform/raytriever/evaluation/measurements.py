@@ -17,15 +17,15 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
+from raytriever.core.store.unfinished_parts import Parts
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.datasets import EvaluationDataset, safe_name
-from raytriever.evaluation.differences.significance import testable_values
-from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
+from raytriever.evaluation.differences.system_significance import testable_values
+from raytriever.evaluation.evaluate_split import Evaluation, UnansweredRanking
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.protocol import AUC, JudgedQueries
 from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
 from raytriever.metrics.auc import auc_interval
-from raytriever.metrics.calibration import ScoredPools
-from raytriever.store.parts import Parts
+from raytriever.metrics.pair_threshold import ScoredPools
 
 
 def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluation: Evaluation) -> int:
@@ -126,10 +126,17 @@ class DatasetMeasurement:
                 for model in self.models
             },
             parts=self.source.labels if self.source.is_divided else [],
+            notes={model: notes for model in self.models if (notes := self._notes(model))},
             bm25=dict(self.bm25),
             prompts=dict(self.prompts),
             **{count: sum(one[count] for one in absent) for count in absent[0]},
         )
+
+    def _notes(self, model: str) -> list[str]:
+        """Return what a model does not know of the data set, with the part if there are several."""
+        labels = [f"{self.label(part)}: " if self.source.is_divided else "" for part in self.parts]
+        notes = (part.evaluations[model].notes for part in self.parts)
+        return [label + note for label, some in zip(labels, notes, strict=True) for note in some]
 
     def pools(self, model: str) -> ScoredPools:
         """Return the scores of all parts in one pool."""
@@ -183,7 +190,7 @@ class MeasurementStore:
 def _write(file: Path, evaluation: Evaluation) -> None:
     """Write an evaluation as arrays: `FIELD`, or `FIELD.NAME` for each entry of a field that is a dictionary."""
     arrays: dict[str, Any] = {}
-    for name, value in vars(evaluation).items():
+    for name, value in (vars(evaluation) | {"notes": np.array(evaluation.notes, dtype=str)}).items():
         arrays |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
     for name, ranked in list(arrays.items()):
         if isinstance(ranked, UnansweredRanking):
@@ -205,6 +212,7 @@ def _load(folder: Path, meta: object) -> Evaluation:
             fields[name].setdefault(kind, {})[column] = value
         else:
             fields[name][entry] = float(value) if name == "metrics" else value
+    fields |= {"search_seconds": float(fields["search_seconds"]), "notes": fields["notes"].tolist()}
     fields["unanswered"] = {kind: UnansweredRanking(**columns) for kind, columns in fields["unanswered"].items()}
     return Evaluation(**fields)
 

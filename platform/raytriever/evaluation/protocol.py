@@ -16,17 +16,17 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.options import did_you_mean
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
-from raytriever.errors import ConfigError, DataError, setting
-from raytriever.metrics.answering import CONFORMAL, AnswerAim
-from raytriever.metrics.calibration import PairAim
-from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.passages import KEPT, PassageAim
-from raytriever.metrics.ranking import DEFAULT_METRICS, Relevance, ranking_metric, title
-from raytriever.options import did_you_mean
+from raytriever.metrics.answer_threshold import CONFORMAL, AnswerAim
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.pair_threshold import PairAim
+from raytriever.metrics.passage_threshold import KEPT, PassageAim
+from raytriever.metrics.ranking_metrics import DEFAULT_METRICS, Relevance, ranking_metric, title
 
 RUN_DEPTH = 100
-# Kinds of queries without an answer: named by the data set, or made; see `evaluation.request`.
+# Kinds of queries without an answer: named by the data set, or made; see `evaluation.requested_models`.
 GIVEN, REMOVED, FOREIGN = "given", "removed", "foreign"
 AUC, QUERY_AUC, R_PRECISION, ACCURACY = "auc", "query_auc", "r_precision", "accuracy_at_"
 METRICS_FLAG = setting("metrics")
@@ -62,7 +62,7 @@ class Protocol:
     """Metrics of an evaluation, and the rules for judgements and results.
 
     Args:
-        metrics: names as in `metrics.ranking`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
+        metrics: names as in `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
         depth: number of results per query in run files; a metric with a larger cutoff increases it.
         level: lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
         drop_own: leave a document with the query's own id out of its results.
@@ -107,7 +107,7 @@ class JudgedQueries:
         queries: positions in the data set, ascending.
         relevance: judgements; their queries are indices into `queries`.
         unanswerable: positions of the queries without an answer in the corpus, by their kind; see
-            `evaluation.request`. Metrics of rankings leave them out.
+            `evaluation.requested_models`. Metrics of rankings leave them out.
     """
 
     dataset: RetrievalDataset

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.metrics.answering import AnswerAim
-from raytriever.metrics.calibration import PairAim
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.core.reading.json_and_yaml import conform, read_json
+from raytriever.core.store.commit import write_atomically
+from raytriever.metrics.answer_threshold import AnswerAim
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.passages import PassageAim, PassagesKept
-from raytriever.reading.structured import conform, read_json
-from raytriever.store.commit import write_atomically
+from raytriever.metrics.pair_threshold import PairAim
+from raytriever.metrics.passage_threshold import PassageAim, PassagesKept
 
 RESULTS, FORMAT = "results.json", 3
 EVALUATION = "evaluation"  # folder of the evaluation of a training run
@@ -28,7 +28,7 @@ _AGAIN = "evaluate again into another directory"
 
 
 class AnalysisAbout(TypedDict):
-    """Statistics of BM25's analyser on a corpus, see `mining.analyser.Analysis.content`."""
+    """Statistics of BM25's analyzer on a corpus, see `mining.analyzer.Analysis.content`."""
 
     language: str
     warning: str
@@ -43,6 +43,7 @@ class About:
         absent_relevant, relevant, unanswerable_queries: see `JudgedQueries.count_absent`.
         copies_above: by model, see `measurements.count_copies_above`.
         parts: labels of the parts of a divided data set.
+        notes: by model, sentences on what it does not know of the data set.
         bm25: by part, if BM25 is measured.
         prompts: by model, a line with the prompts that it has for this data set alone.
     """
@@ -55,6 +56,7 @@ class About:
     unanswerable_queries: int
     copies_above: dict[str, int] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
     bm25: dict[str, AnalysisAbout] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
 
@@ -112,6 +114,23 @@ class AucRow:
 
 
 @dataclass(frozen=True)
+class CostRow:
+    """Cost of ranking the queries of a data set by a model.
+
+    Args:
+        texts: passages and queries that an encoder encodes, also those in the cache.
+        pairs: pairs of texts that a cross-encoder scores.
+        seconds: duration of the search of all queries, after the passages were encoded or indexed.
+    """
+
+    dataset: str
+    model: str
+    texts: int
+    pairs: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ErrorRow:
     """Calibration error with its interval; None if no bin has pairs of two queries."""
 
@@ -136,7 +155,7 @@ class ThresholdRow:
         checked: the share that the aim wants.
         kept: what a threshold of passages keeps; None for another aim, or if it is out of reach.
         unanswerable: queries without an answer that are shown one, by their kind.
-        calibration_error: of scores as probabilities, between the splits; see `metrics.probability`.
+        calibration_error: of scores as probabilities, between the splits; see `metrics.score_to_probability`.
         notes: sentences on missing or uncertain figures.
     """
 
@@ -226,6 +245,7 @@ class Results:
     baselines: list[str] = field(default_factory=list)
     pairs: list[TestedPair] = field(default_factory=list)
     auc: list[AucRow] = field(default_factory=list)
+    costs: list[CostRow] = field(default_factory=list)
     thresholds: list[ThresholdRow] = field(default_factory=list)
     confidences: list[ConfidenceRow] = field(default_factory=list)
     forms: list[FormRow] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """Systems that an evaluation measures: BM25, and dense retrievers with their encoders.
 
-`Encoders` loads each model once to check it, and limits the memory of those that it keeps.
+`Encoders` loads each model once to check it, and limits the memory of those that it keeps. `evaluation.composed` has
+the systems that are made of others or of files.
 """
 
 from __future__ import annotations
@@ -15,31 +16,34 @@ import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.core.errors import ConfigError, setting
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.encoding.corpus import Runner, embed_corpus
-from raytriever.encoding.encode import encode_queries
-from raytriever.encoding.loading import open_encoder
-from raytriever.encoding.shards import encode_in_process
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, setting
-from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.evaluate_split import Evaluation, evaluate
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import BM25, EvaluatedModel
-from raytriever.index.exact import tie_order, top_k
-from raytriever.index.score import pair_scores
-from raytriever.mining.analyser import Analyser
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.config import ModelConfig
+from raytriever.evaluation.requested_models import EvaluatedModel
+from raytriever.evaluation.system_names import BM25, Reranking, encoders_of, nodes_of, system_text
+from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.inference import TextEncoder
-from raytriever.prompts import Prompts
-from raytriever.search.calibration import digest_of, encoder_digest
-from raytriever.search.exact import search_store
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Prompts
+from raytriever.models.resolve_model import resolve_model
+from raytriever.retrieval.encoding.embed_corpus import Runner, embed_corpus
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.encode_texts import encode_queries
+from raytriever.retrieval.encoding.load_for_encoding import open_encoder
+from raytriever.retrieval.encoding.shard_encoder import encode_in_process
+from raytriever.retrieval.index.exact_top_k import tie_order, top_k
+from raytriever.retrieval.index.pair_scores import pair_scores
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.bm25_analyzer import Analyzer
+from raytriever.retrieval.search.calibration_file import digest_of, encoder_digest
+from raytriever.retrieval.search.exact_search import search_store
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
 KEPT_BYTES = 4 * 2**30
 
 
-# A store, queries, k and the order of ties -> scores and documents; see `search.exact.search_store`.
+# A store, queries, k and the order of ties -> scores and documents; see `search.exact_search.search_store`.
 StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, ndarray]]
 
 
@@ -52,10 +56,11 @@ class RetrievalBackend:
 
 
 class Encoders:
-    """Retrievers by the names of their models. The least recently used ones are dropped, and loaded again on use.
+    """Retrievers by their settings. The least recently used ones are dropped, and loaded again on use.
 
     Attributes:
-        systems: how each model reads texts, and the width of its embeddings.
+        systems: by the name of each model, how it reads texts, and the width of its embeddings.
+        cross_encoders: those that order results, by their names; they stay in memory.
     """
 
     def __init__(
@@ -66,20 +71,27 @@ class Encoders:
         log: Callable[[str], None],
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        self._models = {model.name: model for model in models if model.config and not model.form}
         self._precision, self._device, self._kept_bytes = precision, device, kept_bytes
         self.device_type = device.type
         self._loaded: dict[str, TextEncoder] = {}  # the most recently used one is last
         self.systems: dict[str, dict[str, Any]] = {}
+        self.cross_encoders: dict[str, CrossEncoder] = {}
         for model in models:
             if model.config is None:
-                self.systems[model.name] = {"model": BM25}
+                self.systems[model.name] = {"model": system_text(model.system)}
+                for config in encoders_of(model.system):
+                    log(f"{model.name}: {config.model}: {self[config].summary()}")
+                for node in nodes_of(model.system):
+                    if isinstance(node, Reranking) and node.cross_encoder not in self.cross_encoders:
+                        directory = resolve_model(node.cross_encoder, node.revision)
+                        arithmetic = "fp32" if precision == "int8" else precision  # no cross-encoder has int8
+                        self.cross_encoders[node.cross_encoder] = CrossEncoder(directory, device, arithmetic)
             elif model.form is not None:
                 whole = self.systems[model.form.model]
                 width = model.form.width or whole["width"]
                 self.systems[model.name] = whole | {"width": width, "dtype": model.form.dtype}
             else:
-                retriever = self[model.name]
+                retriever = self[model.config]
                 width = retriever.width
                 for form in (one.form for one in models if one.form and one.form.model == model.name):
                     if form.width is not None and form.width > width:
@@ -92,11 +104,10 @@ class Encoders:
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
 
-    def __getitem__(self, name: str) -> TextEncoder:
+    def __getitem__(self, config: ModelConfig) -> TextEncoder:
+        name = repr(config)
         retriever = self._loaded.pop(name, None)
         if retriever is None:
-            config = self._models[name].config
-            assert config is not None
             retriever = open_encoder(config, self._precision, self._device)
         self._loaded[name] = retriever
         while len(self._loaded) > 1 and sum(one.nbytes for one in self._loaded.values()) > self._kept_bytes:
@@ -122,6 +133,10 @@ class DenseSystem:
         self._queries = np.zeros((0, self.retriever.width), np.float32)
         self._store: EmbeddingStore | None = None
 
+    def prepare(self) -> None:
+        """See `evaluate.PreparedSystem.prepare`."""
+        self.encode_corpus()
+
     def encode_corpus(self) -> EmbeddingStore:
         """Encode the documents, unless they are encoded, and return the store of their embeddings."""
         if self._store is None:
@@ -144,8 +159,8 @@ class DenseSystem:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that decides the scores but the documents: thresholds are of one system alone."""
-        return encoder_digest(self.config, self.dataset.name, int8=self.retriever.is_int8)
+        """See `evaluate.PreparedSystem.digest`."""
+        return encoder_digest(self.config, self.dataset.name, int8=self.retriever.is_int8, prompts=self.prompts)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""
@@ -211,10 +226,14 @@ class Bm25System:
         """Index of the documents."""
         return Bm25Index.of(self.dataset.documents) if self.built is None else self.built
 
+    def prepare(self) -> None:
+        """See `evaluate.PreparedSystem.prepare`."""
+        _ = self.index
+
     @property
     def digest(self) -> str:
-        """See `DenseSystem.digest`."""
-        return digest_of(BM25, Analyser.of(self.dataset.documents).settings)
+        """See `evaluate.PreparedSystem.digest`."""
+        return digest_of(BM25, Analyzer.of(self.dataset.documents).settings)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raytriever.lazy import lazy_names
+from raytriever.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from raytriever.errors import LossInputError
+    from raytriever.core.errors import LossInputError
     from raytriever.losses.mw.functional import mann_whitney
 
 __all__ = ["LossInputError", "mann_whitney"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "raytriever.errors": ("LossInputError",),
+        "raytriever.core.errors": ("LossInputError",),
         "raytriever.losses.mw.functional": ("mann_whitney",),
     },
 )

@@ -1,4 +1,4 @@
-"""Loss module that training calls: validates, gathers, scores, adds nested widths and the regulariser, and returns
+"""Loss module that training calls: validates, gathers, scores, adds nested widths and the regularizer, and returns
 statistics.
 
 Nested embeddings: the first components of an embedding retrieve too (Matryoshka; Kusupati et al., 2022, Eq. 1).
@@ -6,10 +6,10 @@ Nested embeddings: the first components of an embedding retrieve too (Matryoshka
     L = sum over m in M of L_m,   L_m the loss of the first m components,
 
 All widths have the same weight, and the whole width is always included (arXiv:2205.13147, with c_m = 1). Candidates are
-gathered once at full width, and cut afterwards. If the model compares by cosine, cut embeddings are normalised again,
-differentiably, because search normalises them too.
+gathered once at full width, and cut afterwards. If the model compares by cosine, cut embeddings are normalized again,
+differentiably, because search normalizes them too.
 
-The distribution regulariser keeps queries near the documents (out-of-distribution paper, Eq. 3).
+The distribution regularizer keeps queries near the documents (out-of-distribution paper, Eq. 3).
 
     L_reg = (1/B) sum_q (1/N) sum_y ||q - y||^2, y over every distinct candidate of the global batch.
 
@@ -28,14 +28,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raytriever.errors import ConfigError, LossInputError, setting
-from raytriever.losses.batch import Candidates, RowRelevance, check_batch
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ConfigError, LossInputError, setting
+from raytriever.losses.batch_and_temperature import Candidates, RowRelevance, check_batch
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.guide import GuideEmbeddings, mask_false_negatives
-from raytriever.losses.scores import ScoreLoss
+from raytriever.losses.false_negative_mask import GuideEmbeddings, mask_false_negatives
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.score_matrix import ScoreLoss
 
-# Longest embedding of length one, rounded to bf16 where it is normalised and where it is sent.
+# Longest embedding of length one, rounded to bf16 where it is normalized and where it is sent.
 UNIT = 1 + 2.0**-7
 # Below this temperature mw places its grid by the positives, for which the host waits anyway.
 SMALLEST_KNOWN_TEMPERATURE = 2.0**-9
@@ -57,11 +57,11 @@ class LossOutput:
 
 
 class Loss(nn.Module):
-    """Loss over the score matrix of the global batch, plus the distribution regulariser.
+    """Loss over the score matrix of the global batch, plus the distribution regularizer.
 
     Args:
         scores: function that reduces a batch to a share, from `registry.LOSSES` or a file.
-        unit_length: embeddings have length one, and nested embeddings are normalised too.
+        unit_length: embeddings have length one, and nested embeddings are normalized too.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Loss(nn.Module):
                 remedy="check whether the encoder has diverged, or the temperature was trained to 0",
             )
         longest = longest_query * longest_passage
-        # Cut embeddings are normalised again.
+        # Cut embeddings are normalized again.
         return (max(longest, 1.0) if self.unit_length else longest) / temperature
 
 
@@ -252,7 +252,7 @@ def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candi
     return replace(batch, queries=queries, embeddings=embeddings)
 
 
-# ---------------------------------------------------------------------------------------------------------- regulariser
+# ---------------------------------------------------------------------------------------------------------- regularizer
 
 
 def distribution_distance(
@@ -262,9 +262,9 @@ def distribution_distance(
     workers: WorkerGroup,
 ) -> Float[Tensor, ""]:
     """Compute the mean squared distance between the queries and the candidates of the global batch."""
-    centre = candidates.mean(0)
+    center = candidates.mean(0)
     spread = candidates.square().sum(1).mean()
-    per_query = queries.square().sum(1) + spread - 2 * queries @ centre
+    per_query = queries.square().sum(1) + spread - 2 * queries @ center
     return sum_shares(per_query.sum() / rows, workers)
 
 

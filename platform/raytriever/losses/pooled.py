@@ -14,12 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses.batch import PAD, Candidates
-from raytriever.losses.config import LossConfig
+from raytriever.losses.batch_and_temperature import PAD, Candidates
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.mw.pairwise import positive_scores
-from raytriever.losses.rows import BLOCK_SCORES, write_positives
-from raytriever.losses.scores import LossShare, Panel, Reduction, reduce_scores
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.mw.mann_whitney import positive_scores
+from raytriever.losses.row_losses import BLOCK_SCORES, write_positives
+from raytriever.losses.score_matrix import LossShare, Panel, Reduction, reduce_scores
 
 # From here on softplus(x) is x, in double precision too.
 LINEAR_FROM = 40.0

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raytriever.lazy import lazy_names
+from raytriever.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from raytriever.metrics.auc import pooled_auc
-    from raytriever.metrics.inputs import MetricInputError
-    from raytriever.metrics.probability import CalibrationError, ScoreMap, calibration_error, fit_isotonic, fit_platt
-    from raytriever.metrics.ranking import Relevance, measure_ranking
+    from raytriever.metrics.metric_inputs import MetricInputError
+    from raytriever.metrics.ranking_metrics import Relevance, measure_ranking
+    from raytriever.metrics.score_to_probability import (
+        CalibrationError,
+        ScoreMap,
+        calibration_error,
+        fit_isotonic,
+        fit_platt,
+    )
 
 __all__ = [
     "CalibrationError",
@@ -32,14 +38,14 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "raytriever.metrics.auc": ("pooled_auc",),
-        "raytriever.metrics.inputs": ("MetricInputError",),
-        "raytriever.metrics.probability": (
+        "raytriever.metrics.metric_inputs": ("MetricInputError",),
+        "raytriever.metrics.score_to_probability": (
             "CalibrationError",
             "ScoreMap",
             "calibration_error",
             "fit_isotonic",
             "fit_platt",
         ),
-        "raytriever.metrics.ranking": ("Relevance", "measure_ranking"),
+        "raytriever.metrics.ranking_metrics": ("Relevance", "measure_ranking"),
     },
 )

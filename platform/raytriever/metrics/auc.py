@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 from scipy.special import expit, logit, stdtrit
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence, check_queries, scores_of
+from raytriever.metrics.metric_inputs import MetricInputError, check_confidence, check_queries, scores_of
 
 # Twice the number of pairs is counted in 64 bits.
 MOST_PAIRS = 2**63
@@ -323,7 +323,7 @@ def roc_curve(
     """Compute the ROC curve at about `points` thresholds of each pool, with a simultaneous confidence band.
 
     Ten million scores have millions of thresholds, so the curve keeps those at evenly spaced ranks of either pool. Both
-    shares are exact at each of them. Between two neighbours neither share grows by more than 1 / points and one score,
+    shares are exact at each of them. Between two neighbors neither share grows by more than 1 / points and one score,
     except for equal scores, between which the curve is straight anyway.
 
     The band holds the whole true curve with the given confidence, for any distributions. Each pool's shares are known
@@ -345,7 +345,7 @@ def roc_curve(
     true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]
     false = np.r_[0, 1 - np.searchsorted(below, thresholds) / len(below)]
     aside, upward = (float(np.sqrt(np.log(2 / (1 - np.sqrt(confidence))) / (2 * len(pool)))) for pool in (below, above))
-    # Corners of the rectangles. Between kept thresholds the corner of the outer neighbour counts.
+    # Corners of the rectangles. Between kept thresholds the corner of the outer neighbor counts.
     lowest = np.maximum(np.searchsorted(false, false - aside, side="left") - 1, 0)
     highest = np.minimum(np.searchsorted(false, false + aside, side="right"), len(false) - 1)
     return RocCurve(

@@ -54,7 +54,7 @@ def wilson_by_query(
 
         n = p (1 - p) / V,   V = Q / (Q - 1) Σ_q (part_q - p whole_q)² / (Σ_q whole_q)²
 
-    V is the variance of the ratio over the Q queries with a case, by the linearisation of survey sampling (Korn &
+    V is the variance of the ratio over the Q queries with a case, by the linearization of survey sampling (Korn &
     Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If all cases count, or none,
     the variance within queries is unknown, and each query counts as one case: n = Q. `worth` times as many cases count.
     """

@@ -1,1 +1,1 @@
-"""Models that encode texts: the encoder, its pooling, its one or two towers, and their files."""
+"""Models that encode texts: encoder, pooling, one or two towers, prompts, and their directories."""

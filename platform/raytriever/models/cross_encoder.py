@@ -18,15 +18,15 @@ import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.activity import activity
-from raytriever.errors import ConfigError, ModelError, setting
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, ModelError, setting
+from raytriever.core.paths import expanded
+from raytriever.core.store.commit import sha256_of
+from raytriever.models.directory.hub_or_local import HUB_FILES
+from raytriever.models.directory.model_files import REMEDY, check_loaded, check_tokens, load_weights
+from raytriever.models.directory.modules import Library, ModelFiles
 from raytriever.models.encoder import check_precision
-from raytriever.models.files import REMEDY, check_loaded, check_tokens, load_weights
-from raytriever.models.pipeline.modules import Library, ModelFiles
-from raytriever.models.source import HUB_FILES
-from raytriever.models.tokenisation import load_tokenizer
-from raytriever.paths import expanded
-from raytriever.store.commit import sha256_of
+from raytriever.models.tokenization import load_tokenizer
 
 # Tokens per batch, including padding.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
@@ -67,11 +67,8 @@ class CrossEncoder:
             )
         self.activation = _activation(model.config, files.library)
         if self.activation not in ACTIVATIONS:
-            raise ModelError(
-                f"has the activation {self.activation!r}",
-                str(directory),
-                f"use a cross-encoder with {' or '.join(ACTIVATIONS)}",
-            )
+            what = f"has the activation {self.activation!r}"
+            raise ModelError(what, str(directory), f"use a cross-encoder with {' or '.join(ACTIVATIONS)}")
         self._tokenizer = load_tokenizer(transformer)
         check_tokens(self._tokenizer, model, directory)
         limits = transformer.tokenizer_limit, POSITIONS if transformer.positions is None else transformer.positions

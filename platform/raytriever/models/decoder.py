@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from raytriever.errors import ConfigError, ModelError, flag_of, setting
-from raytriever.models.files import log_once
-from raytriever.models.tokenisation import Template
+from raytriever.core.errors import ConfigError, ModelError, flag_of, setting
+from raytriever.models.directory.model_files import log_once
+from raytriever.models.tokenization import Template
 
 _PROBE_TOKENS = 6
 
@@ -44,11 +44,8 @@ def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: P
         )
         return
     if tokenizer.eos_token is None:
-        raise ConfigError(
-            f"the tokenizer of {directory} has no end token",
-            setting("append_eos", "yes"),
-            'set "eos_token" in tokenizer_config.json, or leave the flag out',
-        )
+        remedy = 'set "eos_token" in tokenizer_config.json, or leave the flag out'
+        raise ConfigError(f"the tokenizer of {directory} has no end token", setting("append_eos", "yes"), remedy)
     _set_template(tokenizer, [*tokenizer.convert_ids_to_tokens(list(template.before))], tokenizer.eos_token)
 
 
@@ -91,11 +88,8 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
         config.is_decoder = True
     if any(attends_to_later_tokens(backbone, padding) != bidirectional for padding in (0, 1)):
         flag, tokens = setting("bidirectional", bidirectional), "earlier" if bidirectional else "later"
-        raise ModelError(
-            f"{type(backbone).__name__} attends to {tokens} tokens with and without {flag}",
-            str(directory),
-            f"leave out {flag}, or choose another model",
-        )
+        what = f"{type(backbone).__name__} attends to {tokens} tokens with and without {flag}"
+        raise ModelError(what, str(directory), f"leave out {flag}, or choose another model")
 
 
 @torch.no_grad()

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import ConfigError, ModelError, flag_of, setting
-from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
-from raytriever.models.files import REMEDY, log_once
-from raytriever.models.pipeline.modules import (
+from raytriever.core.errors import ConfigError, ModelError, flag_of, setting
+from raytriever.core.options import check_options
+from raytriever.core.reading.json_and_yaml import conform
+from raytriever.models.directory.model_files import REMEDY, log_once
+from raytriever.models.directory.modules import (
     LIBRARY_FILE,
     MODULES,
     NORMALIZE,
@@ -24,9 +25,8 @@ from raytriever.models.pipeline.modules import (
     Module,
     read_pooling,
 )
-from raytriever.options import check_options
-from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
-from raytriever.reading.structured import conform
+from raytriever.models.model_settings import SIMILARITIES, ModelConfig, check_prompt_names
+from raytriever.models.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
 
 DEFAULT_LENGTH = 512
 
@@ -132,9 +132,6 @@ def head_modules(files: ModelFiles, description: Description, config: ModelConfi
 
     A Normalize module at the end is left out: cosine similarity scales all embeddings to length one. It is kept only
     for the dot product of a model that is for the dot product.
-
-    Args:
-        description: what `describe` returned for the settings.
     """
     is_exact = description.similarity == stored_description(files, config).similarity == "dot"
     heads: dict[Side, tuple[Module, ...]] = {}
@@ -147,11 +144,7 @@ def head_modules(files: ModelFiles, description: Description, config: ModelConfi
 
 
 def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
-    """Return the prompts of any data set.
-
-    Args:
-        description: what `describe` returned for the settings.
-    """
+    """Return the prompts of any data set."""
     fixed = [
         side
         for side in SIDES
@@ -222,11 +215,8 @@ def _similarity(library: Library, directory: Path, config: ModelConfig) -> str:
     if similarity in SIMILARITIES:
         return str(similarity)
     if config.similarity is None:
-        raise ModelError(
-            f"similarity {similarity!r} is not supported",
-            str(directory / LIBRARY_FILE),
-            f"choose {setting('similarity')} {' or '.join(SIMILARITIES)}",
-        )
+        remedy = f"choose {setting('similarity')} {' or '.join(SIMILARITIES)}"
+        raise ModelError(f"similarity {similarity!r} is not supported", str(directory / LIBRARY_FILE), remedy)
     return config.similarity
 
 

@@ -1,169 +1,27 @@
 """Encoder of one tower: a transformer, a pooling, a head of further modules, optional truncation of the embeddings, and
-normalisation for cosine similarity.
-
-Poolings are those of sentence-transformers, computed in float32. All modes work with padding on either side and with
-packed texts. The first tokens of a text, those of its prompt, can be left out. Packed texts are reduced by torch's
-segment reductions: each sum is one loop over the tokens of a text, and each token has one gradient, so results have the
-same bits on a GPU at every call. Padding them for `pool` would take the memory of the longest text for every text.
-"""
+normalization for cosine similarity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int32, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from raytriever.errors import ConfigError, ModelError, setting
+from raytriever.core.errors import ConfigError, ModelError, setting
 from raytriever.models.decoder import disable_cache
-from raytriever.models.files import check_loaded, empty_model, first_line, load_weights
+from raytriever.models.directory.head import output_width
+from raytriever.models.directory.model_files import check_loaded, empty_model, first_line, load_weights
+from raytriever.models.directory.transformer_settings import Transformer
 from raytriever.models.lora import DROPOUT
+from raytriever.models.packed_attention import packed_states
 from raytriever.models.packing import TokenBatch, is_packed
-from raytriever.models.pipeline.head import output_width
-from raytriever.models.pipeline.transformer import Transformer
-from raytriever.models.varlen import packed_states
-
-States = Float[Tensor, "texts tokens width"]
-Mask = Int64[Tensor, "texts tokens"]
-Pooled = Float[Tensor, "texts width"]
-
-
-def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -> Float[Tensor, "texts pooled"]:
-    """Return one float32 vector per text.
-
-    Args:
-        mask: 1 for tokens, 0 for padding.
-        pooling: a mode of `MODES`, or several joined by `+`, whose vectors are concatenated.
-        left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
-
-    Example:
-        >>> states, mask = torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[1, 1, 0]])
-        >>> pool(states, mask, "mean+max")
-        tensor([[2., 3.]])
-    """
-    places = mask.cumsum(1)  # 1 for the first token of a text, also after padding
-    if isinstance(left_out, Tensor):
-        left_out = left_out[:, None]
-    kept = mask * (places > left_out)
-    return torch.cat([MODES[mode](states, kept, places) for mode in pooling.split("+")], dim=1)
-
-
-def pool_packed(
-    states: Float[Tensor, "tokens width"],
-    starts: Int32[Tensor, " bounds"],
-    pooling: str,
-    left_out: int | Tensor = 0,
-) -> Float[Tensor, "texts pooled"]:
-    """Return one float32 vector per packed text; equals `pool` except for rounding.
-
-    Args:
-        starts: index of the first token of each text, and the number of tokens.
-        pooling: a mode of `MODES`, or several joined by `+`.
-        left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
-    """
-    starts = starts.long()
-    lengths = starts.diff()
-    if not isinstance(left_out, Tensor):
-        left_out = torch.full_like(lengths, left_out)  # made on the device: nothing is copied
-    packed = _Packed(states, starts, lengths, torch.where(left_out < lengths, left_out, lengths))
-    return torch.cat([_PACKED_MODES[mode](packed) for mode in pooling.split("+")], dim=1)
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """Packed texts.
-
-    Args:
-        starts: index of the first token of each text, and the number of tokens.
-        lengths: number of tokens of each text.
-        left_out: number of first tokens of each text that are not pooled.
-    """
-
-    states: Float[Tensor, "tokens width"]
-    starts: Int64[Tensor, " bounds"]
-    lengths: Int64[Tensor, " texts"]
-    left_out: Int64[Tensor, " texts"]
-
-    def spread(self, values: Int64[Tensor, " texts"]) -> Int64[Tensor, " tokens"]:
-        """Return the value of its text for each token."""
-        # Without its size, a CPU would wait for the GPU to compute it.
-        return values.repeat_interleave(self.lengths, output_size=len(self.states))
-
-    @cached_property
-    def places(self) -> Int64[Tensor, " tokens"]:
-        """Number of each token in its text, counted from 1."""
-        return torch.arange(1, len(self.states) + 1, device=self.states.device) - self.spread(self.starts[:-1])
-
-    @cached_property
-    def kept(self) -> Bool[Tensor, " tokens"]:
-        """True for the tokens that are pooled."""
-        return self.places > self.spread(self.left_out)
-
-    def reduce(self, values: Float[Tensor, "tokens width"], how: str) -> Pooled:
-        """Return the sum or the max of the values of each text."""
-        return torch.segment_reduce(values, how, offsets=self.starts, axis=0, unsafe=True)
-
-    def at(self, tokens: Int64[Tensor, " texts"]) -> Pooled:
-        """Return the states of these tokens of each text; of the first token where all are left out."""
-        inside = torch.where(self.left_out < self.lengths, tokens, 0)
-        return self.states.index_select(0, self.starts[:-1] + inside).to(torch.float32)
-
-    def mean(self, exponent: float = 1.0, weighted: bool = False) -> Pooled:
-        """Return the sum of the states, divided by a power of the sum of their weights."""
-        weights = (self.kept * self.places if weighted else self.kept).to(torch.float32)[:, None]
-        total = self.reduce(weights, "sum").clamp(min=1)
-        return self.reduce(self.states.to(torch.float32) * weights, "sum") / total**exponent
-
-    def max(self) -> Pooled:
-        """Return the largest value of each component; 0 for a text without tokens."""
-        most = self.reduce(self.states.to(torch.float32).masked_fill(~self.kept[:, None], float("-inf")), "max")
-        return most.masked_fill((self.left_out == self.lengths)[:, None], 0.0)
-
-
-_PACKED_MODES: dict[str, Callable[[_Packed], Pooled]] = {
-    "mean": _Packed.mean,
-    "cls": lambda packed: packed.at(packed.left_out),
-    "last": lambda packed: packed.at(packed.lengths - 1),
-    "max": _Packed.max,
-    "mean_sqrt_len": lambda packed: packed.mean(exponent=0.5),
-    "weightedmean": lambda packed: packed.mean(weighted=True),
-}
-
-
-def _mean(states: States, kept: Mask, places: Mask, exponent: float = 1.0, weighted: bool = False) -> Pooled:
-    """Return the sum of the states, divided by a power of the sum of their weights."""
-    weight = (kept * places if weighted else kept).unsqueeze(-1).to(torch.float32)
-    return (states.to(torch.float32) * weight).sum(1) / weight.sum(1).clamp(min=1) ** exponent
-
-
-def _max(states: States, kept: Mask) -> Pooled:
-    """Return the largest value of each component; 0 for a text without tokens."""
-    most = states.to(torch.float32).masked_fill(kept.unsqueeze(-1) == 0, float("-inf")).amax(1)
-    return most.masked_fill(kept.amax(1, keepdim=True) == 0, 0.0)
-
-
-def _at(states: States, tokens: Int64[Tensor, " texts"]) -> Pooled:
-    return states[torch.arange(len(states), device=states.device), tokens].to(torch.float32)
-
-
-# Functions of the states, the tokens that are pooled, and the number of each token in its text, counted from 1.
-MODES: dict[str, Callable[[States, Mask, Mask], Pooled]] = {
-    "mean": _mean,
-    "cls": lambda states, kept, places: _at(states, kept.to(torch.int8).argmax(1)),
-    "last": lambda states, kept, places: _at(states, (kept * places).argmax(1)),
-    "max": lambda states, kept, places: _max(states, kept),
-    "mean_sqrt_len": partial(_mean, exponent=0.5),
-    # The nth token of a text has the weight n (Muennighoff 2022, arXiv:2202.08904).
-    "weightedmean": partial(_mean, weighted=True),
-}
-
+from raytriever.models.pooling import Mask, States, pool, pool_packed
 
 # Models with a decoder whose encoder transformers loads alone.
 ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")
@@ -176,9 +34,8 @@ class Encoder(nn.Module):
 
     Args:
         backbone: a transformers model that returns `last_hidden_state`.
-        pooling: see `pool`.
-        normalise: scale every embedding to length one, so that a dot product is the cosine.
-        truncate_dim: number of first components that are kept before normalisation; None for all.
+        normalize: scale every embedding to length one, so that a dot product is the cosine.
+        truncate_dim: number of first components that are kept before normalization; None for all.
         head: modules between pooling and truncation.
     """
 
@@ -186,7 +43,7 @@ class Encoder(nn.Module):
         self,
         backbone: nn.Module,
         pooling: str,
-        normalise: bool,
+        normalize: bool,
         truncate_dim: int | None = None,
         head: Sequence[nn.Module] = (),
     ) -> None:
@@ -194,7 +51,7 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.head = nn.ModuleList(head)
         self.pooling = pooling
-        self.normalise = normalise
+        self.normalize = normalize
         self.truncate_dim = truncate_dim
         # A pooler head gets no gradient. If it were trainable, DDP would fail. If it were removed, AutoModel would fill
         # its weights with random numbers when it reads a written directory.
@@ -238,12 +95,12 @@ class Encoder(nn.Module):
         return self.finish(pool(states, mask, self.pooling, left_out))
 
     def finish(self, pooled: Float[Tensor, "texts pooled"]) -> Float[Tensor, "texts width"]:
-        """Apply the modules after the pooling, truncation and normalisation."""
+        """Apply the modules after the pooling, truncation and normalization."""
         for module in self.head:
             pooled = module(pooled)
         if self.truncate_dim is not None:
             pooled = pooled[:, : self.truncate_dim]
-        return nn.functional.normalize(pooled, dim=-1) if self.normalise else pooled
+        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
 
 
 def _outermost_lists(module: nn.Module) -> list[nn.Module]:
@@ -272,7 +129,7 @@ def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, 
     """
     directory, config = transformer.folder, transformer.config
     disable_cache(config)
-    _check_not_quantised(config, directory)
+    _check_not_quantized(config, directory)
     kind = _model_class(config, directory)
     if not weights:
         empty: nn.Module = empty_model(kind, config, directory, dtype, _check_text_encoder)
@@ -299,13 +156,13 @@ def _model_class(config: Any, directory: Path) -> Any:
     return AutoModel
 
 
-def _check_not_quantised(config: Any, directory: Path) -> None:
+def _check_not_quantized(config: Any, directory: Path) -> None:
     """Check that a model has weights that can be trained; raises `ModelError`."""
     settings = getattr(config, "quantization_config", None)
     if settings is not None:
         method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
         method = getattr(method, "value", method) or "quantization_config"
-        raise ModelError(f"is quantised ({method})", str(directory), "give the model before quantisation")
+        raise ModelError(f"is quantized ({method})", str(directory), "give the model before quantization")
 
 
 def _check_text_encoder(model: Any, directory: Path) -> None:

@@ -28,15 +28,15 @@ from jaxtyping import Float32
 from numpy import ndarray
 from torch import nn
 
-from raytriever.models.config import ModelConfig
+from raytriever.core.store.commit import sha256_of
+from raytriever.core.store.disk import files_below
 from raytriever.models.description import Description
+from raytriever.models.directory.head import head_text
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import TokenBatch, move, token_cost
-from raytriever.models.pipeline.head import head_text
-from raytriever.models.resolution import resolve_model
-from raytriever.models.tokenisation import content_tokenizer_json
-from raytriever.prompts import TASK_TYPE, Prompts, PromptTable, Side
-from raytriever.store.commit import sha256_of
-from raytriever.store.disk import files_below
+from raytriever.models.prompts import TASK_TYPE, Prompts, PromptTable, Side
+from raytriever.models.resolve_model import resolve_model
+from raytriever.models.tokenization import content_tokenizer_json
 
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
 TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
@@ -60,8 +60,6 @@ class TextEncoder(Protocol):
     Texts become contents, contents become inputs, and `start` encodes batches of inputs.
 
     Attributes:
-        description: how texts are read and compared.
-        prompts: prompts of any data set.
         tokenizer: None if contents are texts, so that the tokens of a prepared data set are not used.
         is_local: whether any process can load it, and not this one alone.
         is_int8: whether it multiplies 8-bit integers.

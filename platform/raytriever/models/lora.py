@@ -1,7 +1,7 @@
 """Low-rank adapters that are trained instead of an encoder (LoRA; Hu et al., 2022, arXiv:2106.09685), by `peft`.
 
 A linear layer W x becomes W x + (alpha / rank) B A x, where A has `rank` rows and B has `rank` columns and is initially
-zero. W and all other weights are frozen, so only A and B have gradients and optimiser moments. Adapters are inside the
+zero. W and all other weights are frozen, so only A and B have gradients and optimizer moments. Adapters are inside the
 encoder, whose class and settings do not change. The written weights are W + (alpha / rank) B A, so reading them does
 not need `peft`. If W is bf16, A and B are float32, and W + (alpha / rank) B A is added in float32 and then rounded.
 
@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError, setting
-from raytriever.models.config import ModelConfig
-from raytriever.models.source import MINILM
-from raytriever.options import did_you_mean
-from raytriever.paths import expanded
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.paths import expanded
+from raytriever.models.directory.hub_or_local import MINILM
+from raytriever.models.model_settings import ModelConfig
 
 _PART, _BASE = "lora_", "base_layer"
 DROPOUT = "lora_dropout"  # name of an adapter's dropout in a layer

@@ -18,27 +18,27 @@ from jaxtyping import Int64
 from numpy import ndarray
 from torch import Tensor, nn
 
-from raytriever.activity import activity
-from raytriever.errors import ConfigError, ModelError, setting
-from raytriever.models.config import ModelConfig
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, ModelError, setting
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, prompt_table
+from raytriever.models.directory.head import head_text, load_head
+from raytriever.models.directory.model_files import check_tokens
+from raytriever.models.directory.modules import Module
+from raytriever.models.directory.transformer_settings import Transformer
 from raytriever.models.encoder import Encoder, load_backbone
-from raytriever.models.files import check_tokens
 from raytriever.models.inference import BatchEncoder
-from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack, spans
-from raytriever.models.pipeline.head import head_text, load_head
-from raytriever.models.pipeline.modules import Module
-from raytriever.models.pipeline.transformer import Transformer
-from raytriever.models.resolution import read_files
-from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.models.varlen import (
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.packed_attention import (
     first_position,
     packing_obstacle,
     use_packed_attention,
     use_repeatable_embeddings,
 )
-from raytriever.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
+from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack, spans
+from raytriever.models.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
+from raytriever.models.resolve_model import read_files
+from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
 log = logging.getLogger(__name__)
 # Largest number of tokens per bucket in training on a CPU. For 12,288 tokens forward and backward, MiniLM takes 1.5 to
@@ -56,7 +56,7 @@ class Retriever(BatchEncoder):
 
     Attributes:
         packs: batches are packed instead of padded; see `choose_packing`.
-        is_int8: linear layers multiply 8-bit integers; see `encoding.loading`.
+        is_int8: linear layers multiply 8-bit integers; see `encoding.load_for_encoding`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Retriever(BatchEncoder):
         return "int8" if self.is_int8 else dtype
 
     def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
-        """Return the prompts of a data set with these names; see `raytriever.prompts`."""
+        """Return the prompts of a data set with these names; see `raytriever.models.prompts`."""
         prompts = self.prompts.of(*names, task_type=task_type)
         self.check_prompts(prompts)
         return prompts
@@ -128,11 +128,8 @@ class Retriever(BatchEncoder):
     def check_prompts(self, prompts: Prompts) -> None:
         """Check that prompts fit the model and leave tokens for the text; raises `ModelError`."""
         if TITLE in prompts.passage and not self.description.pool_prompt:
-            raise ModelError(
-                f"the model does not pool the prompt, and {TITLE} would give each passage another one",
-                setting("passage_prompt"),
-                f"write {fill_title(prompts.passage)!r}",
-            )
+            what = f"the model does not pool the prompt, and {TITLE} would give each passage another one"
+            raise ModelError(what, setting("passage_prompt"), f"write {fill_title(prompts.passage)!r}")
         for side in SIDES:
             self.check_prompt(prompts[side], side)
 
@@ -178,7 +175,7 @@ class Retriever(BatchEncoder):
         return self.template.assemble(contents, length)
 
     def token_ids(self, texts: Sequence[str], side: Side, prompt: str | None = None) -> list[Int64[ndarray, " tokens"]]:
-        """Tokenise and truncate texts with their prompt, by default that of the side; no padding."""
+        """Tokenize and truncate texts with their prompt, by default that of the side; no padding."""
         return self.assemble(self.contents(texts, side, prompt), side)
 
     def padded_length(self, tokens: int) -> int:
@@ -218,7 +215,6 @@ class Retriever(BatchEncoder):
 
         Args:
             contents: token ids of each text with its prompt and without special tokens, of any integer type.
-            side: side that decides the largest length.
             prompt: prompt in front of all contents, or of each; by default that of the side.
             tokens: largest number of tokens that are encoded at once, padding included; None for no limit.
         """
@@ -245,7 +241,7 @@ class Retriever(BatchEncoder):
         return [lengths[each] for each in prompts]
 
     def tokenize(self, texts: Sequence[str], side: Side, tokens: int | None = None) -> Buckets:
-        """Tokenise texts of one side, and return them as `batch_of` does."""
+        """Tokenize texts of one side, and return them as `batch_of` does."""
         return self.batch_of(self.contents(texts, side), side, tokens=tokens)
 
     @cached_property
@@ -279,7 +275,6 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
     """Load the model a configuration names, in evaluation mode.
 
     Args:
-        dtype: type of the weights of its transformers.
         weights: whether weights are read; otherwise their sizes are checked, and the towers are on the meta device.
 
     Raises:
@@ -294,7 +289,10 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
         raise ModelError("has two towers", str(directory), f"remove {setting('towers')} shared")
     tokenizer = load_tokenizer(transformers["query"])
     if not has_one:
-        _check_same_tokenizer(tokenizer, load_tokenizer(transformers["passage"]), directory)
+        other = load_tokenizer(transformers["passage"])
+        if any(read(tokenizer) != read(other) for read in (content_tokenizer_json, Template.of)):
+            remedy = "use a model with one tokenizer for both sides"
+            raise ModelError("has two different tokenizers", str(directory), remedy)
     append_end_token(tokenizer, description.append_eos, description.pooling, directory)
     heads = head_modules(files, description, config)
     query = _load_tower(transformers["query"], description, heads["query"], {}, dtype, weights)
@@ -320,7 +318,10 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
     for each, length in ((query, description.query_length), (passage, description.passage_length)):
         check_tokens(tokenizer, each.backbone, directory)
         _check_length(each.backbone, length, directory)
-        _choose_padding_side(tokenizer, each.backbone)
+        if _learned_positions(each.backbone) is not None:
+            # Positions count from the first column. Padding before a text would shift its positions, and its embedding
+            # would depend on the other texts of a batch. The saved tokenizer pads after the text too.
+            tokenizer.padding_side = "right"
     retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
     retriever.check_prompts(retriever.prompts.of())
     return retriever
@@ -340,7 +341,6 @@ def _load_tower(
         source: files of the transformer, or the loaded transformer of the other tower.
         loaded: modules of the other tower by their folders, which this tower shares.
         dtype: type of the weights of the transformer; modules after the pooling are float32.
-        weights: whether weights are read.
     """
     with nullcontext() if weights else torch.device("meta"):
         backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype, weights)
@@ -353,14 +353,6 @@ def _load_tower(
 
 def _loaded(modules: Sequence[Module], tower: Encoder) -> dict[Path, nn.Module]:
     return {module.folder: loaded for module, loaded in zip(modules, tower.head, strict=True)}
-
-
-def _check_same_tokenizer(query: Any, passage: Any, directory: Path) -> None:
-    """Check that both towers read the same tokens; raises `ModelError`."""
-    if content_tokenizer_json(query) != content_tokenizer_json(passage) or Template.of(query) != Template.of(passage):
-        raise ModelError(
-            "has two different tokenizers", str(directory), "use a model with one tokenizer for both sides"
-        )
 
 
 def _learned_positions(backbone: nn.Module) -> nn.Embedding | None:
@@ -379,18 +371,5 @@ def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
     # RoBERTa-like models number positions from the padding position on.
     positions = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
     if length > positions:
-        raise ModelError(
-            f"has {positions} positions, but texts may have {length} tokens",
-            str(directory),
-            f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}",
-        )
-
-
-def _choose_padding_side(tokenizer: Any, backbone: nn.Module) -> None:
-    """Pad after the text if the model has learned positions, in place, also in the saved tokenizer.
-
-    Such models count positions from the first column. Padding before a text would shift its positions, and its
-    embedding would depend on the other texts of a batch.
-    """
-    if _learned_positions(backbone) is not None:
-        tokenizer.padding_side = "right"
+        remedy = f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}"
+        raise ModelError(f"has {positions} positions, but texts may have {length} tokens", str(directory), remedy)

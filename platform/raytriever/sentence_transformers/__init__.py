@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from raytriever.errors import ConfigError
-from raytriever.lazy import lazy_names
+from raytriever.core.errors import ConfigError
+from raytriever.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from raytriever.sentence_transformers.evaluation import PooledAUCEvaluator
+    from raytriever.sentence_transformers.evaluator import PooledAUCEvaluator
     from raytriever.sentence_transformers.losses import InfoNCELoss, MannWhitneyLoss, MarginMSELoss, RetrievalLoss
 
 OLDEST = 6  # the first release with the gradient caching that the losses extend
@@ -31,7 +31,7 @@ __all__ = ["InfoNCELoss", "MannWhitneyLoss", "MarginMSELoss", "PooledAUCEvaluato
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "raytriever.sentence_transformers.evaluation": ("PooledAUCEvaluator",),
+        "raytriever.sentence_transformers.evaluator": ("PooledAUCEvaluator",),
         "raytriever.sentence_transformers.losses": (
             "InfoNCELoss",
             "MannWhitneyLoss",

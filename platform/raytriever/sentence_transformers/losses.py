@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils import logging
 
-from raytriever.errors import ConfigError, DataError
-from raytriever.losses.batch import RowRelevance
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.core.options import check_changed
+from raytriever.losses.batch_and_temperature import RowRelevance
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE, current_workers
-from raytriever.losses.registry import build_loss
-from raytriever.losses.table import LOSSES, Paper
-from raytriever.options import check_changed
-from raytriever.sentence_transformers.batch import batch_relevance
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSSES, Paper
+from raytriever.sentence_transformers.text_relevance import batch_relevance
 
 logger = logging.get_logger(__name__)
 _SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
@@ -61,7 +61,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         positive_weight: weight of a positive pair in `bce`; a negative one has 1.
         loss_weights: weight of each loss of a sum, such as `1,0.3`.
         teacher_temperature: by which a teacher's scores are divided, in `kl` and `margin-mse`.
-        distribution_weight: weight of the distribution regulariser, which keeps queries near the documents of the
+        distribution_weight: weight of the distribution regularizer, which keeps queries near the documents of the
             batch: the mean over anchors and distinct documents of ||q - d||^2. In a `MatryoshkaLoss` every width has
             it.
         seed: seed of the draws of `rand1`.
@@ -184,7 +184,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
 
     @property
     def citation(self) -> str:
-        """BibTeX entries of the losses, the regulariser and gradient caching, as far as they are used."""
+        """BibTeX entries of the losses, the regularizer and gradient caching, as far as they are used."""
         papers = {term: LOSSES[term].paper for term in self.settings.terms if term in LOSSES}
         papers |= {"distribution": _DISTRIBUTION} if self.settings.distribution_weight else {}
         papers |= {"caching": _GRADIENT_CACHING} if self.uses_gradient_cache else {}
@@ -231,7 +231,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             next(value.device for value in columns[0].values() if isinstance(value, Tensor)),
             named,
             self._teacher_scores(labels, documents) if self.settings.needs_teacher else None,
-            both_ways=self.settings.both_ways,
+            symmetric=self.settings.symmetric,
             seed=self.seed,
         )
 
@@ -272,7 +272,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         """Return the loss of the embeddings of each column; 0 for a batch without negatives."""
         if relevance is None:
             logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
-            return sum(each.sum() * 0 for each in [*embeddings, *self.parameters(recurse=False)])  # type: ignore[return-value]
+            return torch.stack([each.sum() * 0 for each in (*embeddings, *self.parameters(recurse=False))]).sum()
         queries, passages = embeddings[0], torch.cat(embeddings[1:])
         with torch.autocast(queries.device.type, enabled=False):
             precise = torch.promote_types(queries.dtype, torch.float32)

@@ -22,11 +22,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import disk_errors
-from raytriever.masking import masked
-from raytriever.store.commit import write_atomically
+from raytriever.core.errors import disk_errors
+from raytriever.core.masking import masked
+from raytriever.core.store.commit import write_atomically
 from raytriever.tracking.run_state import RunDescription, RunState, read_state, state_file
-from raytriever.tracking.steps import StepLog
+from raytriever.tracking.step_log import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 
 POINTS_PER_MESSAGE = 1000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.errors import StorageError, setting
-from raytriever.reading.structured import read_json
+from raytriever.core.errors import StorageError, setting
+from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.tracking.mlflow_tracker import comparison_view
-from raytriever.tracking.steps import StepLog
+from raytriever.tracking.step_log import StepLog
 from raytriever.tracking.tracker import DatasetRecord
 
 IDENTITY = "run.json"

@@ -17,16 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from raytriever.activity import activity
-from raytriever.errors import StorageError, UserError
-from raytriever.store.disk import files_below
-from raytriever.terminal import warn
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError, UserError
+from raytriever.core.store.disk import files_below
+from raytriever.core.terminal import warn
 from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.outbox import Outbox, OutboxSender
 from raytriever.tracking.run_state import has_unsent_data, state_file
-from raytriever.tracking.steps import StepLog
+from raytriever.tracking.step_log import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker, TrackerClient
-from raytriever.tracking.trackers import TITLES, open_trackers
+from raytriever.tracking.tracker_names import TITLES, open_trackers
 
 # Seconds to wait for a failing server at the end of a run, and of one that was interrupted or failed.
 END_SECONDS, SHORT_END_SECONDS = 60.0, 5.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.store.disk import check_writable
+from raytriever.core.store.disk import check_writable
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, TrackerClient, described, rows_of
 
 FOLDER = "TENSORBOARD_LOGGING_DIR"

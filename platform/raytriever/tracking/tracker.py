@@ -44,7 +44,7 @@ class DatasetRecord:
 
 
 class Point(NamedTuple):
-    """One value of one metric at an optimiser step, with its time in milliseconds since 1970."""
+    """One value of one metric at an optimizer step, with its time in milliseconds since 1970."""
 
     name: str
     value: float

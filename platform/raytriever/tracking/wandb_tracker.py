@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import ConfigError, setting
-from raytriever.masking import masked
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.masking import masked
 from raytriever.tracking.mlflow_tracker import PROJECT, REASON_CHARACTERS
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, TrackerClient, described, rows_of
 

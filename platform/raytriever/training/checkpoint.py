@@ -18,17 +18,25 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from raytriever.errors import StorageError
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import read_manifest, remove
+from raytriever.core.store.object_stores import address_of
+from raytriever.core.store.remote_folders import pull, sweep
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.checkpoint import CHECKPOINT, OTHER_OUTPUT, STATE, WEIGHTS, Slice, read_slices, whole_tensors
-from raytriever.reading.structured import read_json
-from raytriever.store.commit import read_manifest, remove
-from raytriever.store.objects import address_of
-from raytriever.store.remote import pull, sweep
-from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.checkpoint_model import (
+    CHECKPOINT,
+    OTHER_OUTPUT,
+    STATE,
+    WEIGHTS,
+    Slice,
+    read_slices,
+    whole_tensors,
+)
 from raytriever.training.parallel.model_state import SAME_RUN
-from raytriever.training.parallel.strategy import Strategy
+from raytriever.training.parallel.strategies import Strategy
+from raytriever.training.training_settings import DEV_LOSS, MAY_CHANGE, TrainingConfig
 
 MOMENTS = "optimizer"
 
@@ -106,14 +114,6 @@ def read_state(path: Path) -> State:
     return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
 
 
-def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise `StorageError` with the first value of the origin in which a checkpoint differs from this run."""
-    for name, value in here.items():
-        if name in there and there[name] != value:
-            difference = f"was made with {name} {there[name]!r}, but this run has {value!r}"
-            raise StorageError(difference, str(path), SAME_RUN)
-
-
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint, and a line for the log on each newer one that is damaged."""
     lines: list[str] = []
@@ -144,8 +144,7 @@ def prune(folder: Path, progression: Progression, keep: int, retained: Collectio
     Checkpoints of later steps are removed too: they are damaged, or the run would have resumed from them.
     """
     others = sorted(
-        (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step),
-        reverse=True,
+        (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step), reverse=True
     )
     kept_steps = {progression.best_step, *others[:keep], *retained}
     for step, path in _steps(folder):
@@ -208,7 +207,9 @@ def resume(
         if error.where != CHECKPOINT:
             raise
         raise error.at(str(path)) from error
-    check_origin(path, state.origin, origin)
+    for name, value in origin.items():
+        if (there := state.origin.get(name, value)) != value:
+            raise StorageError(f"was made with {name} {there!r}, but this run has {value!r}", str(path), SAME_RUN)
     if workers.rank == 0:
         log(f"Resumed from checkpoint step-{step}.")
     if best_is_whole:

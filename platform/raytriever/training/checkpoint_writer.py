@@ -30,12 +30,12 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from raytriever.errors import StorageError, disk_errors
+from raytriever.core.errors import StorageError, disk_errors
+from raytriever.core.store.commit import FileEntry, committed_directory, push_part, take_part
+from raytriever.core.store.object_stores import address_of
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.checkpoint import Slice
-from raytriever.store.commit import FileEntry, committed_directory, push_part, take_part
-from raytriever.store.objects import address_of
-from raytriever.training.background import all_rows, all_texts
+from raytriever.models.checkpoint_model import Slice
+from raytriever.training.background_jobs import all_rows, all_texts
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
 
 T = TypeVar("T")

@@ -19,32 +19,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from raytriever.losses.config import LossConfig
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import WorkerGroup, host_workers
-from raytriever.losses.registry import build_loss
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.device_and_precision import autocast
+from raytriever.models.device_memory import is_out_of_memory
+from raytriever.models.directory.model_files import first_line
 from raytriever.models.encoder import check_precision, set_dropout
-from raytriever.models.files import first_line
-from raytriever.models.memory import is_out_of_memory
-from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
-from raytriever.training.background import BackgroundJob, all_texts
-from raytriever.training.batch import Batch, copy_to, wait_for_copy
+from raytriever.training.background_jobs import BackgroundJob, all_texts
+from raytriever.training.batch_loader import BatchSource, Prefetcher, SourceVersions
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
-from raytriever.training.config import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
-from raytriever.training.guide import Guide, MaskingWatch
-from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
-from raytriever.training.monitoring import StepReports, Stopwatch, StragglerWatch, Throughput
-from raytriever.training.optimizer import build_optimizer, learning_rate_scale, set_learning_rate
+from raytriever.training.dev_validation import ValidationJob, ValidationPlan
+from raytriever.training.guide_encoder import Guide, MaskingWatch
+from raytriever.training.negative_refresh import RefreshJob, RefreshPlan
+from raytriever.training.optimizer_and_schedule import build_optimizer, learning_rate_scale, set_learning_rate
 from raytriever.training.parallel.chunk_size import ChunkChoice
+from raytriever.training.parallel.deepspeed_zero import Zero
 from raytriever.training.parallel.fsdp2 import FullyShard
-from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
+from raytriever.training.parallel.gradient_caching import OutOfMemory, Vote
 from raytriever.training.parallel.model_state import frozen_digest
 from raytriever.training.parallel.objective import Objective, with_default_operands
-from raytriever.training.parallel.strategy import Readout, Replicas, Strategy
-from raytriever.training.parallel.zero import Zero
-from raytriever.training.refresh import RefreshJob, RefreshPlan
-from raytriever.training.validation import ValidationJob, ValidationPlan
+from raytriever.training.parallel.strategies import HostValues, Replicas, Strategy
+from raytriever.training.step_metrics import StepReports, Stopwatch, StragglerWatch, Throughput
+from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
+from raytriever.training.worker_batch import Batch, copy_to, wait_for_copy
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,12 @@ class TrainingSetup:
 
     Args:
         retriever: the encoder, on `device`, the same on every worker.
-        total_steps: after which training ends at the latest.
         precision: `fp32` or `bf16`.
         folder: Folder of the checkpoints, seen by every worker.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
         report_status: called on every worker with what training does between two steps.
         before_commit: called with a step before its checkpoint is committed; returns when all metrics are stored.
         data_digest: of everything that batches are made of; a run resumes with no other. Empty where it is not known.
-        refresh: plan of the refreshes of hard negatives; None for none.
-        validation: plan of the validations by retrieval; None for the dev loss alone.
         guide: masks false negatives; None where the settings of the loss name none.
     """
 
@@ -115,8 +112,8 @@ class Trainer:
                 check_precision(backbone, setup.precision)
         retriever.choose_packing(setup.precision)
         retriever.train()
-        agreement, encode = Agreement(self.messages), guide.encode if guide else None
-        self.objective = Objective(retriever, loss, setup.precision, agreement, encode)
+        vote, encode = Vote(self.messages), guide.encode if guide else None
+        self.objective = Objective(retriever, loss, setup.precision, vote, encode)
 
         # Gradient caching, before any parameter is sharded and the optimizer has state
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
@@ -195,11 +192,7 @@ class Trainer:
         return self.progression
 
     def step(self, batch: Batch, wait_seconds: float) -> None:
-        """Do a step: forward and backward, clip, update. Repeat it with smaller chunks if any worker ran out of memory.
-
-        Args:
-            wait_seconds: how long the batch was waited for.
-        """
+        """Do a step: forward, backward, clip, update. Repeat it with smaller chunks if any worker ran out of memory."""
         setup, settings, step = self.setup, self.settings, self.progression.step
         began = time.perf_counter()
         for callback in self.callbacks:
@@ -269,7 +262,7 @@ class Trainer:
         return self._copy(self.sources.at(step), step)
 
     def _copy(self, source: BatchSource, step: int) -> Batch:
-        batch = source.batch(step, self.setup.retriever, self.workers, self.setup.loss.both_ways, self.chunk)
+        batch = source.batch(step, self.setup.retriever, self.workers, self.setup.loss.symmetric, self.chunk)
         return copy_to(replace(batch, work=self.throughput.count(batch)), self.device, self.copies)
 
     def _shrink_chunk(self, batch: Batch, reason: str, is_agreed: bool) -> None:
@@ -316,7 +309,7 @@ class Trainer:
         losses, areas = [], []
         for number in range(self.settings.dev_batches):
             output = self.strategy.measure(wait_for_copy(self._copy(self.setup.dev, number)))
-            numbers = Readout({"loss": output.value, "auc": output.statistics["batch_auc"]}).read()
+            numbers = HostValues({"loss": output.value, "auc": output.statistics["batch_auc"]}).read()
             losses.append(numbers["loss"])
             areas.append(numbers["auc"])
         dev_loss = sum(losses) / len(losses)

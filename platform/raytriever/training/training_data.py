@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from raytriever.data.combine import combine, starts_of
-from raytriever.data.config import DataConfig
+from raytriever.core.errors import DataError, setting
+from raytriever.data.combine_datasets import combine, starts_of
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Report, Runner, ignore_line, in_this_process
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.sampling.examples import Examples, parse_mix
-from raytriever.data.sampling.mixture import arrange
-from raytriever.data.sampling.order import Order
-from raytriever.data.sampling.teacher import Coverage, TeacherTable, read_scores
-from raytriever.errors import DataError, setting
-from raytriever.training.guide import Guide, GuideTexts
-from raytriever.training.loader import BatchSource
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Report, Runner, ignore_line, in_this_process
+from raytriever.data.sampling.batch_order import Order
+from raytriever.data.sampling.dataset_mixture import arrange
+from raytriever.data.sampling.teacher_scores import Coverage, TeacherTable, read_scores
+from raytriever.data.sampling.training_examples import Examples, parse_mix
+from raytriever.training.batch_loader import BatchSource
+from raytriever.training.guide_encoder import Guide, GuideTexts
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,7 @@ class TrainingData:
     """Opened data sets of a run, and the settings of its batches.
 
     Args:
-        datasets: tokenised, each with its training split; the first, which is evaluated, also with its dev split.
-        batch_size: queries of a global batch.
-        seed: Seed of the order and the random draws.
+        datasets: tokenized, each with its training split; the first, which is evaluated, also with its dev split.
         guide: reads the texts of batches too; None without a guide.
     """
 
@@ -48,7 +46,7 @@ class TrainingData:
         cls,
         names: Sequence[str],
         config: DataConfig,
-        tokenisation: Tokenisation,
+        tokenization: Tokenization,
         batch_size: int,
         seed: int,
         also: Sequence[str] = (),
@@ -59,7 +57,6 @@ class TrainingData:
 
         Args:
             names: Names of the data sets as configured, or paths of prepared ones.
-            tokenisation: Tokenisation of the retriever that is trained.
             also: further splits of the first data set to open.
             run, report: see `open_dataset`.
         """
@@ -72,7 +69,7 @@ class TrainingData:
                     splits,
                     max_bad_rows=config.max_bad_rows,
                     bm25_language=config.bm25_language,
-                    tokenisation=tokenisation,
+                    tokenization=tokenization,
                     run=run,
                     report=report,
                 )

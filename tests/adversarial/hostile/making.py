@@ -19,10 +19,10 @@ from hostile.case import Maker
 
 
 def change(path: str, action: Callable[[Path], None]) -> Maker:
-    """Call an action with the path of a file in the case's folder, whose parents are made."""
+    """Call an action with the path of a file in the case's folder, or the first that matches; its parents are made."""
 
     def make(folder: Path) -> None:
-        file = folder / path
+        file = min(folder.glob(path)) if "*" in path else folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         action(file)
 

@@ -55,7 +55,9 @@ def main() -> None:
     import raytriever
 
     for module in pkgutil.walk_packages(raytriever.__path__, "raytriever."):
-        if not module.name.startswith(("raytriever.index.approximate.vamana", "raytriever.training.parallel.strategy")):
+        if not module.name.startswith(
+            ("raytriever.retrieval.index.approximate.vamana", "raytriever.training.parallel.strategies")
+        ):
             importlib.import_module(module.name)
     os.write(answers, b"ready\n")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -14,16 +14,16 @@ import pytest
 
 import raytriever as rt
 from raytriever.cli.main import run
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.core.terminal import warn
 from raytriever.data.dataset import Documents
-from raytriever.errors import ConfigError, DataError
-from raytriever.evaluation.config import CONFIDENCES, EvaluationConfig
-from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.request import build_evaluation_job, read_models
+from raytriever.evaluation.evaluation_settings import CONFIDENCES, EvaluationConfig
+from raytriever.evaluation.requested_models import build_evaluation_job, read_models
 from raytriever.evaluation.results import Results
-from raytriever.metrics.confidence import Confidence
-from raytriever.models.config import ModelConfig
-from raytriever.search.calibration import FILE, Calibration, Decider, read_calibration
-from raytriever.terminal import warn
+from raytriever.evaluation.run_evaluation import run_evaluation
+from raytriever.metrics.answer_confidence import Confidence
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.search.calibration_file import FILE, Calibration, Decider, read_calibration
 from raytriever.tracking.tracker import Tracker
 
 QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}

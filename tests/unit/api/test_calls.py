@@ -15,8 +15,8 @@ from processes import run_python
 
 import raytriever as rt
 from raytriever.api.models import precision_of
+from raytriever.core.store.commit import one_writer
 from raytriever.evaluation.results import Results
-from raytriever.store.commit import one_writer
 
 
 @pytest.fixture
@@ -149,7 +149,6 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.build_index(m, d, kind="hnsw", output="x", efort=3), "build_index: unknown setting 'efort'"),
     (lambda d, m: rt.build_index(m, d).search(" x"), "queries: is one text, not a list of texts"),
     (lambda d, m: rt.build_index(m, d).search(["a"], threshold=float("nan")), "threshold: is no number"),
-    (lambda d, m: rt.compare(["no/run"]), "'no/run' is neither a directory nor an MLflow run"),
 ]
 
 
@@ -175,7 +174,7 @@ def test_every_ordered_collection_of_texts_is_encoded_alike(model: rt.Model) -> 
         np.testing.assert_array_equal(model.encode_queries(same), expected)
 
 
-SIGNALLED = """
+SIGNALED = """
 import os, signal, sys
 import raytriever as rt
 
@@ -192,14 +191,16 @@ print("ended")
 
 
 def test_a_program_keeps_its_own_handlers_of_signals(tmp_path: Path) -> None:
-    done = run_python("-c", SIGNALLED, variables={"RAYTRIEVER_CACHE": str(tmp_path)})
+    done = run_python("-c", SIGNALED, variables={"RAYTRIEVER_CACHE": str(tmp_path)})
     assert done.stdout.split() == ["mine", "ended"]
 
 
 def test_a_run_in_fp32_encodes_in_fp32_and_bf16_is_said(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raytriever.models.precision.choose_precision", lambda precision, device: precision or "bf16")
+    monkeypatch.setattr(
+        "raytriever.models.device_and_precision.choose_precision", lambda precision, device: precision or "bf16"
+    )
     run = tmp_path / "run"
     shutil.copytree(tiny_encoder, run / "model")
     for content, expected in (("{precision: fp32}", "fp32"), ("{precision: null}", "bf16"), ("", "bf16")):

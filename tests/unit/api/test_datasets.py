@@ -14,7 +14,7 @@ import pytest
 from processes import run_python
 
 import raytriever as rt
-from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
 
@@ -118,7 +118,7 @@ def test_the_columns_of_a_csv_file_may_be_named(tmp_path: Path) -> None:
         assert message in str(error.value)
 
 
-def test_a_dataset_of_pairs_is_divided_like_a_frame_and_well_known_columns_are_recognised(
+def test_a_dataset_of_pairs_is_divided_like_a_frame_and_well_known_columns_are_recognized(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = pairs().rename(columns={"query": "question", "passage": "answer"})

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from raytriever.cli.main import run
-from raytriever.config import Config, dump_config
-from raytriever.data.config import DataConfig
+from raytriever.data.data_settings import DataConfig
+from raytriever.training.run_config import Config, dump_config
 
 ErrorLine = Callable[..., str]
 # A command and its error. LETTERS is a data set, MODEL an encoder.
@@ -26,10 +26,8 @@ train --temperature inf => temperature: inf is out of range; give a finite numbe
 train --seed 4294967296 => seed: 4294967296 is out of range; give a value at most 4294967295
 train --seed => seed: has no value; see `raytriever train --help`
 train --recipe pydoc => recipe: unknown recipe 'pydoc'; did you mean 'pydocs'?
-train --run-name= => run_name: '' is not a valid run name; use letters, digits
 train --run-name ../x => run_name: '../x' is not a valid run name; use letters, digits
 train stray => unexpected argument 'stray'; see `raytriever train --help`
-train --loss triplet --learn-temperature --dataset LETTERS => learn_temperature: has no effect with loss triplet
 train --refresh-every 5 => refresh_every: there are no hard negatives to refresh; give negatives_per_query
 train --refresh-every 5 --negatives-per-query 1 --max-steps 5 => no steps are left after the first refresh, at step 5 of
 train --refresh-every 12 --negatives-per-query 1 --batch-size 8 --epochs 1 --dataset LETTERS => at step 12 of 12; give
@@ -37,7 +35,6 @@ train --refresh-mode rolling --refresh-every 5 --negatives-per-query 1 => choose
 train --refresh-pool 2:1 => refresh_pool: '2:1' is invalid; give a number of processes such as 4, or the fewest and
 train --max-grad-norm 3 => --max-grad-norm: has no flag; write `training: {max_grad_norm: VALUE}` into a file, and give
 train --refresh-ranks 3:9 => --refresh-ranks: was removed; give --refresh-relative-margin
-train --min-delta 0.1 => --min-delta: was removed; every improvement of --best-metric counts
 train --dev-split de --dataset LETTERS => letters: no split 'de'; there are: dev, test, train; choose from dev
 train --matryoshka-dims 16,x => matryoshka_dims: '16,x' is invalid; give whole numbers from 1
 train --matryoshka-dims 8,16,4 => matryoshka_dims: '8,16,4' is invalid; give each once, in order: 16,8,4
@@ -57,8 +54,6 @@ search caf\udce9 --dataset LETTERS => byte 0xe9 of 'caf\\udce9' is not UTF-8; se
 evaluate => datasets is missing; give datasets PATH, or suite beir
 evaluate --suite bier => suite: unknown value 'bier'; did you mean 'beir'?
 evaluate --datasets LETTERS --split tets => letters: no split 'tets'; there are: dev, test, train; choose
-evaluate --datasets LETTERS --max-bad-rows 2 => max_bad_rows: 2.0 is out of range; give a value at most 1
-evaluate --datasets LETTERS --precision fp23 => precision: unknown value 'fp23'; did you mean 'fp32'?
 evaluate --datasets LETTERS LETTERS => datasets: two data sets are called 'letters'; give each data set once
 evaluate --datasets LETTERS --pooling man => pooling: 'man' is invalid; did you mean 'mean'?
 evaluate --datasets LETTERS --metrics ndgc@10 => metrics: unknown metric 'ndgc@10'; did you mean 'ndcg'?
@@ -66,16 +61,15 @@ evaluate --datasets LETTERS --model bm25 --metrics acc@5 => query 'q128' has no 
 evaluate --datasets LETTERS --calibrate f1=0.5 => calibrate: 'f1=0.5' is no aim; write top-precision=0.9, wrong
 evaluate --datasets LETTERS --calibrate recall=1 --calibration-split test => calibration_split: letters is measured on
 evaluate --datasets LETTERS --baseline bm25 => baseline: 'bm25' is none of the models; choose from minilm
-search x --dataset LETTERS --model bm25 => bm25: is measured by `evaluate`, and is no encoder; give an encoder
+search x --dataset LETTERS --model run:LETTERS/corpus.jsonl => has results for the queries of its file alone; give
+search x --dataset LETTERS --model bm25+bm25 => model bm25+bm25: fuses bm25 with itself; give two different systems
 encode --dataset LETTERS --output own --model bm25 => bm25: is measured by `evaluate`, and is no encoder
 evaluate --datasets LETTERS --model bm25 bm25 => model: two models are called 'bm25'; give one another name
-evaluate --datasets LETTERS --benchmark BEIR => benchmark: has no effect without suite;
 evaluate --suite mteb --tasks SciFact --datasets LETTERS => datasets: has no effect with suite mteb;
 evaluate --suite mteb --tasks SciFact --no-drop-own-id => --no-drop-own-id: has no effect with --suite mteb; leave it
 prepare --dataset LETTERS => missing: --output
 prepare --dataset LETTERS --output own --format biir => unknown format 'biir'; did you mean
 prepare --dataset LETTERS --output own --format dpr => dpr
-encode --output own --dtype fp8 => dtype: unknown value 'fp8';
 encode --output own --actors 4:2 => actors: '4:2' is invalid; give a number of actors of at least 1, or MIN:MAX
 encode --output own --actor-gpus 2 => actor_gpus: 2.0 is out of range
 index --output i --index hnws => index: unknown value 'hnws'; did you mean 'hnsw'?
@@ -83,15 +77,12 @@ index --output i --query ' ' => query: the query is empty; give a few words
 index --output i --index roargraph --split train => split: the graph is built from the queries of train, so
 index --output . => cannot read manifest.json
 mine --output t --method bm52 => method: unknown method 'bm52'; did you mean 'bm25'?
-mine --output t --ranks 30:200 => --ranks: was removed; give --range-min and --range-max
 mine --output t --range-min 200 --range-max 30 => range_max: 30 is not above range_min 200; give a higher rank
 mine --output t --range-min 30 --range-max 35 => num_negatives: 10 negatives out of 5 ranks (30 to 34)
-mine --output t --round -1 => round: -1 is out of range
 mine --output t --dataset LETTERS --split valid => no split 'valid'; there are: dev, test, train
 mine --output t --dataset LETTERS --range-min 200 => range_min: 200 skips all 160 documents; give a lower rank
 mine --output t --dataset LETTERS --method gold => method gold: letters has no gold negatives; choose other methods
 mine --output t --dataset LETTERS --drop-answers => drop_answers=True: letters has no answers; add answers.jsonl
-mine --output t --dataset LETTERS --bm25-language kr => bm25_language: unknown value 'kr'; did you mean 'tr'?
 score --output s --dataset LETTERS => model: is missing; name a cross-encoder: a directory, or a hub name
 score --output s --dataset LETTERS --model MODEL => has no trained weights for classifier
 score --output s --dataset LETTERS --model minilm => consists of Transformer, Pooling, Normalize and is not a plain
@@ -169,7 +160,9 @@ def test_a_disk_that_fills_up_while_the_corpus_is_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(small_disk / "cache"))
-    monkeypatch.setattr("raytriever.store.capacity.free_space", lambda folder: 10**12)  # another process fills it later
+    monkeypatch.setattr(
+        "raytriever.core.store.capacity.free_space", lambda folder: 10**12
+    )  # another process fills it later
     assert run("search", ["x", "--dataset", str(letters), "--model", str(tiny_encoder)]) == 2
     out, err = capsys.readouterr()
     assert not out

@@ -11,8 +11,8 @@ from evaluations import about_of, write_evaluation
 
 from raytriever.cli.main import run
 from raytriever.evaluation.results import Results
-from raytriever.report.finished_runs import MlflowRuns, read_directory
-from raytriever.report.request import check_comparison
+from raytriever.experiments.report.comparison_request import check_comparison
+from raytriever.experiments.report.finished_runs import MlflowRuns, read_directory
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point
 

@@ -62,7 +62,7 @@ def test_a_model_without_weights_is_planned(dry_run: Callable[..., list[str]], m
 def test_the_flags_of_the_largest_chunk_are_named(
     dry_run: Callable[..., list[str]], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raytriever.experiment.dry_run.CARDS", (0.03, 0.001))
+    monkeypatch.setattr("raytriever.experiments.run.dry_run.CARDS", (0.03, 0.001))
     lines = dry_run("--model", model, "--passage-length", 64, "--batch-size", 64)
     planned = re.fullmatch(
         r"0.03 GB card: fits with at most --grad-cache-chunk (\d+); --activation-checkpointing makes room for .+",

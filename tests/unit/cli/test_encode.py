@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.encoding.store import EmbeddingStore
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 
 
 def test_a_store_is_written_and_reused(
@@ -21,7 +21,7 @@ def test_a_store_is_written_and_reused(
     assert "letters: 160 texts by" in err
     assert run("encode", [*words, "small", "--dtype", "int8", "--side", "query"]) == 0
     own, small = (EmbeddingStore.open(work / name) for name in ("own", "small"))
-    assert (own.meta["side"], small.meta["side"], small.meta["dtype"]) == ("passage", "query", "int8")
+    assert (own.plan.side, small.plan.side, small.plan.dtype) == ("passage", "query", "int8")
     np.testing.assert_allclose(np.linalg.norm(small.array(), axis=1), 1, atol=1e-2)
     stamp = (work / "own" / "manifest.json").stat().st_mtime_ns
     assert run("encode", [*words, "own"]) == 0

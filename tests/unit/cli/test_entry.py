@@ -11,7 +11,7 @@ import pytest
 from processes import run_python
 
 from raytriever import __version__
-from raytriever.cli import use
+from raytriever.cli import model_commands
 from raytriever.cli.command import Given
 from raytriever.cli.commands import COMMANDS, Row
 from raytriever.cli.main import run
@@ -55,7 +55,7 @@ def test_a_broken_pipe_to_a_process_is_no_quiet_end(monkeypatch: pytest.MonkeyPa
     def break_pipe(given: Given) -> list[str]:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(use, "SEARCH", replace(use.SEARCH, run=break_pipe))
+    monkeypatch.setattr(model_commands, "SEARCH", replace(model_commands.SEARCH, run=break_pipe))
     with pytest.raises(BrokenPipeError):
         run("search", ["x"])
 

@@ -8,8 +8,8 @@ import pytest
 from transformers import BertConfig
 
 from raytriever.cli.main import run
-from raytriever.errors import ModelError
-from raytriever.training.guide import guide_errors
+from raytriever.core.errors import ModelError
+from raytriever.training.guide_encoder import guide_errors
 
 MINILM_BYTES = 4 * 22_713_216
 

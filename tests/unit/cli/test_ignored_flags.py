@@ -8,8 +8,8 @@ import pytest
 
 from raytriever.cli import train
 from raytriever.cli.commands import COMMANDS
-from raytriever.errors import ConfigError, DataError
-from raytriever.experiment.start import check_explicit_settings
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.experiments.run.start_run import check_explicit_settings
 
 CASES = [
     ("train --margin 0.1", "margin: has no effect with loss mw; leave it out, or give loss triplet"),

@@ -9,11 +9,12 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
+from office import slide_file, word_file
 from pdf import write_endless_pdf, write_pdf
 
 from raytriever.cli.main import run
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.documents import reader
+from raytriever.data.documents import reader_process
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 ErrorLine = Callable[..., str]
 
@@ -66,10 +67,10 @@ def test_a_folder_becomes_a_data_set(docs: Path, tiny_encoder: Path, capsys: pyt
 
 
 def test_no_passage_is_longer_than_the_encoder_reads(docs: Path, tiny_encoder: Path) -> None:
-    from raytriever.models.config import ModelConfig
     from raytriever.models.description import describe
-    from raytriever.models.pipeline.modules import ModelFiles
-    from raytriever.models.tokenisation import load_tokenizer
+    from raytriever.models.directory.modules import ModelFiles
+    from raytriever.models.model_settings import ModelConfig
+    from raytriever.models.tokenization import load_tokenizer
 
     (docs / "letters.txt").write_text("x " * 500)
     assert run("import", words(docs, tiny_encoder, "out")) == 0
@@ -135,10 +136,24 @@ def test_pdf_files_are_read_within_a_limit(
     assert "  b.pdf: is encrypted; save a copy without password (`qpdf --decrypt`)" in out
     assert "\nPDF           1         1" in out
     write_endless_pdf(docs / "c.pdf")
-    monkeypatch.setattr(reader, "_SECONDS", {"PDF": (1.0, 0.0)})
+    monkeypatch.setattr(reader_process, "_SECONDS", {"PDF": (1.0, 0.0)})
     assert run("import", words(docs, tiny_encoder, "again")) == 0
     assert "c.pdf: takes longer than 1 s to read; print it to a new PDF file, or leave" in capsys.readouterr().out
     assert not active_children()
+
+
+def test_files_of_office(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (docs / "manual.docx").write_bytes(word_file())
+    (docs / "talk.pptx").write_bytes(slide_file(["Pumps"]))
+    (docs / "secret.docx").write_bytes(bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600))
+    questions = "question,file,anchor\nwhat about pumps,talk.pptx,slide=1\nwhat is the price,manual.docx,Prices\n"
+    (docs / "office.csv").write_text(questions)
+    assert run("import", words(docs, tiny_encoder, "out", "--questions", str(docs / "office.csv"))) == 0
+    assert "  secret.docx: is encrypted, or of Office 2003 or earlier; save a copy" in capsys.readouterr().out
+    ids = open_all_splits("out").documents.ids
+    assert {"manual.docx#installation", "manual.docx#prices", "talk.pptx#slide=1"} <= {
+        name.split(":")[0] for name in ids
+    }
 
 
 def test_files_that_cannot_be_read_are_skipped(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.store.commit import MANIFEST
+from raytriever.core.store.commit import MANIFEST
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 ErrorLine = Callable[..., str]
 OUT = Path("out")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.index.approximate.store import read_meta
 from raytriever.models.retriever import Retriever
+from raytriever.retrieval.index.approximate.stored_index import read_meta
 
 
 def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritten(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.store import lock as locking
-from raytriever.store.lock import acquire
+from raytriever.core.store import lock as locking
+from raytriever.core.store.lock import acquire
 
 STAGES = {
     "import": ["."],

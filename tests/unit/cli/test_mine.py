@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.data.negatives import read_negatives
-from raytriever.data.prepare.open import open_dataset
+from raytriever.data.hard_negatives import read_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
 
 
 def cells(out: str) -> dict[str, list[int]]:
@@ -27,20 +27,8 @@ def test_a_table_that_training_reads(
     letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--dataset", str(letters), "--method", "dense,random", "--model", str(tiny_encoder), "--output", "table"]
-    words += [
-        "--range-min",
-        "2",
-        "--range-max",
-        "40",
-        "--num-negatives",
-        "4",
-        "--max-score",
-        "0.99",
-        "--round",
-        "3",
-        "--seed",
-        "5",
-    ]
+    words += ["--range-min", "2", "--range-max", "40", "--num-negatives", "4"]
+    words += ["--max-score", "0.99", "--round", "3", "--seed", "5"]
     assert run("mine", words) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["dense", "random"]
@@ -73,7 +61,9 @@ def test_matching_embeddings_are_used_and_others_refused(
     words = ["--method", "dense", "--num-negatives", "4"]
     assert run("mine", [*model, *words, "--output", "own"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr("raytriever.mining.job.embed_corpus", None)  # so that no passage could be encoded
+        patch.setattr(
+            "raytriever.retrieval.mining.mining_job.embed_corpus", None
+        )  # so that no passage could be encoded
         assert run("mine", [*model, *words, "--output", "given", "--embeddings", "passages"]) == 0
     dataset = open_dataset(letters, ["train", "dev", "test"])
     own, given = (read_negatives(name, dataset) for name in ("own", "given"))
@@ -104,7 +94,7 @@ def test_an_existing_table_is_kept(error_line: Callable[..., str], letters: Path
 
 def test_the_language_of_bm25_is_named_in_a_line(letters: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--dataset", str(letters), "--method", "bm25,random", "--num-negatives", "2", "--output"]
-    assert run("mine", [*words, "recognised"]) == 0
-    assert "Analyser of BM25" not in capsys.readouterr().err  # English is the rule
+    assert run("mine", [*words, "recognized"]) == 0
+    assert "Analyzer of BM25" not in capsys.readouterr().err  # English is the rule
     assert run("mine", [*words, "named", "--bm25-language", "ko"]) == 0
-    assert "Analyser of BM25 for Korean, --bm25-language ko: terms of 2 adjacent" in capsys.readouterr().err
+    assert "Analyzer of BM25 for Korean, --bm25-language ko: terms of 2 adjacent" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 from processes import run_python
 
 from raytriever.cli.commands import COMMANDS
-from raytriever.config import Config, dump_config
+from raytriever.training.run_config import Config, dump_config
 
 HEAVY = ("torch", "ray", "transformers", "mlflow", "numba", "pyarrow", "faiss", "matplotlib")
 MISSING = "nowhere/at/all"

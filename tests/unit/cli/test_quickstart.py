@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.config import Config, dump_config
-from raytriever.errors import ConfigError
-from raytriever.losses.config import LossConfig
-from raytriever.recipes import RECIPES
+from raytriever.core.errors import ConfigError
+from raytriever.experiments.recipes import RECIPES
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.training.run_config import Config, dump_config
 
 
 def test_a_run_of_another_loss_in_the_output_is_refused(tmp_path: Path, error_line: Callable[..., str]) -> None:

@@ -15,14 +15,15 @@ import torch
 from tiny_models import write_cross_encoder
 
 from raytriever.cli.main import run
-from raytriever.data.config import DataConfig
-from raytriever.data.negatives import read_negatives
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.teacher import read_scores
-from raytriever.errors import ModelError
-from raytriever.mining.config import ScoreConfig
-from raytriever.mining.teacher import run_scoring
+from raytriever.core.errors import ModelError
+from raytriever.core.store.cache import cache_folder
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.hard_negatives import read_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.sampling.teacher_scores import read_scores
 from raytriever.models.cross_encoder import CrossEncoder
+from raytriever.retrieval.mining.mining_settings import ScoreConfig
+from raytriever.retrieval.mining.teacher_scoring import run_scoring
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +108,8 @@ def test_an_interrupted_call_resumes_to_the_same_bytes(
     monkeypatch.setattr(CrossEncoder, "logits", stopping)
     with pytest.raises(Interrupted):
         score(Path("parts"), lambda line: None)
-    assert not Path("parts/manifest.json").exists()
-    damaged = Path("parts/parts/part-000001/scores.npy")
+    assert not Path("parts").exists()
+    [damaged] = cache_folder().glob("negatives/*-blocks/part-000001/scores.npy")
     written = damaged.read_bytes()
     damaged.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))  # as no disk should: that part is scored again
     done = score(Path("parts"), lambda line: None)
@@ -131,24 +132,6 @@ def test_existing_scores_are_not_mixed_with_others(
     )
     assert "s: holds scores of other pairs" in error_line("score", *words, "--split", "train", "--run", _run(3))
     assert "negatives: has other content than these scores" in error_line("score", *words[:-1], negatives)
-
-
-@pytest.mark.parametrize(
-    ("edit", "line"),
-    [
-        ({"revision": 7}, "'revision' is 7, expected a text or null"),
-        ({"model": None}, "'model' is null, expected a text"),
-    ],
-)
-def test_an_edited_plan_is_refused_before_a_model_is_resolved(
-    error_line: Callable[..., str], letters: Path, edit: dict[str, object], line: str
-) -> None:
-    Path("s").mkdir()
-    Path("s/plan.json").write_text(json.dumps({"model": "org/teacher", "revision": None, "key": "k", **edit}))
-    words = ["--dataset", letters, "--model", "org/teacher", "--negatives", letters, "--output", "s"]
-    assert error_line("score", *words) == (
-        f"s/plan.json: is damaged or changed: {line}; give another output, or remove it"
-    )
 
 
 def _run(depth: int) -> Path:

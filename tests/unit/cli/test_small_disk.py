@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.store import capacity
+from raytriever.core.store import capacity
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import yaml
 
 from raytriever.cli.commands import COMMANDS
 from raytriever.cli.train import _flags, _overridden_flags, resolve_settings
-from raytriever.config import Config, difference, dump_config, load_config, to_dict
-from raytriever.data.config import DataConfig
-from raytriever.experiment.start import default_run_name
-from raytriever.losses.config import LossConfig
-from raytriever.recipes import RECIPES
-from raytriever.training.config import TrainingConfig
+from raytriever.data.data_settings import DataConfig
+from raytriever.experiments.recipes import RECIPES
+from raytriever.experiments.run.start_run import default_run_name
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.training.run_config import Config, difference, dump_config, load_config, to_dict
+from raytriever.training.training_settings import TrainingConfig
 
 ErrorLine = Callable[..., str]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from raytriever.studies.run import SETTINGS
+from raytriever.experiments.study.run_study import SETTINGS
 
 ErrorLine = Callable[..., str]
 

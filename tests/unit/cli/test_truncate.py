@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.encoding.store import EmbeddingStore
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 
 ErrorLine = Callable[..., str]
 STAGES = {
@@ -38,7 +38,7 @@ def test_stores_and_indexes_of_two_widths_are_distinct(
     assert run("encode", [*narrow, "--output", "made"]) == 0
     assert "160 embeddings of width 12" in capsys.readouterr().out
     store = EmbeddingStore.open(work / "made")
-    assert (store.width, store.meta["width"]) == (12, 12)
+    assert (store.width, store.plan.width) == (12, 12)
     assert "made: has other content than these embeddings" in error_line("encode", *own, "--output", "made")
     words = ["--embeddings", "made", "--output", "index"]
     assert "made: holds embeddings of another width (12, here 32)" in error_line("index", *own, *words)

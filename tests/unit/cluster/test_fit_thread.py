@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raytriever.cluster.train.fit import FitThread
-from raytriever.interruption import interruptible
+from raytriever.cluster.train.fit_thread import FitThread
+from raytriever.core.interruption import interruptible
 
 
 @pytest.fixture

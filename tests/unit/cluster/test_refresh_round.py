@@ -16,23 +16,23 @@ from saved_checkpoint import move_weights, save_checkpoint
 from simulated_gpu import CUDA, simulated_gpu
 
 from raytriever.cluster.train import mining_round
-from raytriever.cluster.train.jobs import ThreadClient
+from raytriever.cluster.train.job_actors import ThreadClient
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
-from raytriever.config import Config
-from raytriever.data.config import DataConfig
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable, read_negatives
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.records import ORIGINS
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.index import exact
-from raytriever.mining.job import run_mining
-from raytriever.models.config import ModelConfig
+from raytriever.data.hard_negatives import NegativesTable, read_negatives
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.background import JobError
-from raytriever.training.config import RefreshConfig, TrainingConfig
-from raytriever.training.refresh import round_path
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
+from raytriever.retrieval.index import exact_top_k
+from raytriever.retrieval.mining.mining_job import run_mining
+from raytriever.training.background_jobs import JobError
+from raytriever.training.negative_refresh import round_path
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import RefreshConfig, TrainingConfig
 
 CPU = torch.device("cpu")
 ALL = 320  # documents and queries
@@ -57,7 +57,7 @@ def later(checkpoint: Path, retriever: Retriever, tiny_encoder: Path, tmp_path: 
 
 @pytest.fixture
 def dataset(tiny_dataset: Path, retriever: Retriever) -> RetrievalDataset:
-    return open_dataset(tiny_dataset, ["train", "dev", "test"], tokenisation=tokenisation_of(retriever))
+    return open_dataset(tiny_dataset, ["train", "dev", "test"], tokenization=tokenization_of(retriever))
 
 
 Make = Callable[..., MiningRounds]
@@ -127,14 +127,14 @@ def test_a_round_on_a_gpu_is_that_of_a_cpu(
     rounds: Make, checkpoint: Path, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, simulated_gpu() as counts:
-        for module in (mining_round, exact):  # torch alone completes a device without an index
+        for module in (mining_round, exact_top_k):  # torch alone completes a device without an index
             patch.setattr(module, "default_device", lambda: CUDA)
         assert rounds().run(2, checkpoint)["refresh_encoded"] == ALL
     rounds().run(1, checkpoint)
     expected, table = (_table(tmp_path, number, dataset) for number in (1, 2))
     assert np.array_equal(table.offsets, expected.offsets)
     assert (table.documents == expected.documents).mean() > 0.99  # the last bits of embeddings may differ
-    assert any(line.startswith("to the host encoding/") for line in counts.pinned), counts.table()
+    assert any(line.startswith("to the host retrieval/encoding/") for line in counts.pinned), counts.table()
 
 
 def _table(folder: Path, number: int, dataset: RetrievalDataset) -> NegativesTable:

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from raytriever.cluster.event_queue import IDLE_RESTARTS, RestartPolicy
-from raytriever.cluster.train.controller import Failures, GroupReports
-from raytriever.training.parallel.grad_cache import OutOfMemory
+from raytriever.cluster.events_and_restarts import IDLE_RESTARTS, RestartPolicy
+from raytriever.cluster.train.controller_callbacks import Failures, GroupReports
+from raytriever.training.parallel.gradient_caching import OutOfMemory
 
 
 def starts(restarts: RestartPolicy, step: int) -> bool:

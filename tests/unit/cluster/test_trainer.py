@@ -8,10 +8,10 @@ import pytest
 from ray import cloudpickle
 from ray.train import ControllerError
 
-from raytriever.cluster.event_queue import InlineEventQueue
+from raytriever.cluster.events_and_restarts import InlineEventQueue
 from raytriever.cluster.train import trainer
-from raytriever.cluster.train.worker import WorkerJob
-from raytriever.config import Config
+from raytriever.cluster.train.train_worker import WorkerJob
+from raytriever.training.run_config import Config
 
 
 def test_the_controller_does_not_import_what_training_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,9 +27,9 @@ def test_the_controller_does_not_import_what_training_needs(tmp_path: Path, monk
     )
     made = trainer._trainer(job, tmp_path)
     sent = made.train_run_context, made._create_default_callbacks()
-    assert b"raytriever.cluster.train.controller" in cloudpickle.dumps(sent)
-    assert b"raytriever.cluster.train.worker" not in cloudpickle.dumps(sent)
-    assert b"raytriever.cluster.train.worker" in cloudpickle.dumps(made._get_train_func())
+    assert b"raytriever.cluster.train.controller_callbacks" in cloudpickle.dumps(sent)
+    assert b"raytriever.cluster.train.train_worker" not in cloudpickle.dumps(sent)
+    assert b"raytriever.cluster.train.train_worker" in cloudpickle.dumps(made._get_train_func())
 
 
 @pytest.mark.parametrize(

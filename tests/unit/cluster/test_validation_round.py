@@ -11,22 +11,22 @@ import pytest
 import torch
 from saved_checkpoint import save_checkpoint
 
-from raytriever.cluster.train.validation import DevSet, Validations, digest_of, open_dev_sets
-from raytriever.config import Config, check_config
-from raytriever.data.config import DataConfig
+from raytriever.cluster.train.validate_checkpoint import DevSet, Validations, digest_of, open_dev_sets
+from raytriever.core.errors import ConfigError, DataError, ModelError, StorageError
+from raytriever.core.store.commit import committed_directory
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import in_this_process
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import ConfigError, DataError, ModelError, StorageError
-from raytriever.evaluation.evaluate import evaluate
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import in_this_process
+from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.systems import DenseSystem
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.writer import write_model
-from raytriever.store.commit import committed_directory
-from raytriever.training.config import TrainingConfig, ValidationConfig
-from raytriever.training.validation import read_records
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.training.dev_validation import read_records
+from raytriever.training.run_config import Config, check_config
+from raytriever.training.training_settings import TrainingConfig, ValidationConfig
 
 
 @pytest.fixture
@@ -138,11 +138,7 @@ def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDat
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
     config: Config, own: RetrievalDataset, settings: dict, validation: dict, error: type, message: str
 ) -> None:
-    config = replace(
-        config,
-        training=replace(config.training, **settings),
-        validation=ValidationConfig(**validation),
-    )
+    config = replace(config, training=replace(config.training, **settings), validation=ValidationConfig(**validation))
     with pytest.raises(error, match=message):
         checked(config, own)
 

@@ -13,11 +13,11 @@ from processes import run_python
 from ray import cloudpickle
 
 from raytriever import __version__
-from raytriever.cluster import session
-from raytriever.cluster.events import GroupStarted
-from raytriever.cluster.session import ray_session
-from raytriever.cluster.train.controller import GroupReports, _version_reader
-from raytriever.errors import ConfigError
+from raytriever.cluster import ray_session as session
+from raytriever.cluster.ray_session import ray_session
+from raytriever.cluster.train.controller_callbacks import GroupReports, _version_reader
+from raytriever.cluster.worker_events import GroupStarted
+from raytriever.core.errors import ConfigError
 
 
 class Group:

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from raytriever.cluster.events import Event, GroupWanted, MissingWorkers, StatusMessage
 from raytriever.cluster.train import trainer
 from raytriever.cluster.train.trainer import ClusterError, Wait
-from raytriever.training.parallel.strategy import TrainingError
+from raytriever.cluster.worker_events import Event, GroupWanted, MissingWorkers, StatusMessage
+from raytriever.training.parallel.strategies import TrainingError
 
 
 def wanted(room: int) -> GroupWanted:

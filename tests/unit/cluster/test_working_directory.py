@@ -11,10 +11,10 @@ import pytest
 
 from raytriever.cluster import numba_cache
 from raytriever.cluster.numba_cache import PackageLocator
-from raytriever.cluster.session import _runtime_env
+from raytriever.cluster.ray_session import _runtime_env
 from raytriever.cluster.working_directory import describe_largest, enter_lasting_folder
-from raytriever.errors import StorageError
-from raytriever.losses.mw import compiled as kernels
+from raytriever.core.errors import StorageError
+from raytriever.losses.mw import cpu_kernel as kernels
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from processes import free_port
 
 sys.path.append(str(Path(__file__).parents[3] / "dashboards"))
 import programs
-from raytriever.errors import ConfigError
+from raytriever.core.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[3]
 # In Grafana's place where it cannot be had: stores its settings, and answers at its port.

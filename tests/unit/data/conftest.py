@@ -11,12 +11,12 @@ from beir import write_beir
 from object_store import WRITER, ObjectStore
 from pyarrow.fs import S3FileSystem
 
-from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 
 
 @pytest.fixture(scope="session")
 def words_json() -> str:
-    """A tokenizer of the library `tokenizers`, serialised: words and marks, split at white space, to few ids."""
+    """A tokenizer of the library `tokenizers`, serialized: words and marks, split at white space, to few ids."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"[UNK]": 0} | {word: index for index, word in enumerate(["text", "query", "title"], start=1)}
@@ -26,8 +26,8 @@ def words_json() -> str:
 
 
 @pytest.fixture
-def words(words_json: str) -> Tokenisation:
-    return Tokenisation(words_json)
+def words(words_json: str) -> Tokenization:
+    return Tokenization(words_json)
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from beir import write_beir, write_rows
 
+from raytriever.core.errors import DataError
 from raytriever.data.columns import Rows, TextColumn, TokenColumn
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.plan import answers_in
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.records import BadRow
-from raytriever.errors import DataError
-from raytriever.prompts import PromptTable
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.records_and_bad_rows import BadRow
+from raytriever.models.prompts import PromptTable
 
 SHARDS = [["a", "b", "c"], [], ["d"], ["e", "f"]]
 LIVE = np.array([0, 2, 3, 5])
@@ -128,10 +128,10 @@ def tokens_of(dataset: RetrievalDataset) -> list[list[int]]:
     return [row.tolist() for row in dataset.tokens.queries.take(np.arange(len(dataset.queries)))]
 
 
-def test_a_prompt_of_a_row_replaces_that_of_the_data_set(write: Write, words: Tokenisation) -> None:
+def test_a_prompt_of_a_row_replaces_that_of_the_data_set(write: Write, words: Tokenization) -> None:
     folder = write("rows", ["title title", "", None, ..., "text"])
-    words = Tokenisation(words.tokenizer, query_prompt="query query ")
-    dataset = open_dataset(folder, ["train"], tokenisation=words)
+    words = Tokenization(words.tokenizer, query_prompt="query query ")
+    dataset = open_dataset(folder, ["train"], tokenization=words)
     prompts = ["title title", *["query query "] * 3, "text"]
     assert dataset.prompts_of(range(5), "query query ") == prompts
     expected = words.encode([f"{prompt}query {n}" for n, prompt in enumerate(prompts)], "")
@@ -139,7 +139,7 @@ def test_a_prompt_of_a_row_replaces_that_of_the_data_set(write: Write, words: To
     assert len({tuple(row[:2]) for row in expected}) == 3
     assert dataset.prompts is not None
     assert dataset.prompts.distinct() == ["text", "title title"]
-    again = open_dataset(str(dataset.location), ["train"], tokenisation=words)
+    again = open_dataset(str(dataset.location), ["train"], tokenization=words)
     assert again.prompts_of([4, 0, 1], "x") == ["text", "title title", "x"]
     assert tokens_of(again) == expected
 
@@ -169,20 +169,20 @@ def test_a_prompt_that_is_no_text_is_a_bad_row(write: Write) -> None:
         open_dataset(write("rows", [3]), ["train"])
 
 
-def test_prompts_by_data_set_change_one_preparation(small: Path, words: Tokenisation, tmp_path: Path) -> None:
+def test_prompts_by_data_set_change_one_preparation(small: Path, words: Tokenization, tmp_path: Path) -> None:
     """Only the data set that a prompt names is prepared again."""
     table = PromptTable("title ", "", {}, {"small-query": "query "})
-    before, after = Tokenisation(words.tokenizer, "title "), Tokenisation(words.tokenizer, "title ", "", table)
+    before, after = Tokenization(words.tokenizer, "title "), Tokenization(words.tokenizer, "title ", "", table)
     other = tmp_path / "other"
     other.symlink_to(small)
     locations = {
-        name: [open_dataset(path, ["train"], tokenisation=each).location for each in (before, after)]
+        name: [open_dataset(path, ["train"], tokenization=each).location for each in (before, after)]
         for name, path in (("small", small), ("other", other))
     }
     assert locations["small"][0] != locations["small"][1]
     assert locations["other"][0] == locations["other"][1]
-    prepared = open_dataset(str(locations["small"][1]), ["train"], tokenisation=after)
+    prepared = open_dataset(str(locations["small"][1]), ["train"], tokenization=after)
     assert tokens_of(prepared)[0][:1] == words.encode(["query"], "")[0]
     with pytest.raises(DataError, match="another tokenizer or prompt"):
-        open_dataset(str(locations["small"][0]), ["train"], tokenisation=after)
+        open_dataset(str(locations["small"][0]), ["train"], tokenization=after)
     assert after.for_dataset("other").digest == before.digest

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.combine import combine
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.data.combine_datasets import combine
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.records import ORIGINS
-from raytriever.data.sampling.examples import RANDOM, Examples, counts_by_origin, parse_mix
-from raytriever.errors import ConfigError, DataError
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.data.sampling.training_examples import RANDOM, Examples, counts_by_origin, parse_mix
 
 
 def dataset_of(positives: list[list[int]], documents: int, name: str = "") -> RetrievalDataset:

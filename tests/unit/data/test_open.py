@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from beir import write_beir
 
-from raytriever.data.prepare.open import open_all_splits, open_dataset
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.combine import combine
+from raytriever.core.errors import ConfigError
+from raytriever.data.combine_datasets import combine
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.mixture import Mixture, arrange, parse_weights
-from raytriever.data.sampling.order import Order, Shuffled, permutation, worker_slice
-from raytriever.data.sampling.spread import shared
-from raytriever.errors import ConfigError
+from raytriever.data.sampling.batch_order import Order, Shuffled, permutation, worker_slice
+from raytriever.data.sampling.dataset_mixture import Mixture, arrange, parse_weights
+from raytriever.data.sampling.no_duplicates import shared
+from raytriever.data.sampling.training_examples import Examples
 
 
 def test_the_order_never_changes() -> None:

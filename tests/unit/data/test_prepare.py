@@ -18,15 +18,15 @@ import pytest
 from deadly import SKULL, STONE, Deadly
 from prepared import prepare
 
-from raytriever.data.config import DataConfig
-from raytriever.data.prepare import tokenisation
-from raytriever.data.prepare.open import lent_dev_line, open_all_splits, open_dataset
-from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process
-from raytriever.data.prepare.shards import ShardReport, ShardWriter
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.errors import DataError, StorageError
-from raytriever.store import commit
-from raytriever.store.commit import read_manifest
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.store import commit
+from raytriever.core.store.commit import read_manifest
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.prepare import corpus_tokenization
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.open_dataset import lent_dev_line, open_all_splits, open_dataset
+from raytriever.data.prepare.prepare_dataset import Request, Runner, in_processes, in_this_process
+from raytriever.data.prepare.text_shards import ShardReport, ShardWriter
 from raytriever.training.training_data import TrainingData
 
 
@@ -49,8 +49,8 @@ def recorder() -> tuple[list[str], Callable[[str], None]]:
     return lines, lines.append
 
 
-def test_texts_and_tokens_stand_at_the_same_positions(small: Path, words: Tokenisation) -> None:
-    dataset = open_dataset(small, ["train", "test"], tokenisation=replace(words, query_prompt="title "))
+def test_texts_and_tokens_stand_at_the_same_positions(small: Path, words: Tokenization) -> None:
+    dataset = open_dataset(small, ["train", "test"], tokenization=replace(words, query_prompt="title "))
     assert dataset.tokens is not None
     assert dataset.passages()[7] == "title 7 text 7 of many"
     assert dataset.tokens.documents.take(np.array([7]))[0].tolist() == [3, 0, 1, 0, 0, 0]
@@ -72,7 +72,7 @@ def test_the_first_of_several_bad_files_is_reported(tmp_path: Path, is_last_firs
 
 
 def test_a_small_data_set_is_committed_and_hashed_once(
-    small: Path, words: Tokenisation, monkeypatch: pytest.MonkeyPatch
+    small: Path, words: Tokenization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: Counter[str] = Counter()
 
@@ -102,7 +102,7 @@ def test_a_small_data_set_is_committed_and_hashed_once(
     assert counts["syncs"] <= 8
 
 
-def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation) -> None:
+def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenization) -> None:
     lines, say = recorder()
     first = prepare(Request(str(small), words), report=say)
 
@@ -115,7 +115,7 @@ def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation
     assert lines[0].endswith(" of beir data")
 
 
-def test_changed_content_or_settings_are_prepared_again(small: Path, words: Tokenisation) -> None:
+def test_changed_content_or_settings_are_prepared_again(small: Path, words: Tokenization) -> None:
     places = [prepare(Request(str(small), words)), prepare(Request(str(small), replace(words, query_prompt="q: ")))]
     places.append(prepare(Request(str(small))))
     add(small / "corpus.jsonl", _id="d40", text="one more")
@@ -124,7 +124,7 @@ def test_changed_content_or_settings_are_prepared_again(small: Path, words: Toke
     assert [len(open_all_splits(path).documents) for path in places] == [40, 40, 40, 41]
 
 
-def test_processes_write_what_one_process_writes(small: Path, words: Tokenisation, tmp_path: Path) -> None:
+def test_processes_write_what_one_process_writes(small: Path, words: Tokenization, tmp_path: Path) -> None:
     request = Request(str(small), words)
     alone = prepare(request, in_this_process, tmp_path / "alone")
     several = prepare(request, in_processes, tmp_path / "several")
@@ -132,7 +132,7 @@ def test_processes_write_what_one_process_writes(small: Path, words: Tokenisatio
     assert len(files_of(alone)) > 6
 
 
-def test_an_id_repeated_counts_once_and_moves_no_position(small: Path, words: Tokenisation) -> None:
+def test_an_id_repeated_counts_once_and_moves_no_position(small: Path, words: Tokenization) -> None:
     add(small / "corpus.jsonl", _id="d3", title="title 3", text="text 3 of many")
     add(small / "corpus.jsonl", _id="d4", title="title 4", text="another text")
     add(small / "corpus.jsonl", _id="d40", title="title 3", text="text 3 of many")
@@ -151,12 +151,12 @@ def test_an_id_repeated_counts_once_and_moves_no_position(small: Path, words: To
     assert (sides["documents"]["repeated"], sides["documents"]["same_text"]) == (1, 1)
 
 
-def test_line_separators_and_huge_texts_are_texts(small: Path, words: Tokenisation) -> None:
+def test_line_separators_and_huge_texts_are_texts(small: Path, words: Tokenization) -> None:
     odd = "one\u2028two\u2029three\u0085four\x0bfive\x1csix"
     add(small / "corpus.jsonl", _id="odd", title="", text=odd)
     add(small / "corpus.jsonl", _id="huge", title="", text="text " * 2_000_000)
     add(small / "corpus.jsonl", _id="last", title="", text="text")
-    dataset = open_dataset(small, ["test"], tokenisation=words)
+    dataset = open_dataset(small, ["test"], tokenization=words)
     assert dataset.documents.texts[40] == odd
     assert len(dataset.documents.texts[41]) == 10_000_000
     assert dataset.documents.ids[42] == "last"
@@ -169,7 +169,7 @@ def test_line_separators_and_huge_texts_are_texts(small: Path, words: Tokenisati
 def test_rows_that_cannot_be_tokenized_are_quarantined_alone(small: Path, words_json: str) -> None:
     add(small / "corpus.jsonl", _id="stone", text=f"text {STONE}")
     add(small / "corpus.jsonl", _id="last", text="text")
-    dataset = open_dataset(small, ["test"], tokenisation=Deadly(words_json), max_bad_rows=0.1, run=in_processes)
+    dataset = open_dataset(small, ["test"], tokenization=Deadly(words_json), max_bad_rows=0.1, run=in_processes)
     assert [(entry["row"], entry["reason"]) for entry in dataset.quarantine.entries] == [
         (41, "cannot be tokenized (BaseException: a panic, which is no Exception)"),
     ]
@@ -181,15 +181,15 @@ def test_rows_that_cannot_be_tokenized_are_quarantined_alone(small: Path, words_
 def test_rows_that_kill_three_processes_are_named(small: Path, words_json: str) -> None:
     add(small / "corpus.jsonl", _id="skull", text=f"text {SKULL}")
     with pytest.raises(DataError, match=r"corpus.jsonl, rows 1 to 41: 3 processes died while they wrote these rows"):
-        open_dataset(small, ["test"], tokenisation=Deadly(words_json), run=in_processes)
+        open_dataset(small, ["test"], tokenization=Deadly(words_json), run=in_processes)
 
 
-def test_texts_are_tokenized_in_slices(words: Tokenisation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_tokenized_in_slices(words: Tokenization, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["text " * 3, "text", "", "text " * 20, "text text", "", "text " * 19]
     whole = words.encode(texts, "text ")
-    monkeypatch.setattr(tokenisation, "MAX_CHARACTERS", 100)
-    assert list(map(len, tokenisation._slices(texts))) == [3, 1, 2, 1]
-    assert list(tokenisation._slices([])) == [[]]
+    monkeypatch.setattr(corpus_tokenization, "MAX_CHARACTERS", 100)
+    assert list(map(len, corpus_tokenization._slices(texts))) == [3, 1, 2, 1]
+    assert list(corpus_tokenization._slices([])) == [[]]
     assert words.encode(texts, "text ") == whole
 
 
@@ -218,7 +218,7 @@ def flip(path: Path, pattern: str) -> Path:
 
 @pytest.mark.parametrize("pattern", ["documents/*.arrow", "documents/*.tokens.npy", "queries/*.offsets.npy"])
 def test_a_shard_whose_digest_is_off(
-    small: Path, words: Tokenisation, tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+    small: Path, words: Tokenization, tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = Request(str(small), words)
     # In the cache it is made again with a warning; at a path of the user it is an error.
@@ -229,18 +229,18 @@ def test_a_shard_whose_digest_is_off(
     own = prepare(request, output=tmp_path / "own")
     file = flip(own, pattern)
     with pytest.raises(StorageError, match=f"{file}.*SHA-256"):
-        open_dataset(own, ["test"], tokenisation=words)
+        open_dataset(own, ["test"], tokenization=words)
 
 
-def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:
+def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenization, tmp_path: Path) -> None:
     own = prepare(Request(str(small), words), output=tmp_path / "own")
-    assert open_dataset(own, ["test"], tokenisation=words).digest == open_dataset(small, ["test"]).digest
+    assert open_dataset(own, ["test"], tokenization=words).digest == open_dataset(small, ["test"]).digest
     other = replace(words, passage_prompt="passage: ")
     with pytest.raises(DataError, match="another tokenizer or prompt; prepare it with model"):
-        open_dataset(own, ["test"], tokenisation=other)
+        open_dataset(own, ["test"], tokenization=other)
     bare = prepare(Request(str(small)), output=tmp_path / "bare")
     with pytest.raises(DataError, match="no tokenizer"):
-        open_dataset(bare, ["test"], tokenisation=words)
+        open_dataset(bare, ["test"], tokenization=words)
 
 
 def test_another_data_set_is_not_overwritten(small: Path, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_the_digest_is_that_of_the_texts(small: Path) -> None:
     assert replace(dataset.queries, stored_digest=None).digest == dataset.queries.digest
 
 
-def test_of_several_at_once_one_prepares_and_the_others_use_it(small: Path, words: Tokenisation) -> None:
+def test_of_several_at_once_one_prepares_and_the_others_use_it(small: Path, words: Tokenization) -> None:
     request = Request(str(small), words)
     makes: list[int] = []
 
@@ -277,7 +277,7 @@ def test_of_several_at_once_one_prepares_and_the_others_use_it(small: Path, word
     assert len(open_all_splits(places.pop()).documents) == 40
 
 
-def test_whatever_changes_tokens_changes_the_digest(words: Tokenisation) -> None:
+def test_whatever_changes_tokens_changes_the_digest(words: Tokenization) -> None:
     others = [
         replace(words, query_prompt="a"),
         replace(words, passage_prompt="a"),
@@ -292,4 +292,4 @@ def test_large_vocabularies_take_four_bytes() -> None:
     from tokenizers import Tokenizer, models
 
     many = Tokenizer(models.WordLevel({f"w{n}": n for n in range(70_000)}, unk_token="w0"))
-    assert Tokenisation(many.to_str()).dtype == np.uint32
+    assert Tokenization(many.to_str()).dtype == np.uint32

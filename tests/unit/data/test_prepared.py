@@ -15,25 +15,25 @@ import pytest
 from beir import HEADER, write_beir
 from prepared import prepare
 
-from raytriever.data.digests import check_directory
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Request
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.errors import DataError, StorageError
-from raytriever.reading.arrays import read_arrow
-from raytriever.store.commit import committed_directory
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.reading.arrays import read_arrow
+from raytriever.core.store.commit import committed_directory
+from raytriever.data.file_digests import check_directory
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import Request
 
 
 @pytest.fixture(scope="module")
 def whole(words_json: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty documents and queries, and a query without an answer, prepared and tokenised."""
+    """Forty documents and queries, and a query without an answer, prepared and tokenized."""
     folder = tmp_path_factory.mktemp("whole")
     queries = [f"query {n}" for n in range(40)]
     source = write_beir(folder / "small", [f"text {n}" for n in range(40)], queries, train=[(n, n) for n in range(30)])
     (source / "qrels" / "test.tsv").write_text(HEADER + "q30\td30\t1\n")
     (source / "unanswerable").mkdir()
     (source / "unanswerable" / "train.tsv").write_text("query-id\nq39\n")
-    return prepare(Request(str(source), Tokenisation(words_json)), output=folder / "prepared")
+    return prepare(Request(str(source), Tokenization(words_json)), output=folder / "prepared")
 
 
 @pytest.fixture
@@ -153,14 +153,14 @@ def test_files_that_contradict_each_other_are_one_line(prepared: Path, name: str
         open_dataset(prepared, ["train"])
 
 
-def test_tokens_that_the_tokenizer_does_not_have_are_one_line(prepared: Path, words: Tokenisation) -> None:
+def test_tokens_that_the_tokenizer_does_not_have_are_one_line(prepared: Path, words: Tokenization) -> None:
     save(
         shard(prepared, "documents", "tokens.npy"), lambda ids: np.where(np.arange(len(ids)) == 7, 4, ids).astype("<u2")
     )
     seal(prepared)
     assert len(open_dataset(prepared, ["train"]).documents) == 40
     with pytest.raises(StorageError, match=r"tokens\.npy: a token is 4, expected 0 to 3; prepare the data set again"):
-        open_dataset(prepared, ["train"], tokenisation=words)
+        open_dataset(prepared, ["train"], tokenization=words)
 
 
 def test_contents_are_validated_once_and_again_when_a_file_has_changed(

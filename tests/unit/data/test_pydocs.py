@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.data import pydocs
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.pydocs import Pair, distinct, normalised, pairs_of, pydocs_folder, question_and_answer
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.pydocs import Pair, distinct, normalized, pairs_of, pydocs_folder, question_and_answer
 
 REST = "It says at some length what the arguments are and what comes back."
 
@@ -91,14 +91,14 @@ def test_the_standard_library_reads_well() -> None:
     pairs = distinct(pairs_of(Path(sysconfig.get_path("stdlib"))))
     assert 1_000 < len(pairs) <= 4_000
     assert pairs == distinct(pairs_of(Path(sysconfig.get_path("stdlib"))))
-    assert len({normalised(pair.query) for pair in pairs}) == len(pairs)
+    assert len({normalized(pair.query) for pair in pairs}) == len(pairs)
     counts = Counter(pair.split for pair in pairs)
     assert min(counts["test"], counts["dev"]) > 80
     by_name = {pair.name: pair for pair in pairs}
     assert by_name["json.dumps"].query == "Serialize obj to a JSON formatted str."
     assert by_name["json.dumps"].passage.startswith("dumps(obj, *, skipkeys=False, ensure_ascii=True")
     for pair in pairs:
-        assert normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}")
+        assert normalized(pair.query) not in normalized(f"{pair.name} {pair.passage}")
         assert "_" not in [part[0] for part in pair.name.split(".")]
 
 

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from raytriever.core.errors import DataError, StorageError
 from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns
-from raytriever.data.formats.chunks import Parsed, parse_chunk, read_chunks
+from raytriever.data.formats.file_chunks import Parsed, parse_chunk, read_chunks
+from raytriever.data.formats.file_rows import column_names, numbered_rows, read_elements, read_lines
 from raytriever.data.formats.plan import Kind, Part
-from raytriever.data.formats.row_formats import dpr_row
-from raytriever.data.formats.rows import column_names, numbered_rows, read_elements, read_lines
-from raytriever.data.records import QuarantineReport, bad_entry, check_share
-from raytriever.errors import DataError, StorageError
+from raytriever.data.formats.tevatron_dpr_and_pairs import dpr_row
+from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry, check_share
 
 ODD = "line\u2028separator\u2029 next\u0085line \x0b\x0c\x1c\x1e \ufeffmark"
 
@@ -234,7 +234,7 @@ VALUES = st.recursive(
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.data.formats.rows._BEGIN", 8)
+    monkeypatch.setattr("raytriever.data.formats.file_rows._BEGIN", 8)
 
 
 def rows(file: Path, size: int = 1 << 20) -> list[bytes]:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import Positives
-from raytriever.data.sampling.order import Order, Shuffled, worker_slice
-from raytriever.data.sampling.spread import Spread, shared
+from raytriever.data.sampling.batch_order import Order, Shuffled, worker_slice
+from raytriever.data.sampling.no_duplicates import Spread, shared
 
 SEEDS = st.integers(-3, 2**64)
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.data.combine import combine, starts_of
+from raytriever.core.errors import DataError
+from raytriever.core.store.commit import committed_directory
+from raytriever.data.combine_datasets import combine, starts_of
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.negatives import NegativesTable, write_pairs
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.teacher import KIND, Coverage, TeacherTable, identity, read_scores
-from raytriever.errors import DataError
-from raytriever.store.commit import committed_directory
+from raytriever.data.hard_negatives import NegativesTable, write_pairs
+from raytriever.data.sampling.teacher_scores import KIND, Coverage, TeacherTable, identity, read_scores
+from raytriever.data.sampling.training_examples import Examples
 
 
 def dataset(name: str = "numbers", queries: int = 4, documents: int = 10) -> RetrievalDataset:

@@ -18,20 +18,20 @@ import pytest
 from beir import write_beir
 from prepared import prepare
 
-from raytriever.data.formats.chunks import FileChunk, Parsed
+from raytriever.core.errors import StorageError
+from raytriever.core.store import capacity
+from raytriever.core.store.commit import FileEntry, leftovers, read_manifest
+from raytriever.data.formats.file_chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare import pipeline, shards
-from raytriever.data.prepare.pipeline import Request, in_this_process
-from raytriever.data.prepare.shards import WORK
-from raytriever.errors import StorageError
-from raytriever.store import capacity
-from raytriever.store.commit import FileEntry, leftovers, read_manifest
+from raytriever.data.prepare import prepare_dataset, text_shards
+from raytriever.data.prepare.prepare_dataset import Request, in_this_process
+from raytriever.data.prepare.text_shards import WORK
 
 CHUNK, FINISHED = 1 << 12, 5
 KILLED = f"""
 import os, signal, sys
 from pathlib import Path
-from raytriever.data.prepare import pipeline
+from raytriever.data.prepare import prepare_dataset as pipeline
 
 def run(writer, total):
     for number, report in enumerate(pipeline.in_this_process(writer, total)):
@@ -60,7 +60,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_chunks(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_SMALLEST", CHUNK)
+    monkeypatch.setattr(prepare_dataset, "_SMALLEST", CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +84,13 @@ def killed(left: Path, tmp_path: Path) -> Path:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the chunks that are parsed."""
     numbers: list[int] = []
-    parse = shards.parse_chunk
+    parse = text_shards.parse_chunk
 
     def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
         numbers.append(chunk.number)
         return parse(part, chunk)
 
-    monkeypatch.setattr(shards, "parse_chunk", parse_chunk)
+    monkeypatch.setattr(text_shards, "parse_chunk", parse_chunk)
     return numbers
 
 
@@ -100,7 +100,7 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("whole") / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYTRIEVER_CACHE", str(output.parent / "cache"))
-        patch.setattr(pipeline, "_SMALLEST", CHUNK)
+        patch.setattr(prepare_dataset, "_SMALLEST", CHUNK)
         assert go_on(source, output)[1] == []
     return output
 
@@ -195,7 +195,7 @@ def test_shards_of_other_files_or_chunks_do_not(
     source: Path, killed: Path, parsed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_SMALLEST", 2 * CHUNK)
+        patch.setattr(prepare_dataset, "_SMALLEST", 2 * CHUNK)
         assert go_on(source, tmp_path / "out")[1] == []
     assert parsed[:2] == [0, 1]
     assert killed.exists()  # a new one may be another command's
@@ -212,7 +212,7 @@ def test_what_is_there_needs_no_room(
     source: Path, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(file.stat().st_size for file in killed.rglob("*") if file.is_file())
-    needed = shards.bytes_of_shards([(str(file), file.stat().st_size) for file in source.rglob("*.*sonl")], False)
+    needed = text_shards.bytes_of_shards([(str(file), file.stat().st_size) for file in source.rglob("*.*sonl")], False)
     monkeypatch.setattr(capacity, "free_space", lambda folder: needed - size - 10)
     with pytest.raises(StorageError, match="the shards of the data set"):
         go_on(source, tmp_path / "out")

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from raytriever.annotation.output import write_annotated
-from raytriever.data.combine import combine
+from raytriever.data.combine_datasets import combine
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.datasets import describe_datasets, sample_corpus
-from raytriever.evaluation.document import document, format_results
-from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.files import write_run
-from raytriever.evaluation.job import run_evaluation
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.annotation.annotated_dataset import write_annotated
+from raytriever.evaluation.evaluate_split import evaluate
+from raytriever.evaluation.evaluated_datasets import describe_datasets, sample_corpus
+from raytriever.evaluation.evaluation_files import write_run
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluationJob, read_models
+from raytriever.evaluation.report_document import document, format_results
+from raytriever.evaluation.requested_models import EvaluationJob, read_models
+from raytriever.evaluation.run_evaluation import run_evaluation
 from raytriever.evaluation.systems import Bm25System, evaluate_embeddings
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.tracking.tracker import Tracker
 
 TREC = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.datasets import sample_corpus
-from raytriever.mining.bm25 import Bm25Index
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.evaluation.evaluated_datasets import sample_corpus
+from raytriever.retrieval.mining.bm25 import Bm25Index
 
 
 @pytest.fixture(scope="module")

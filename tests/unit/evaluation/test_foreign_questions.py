@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.prepare.open import open_dataset
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.protocol import FOREIGN, Protocol, select_judged_queries
-from raytriever.evaluation.request import OpenPart, add_foreign_questions
+from raytriever.evaluation.requested_models import OpenPart, add_foreign_questions
 
 
 def write(folder: Path, documents: dict[str, str], queries: dict[str, str], judged: dict[str, str]) -> Path:

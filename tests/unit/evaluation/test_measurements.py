@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raytriever.evaluation.datasets import describe_datasets
-from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.job import run_evaluation
+from raytriever.evaluation.evaluate_split import Evaluation
+from raytriever.evaluation.evaluated_datasets import describe_datasets
 from raytriever.evaluation.measurements import MeasurementStore
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluationJob, read_models
+from raytriever.evaluation.requested_models import EvaluationJob, read_models
+from raytriever.evaluation.run_evaluation import run_evaluation
 from raytriever.evaluation.systems import RetrievalBackend
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.tracker import Tracker
 
 
@@ -36,9 +38,20 @@ def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., N
 
 
 def content(output: Path) -> dict[str, bytes]:
-    """The files of an evaluation but for its manifest."""
-    files = (file for file in sorted(output.rglob("*")) if file.is_file() and file.name != "manifest.json")
-    return {str(file.relative_to(output)): file.read_bytes() for file in files}
+    """The files of an evaluation but for its manifest, without the seconds of search."""
+    results = {}
+    for file in sorted(output.rglob("*")):
+        if file.is_file() and file.name != "manifest.json":
+            text = file.read_bytes()
+            if file.name == "results.json":
+                rows = json.loads(text)
+                rows["costs"] = [{**row, "seconds": None} for row in rows["costs"]]
+                text = json.dumps(rows).encode()
+            elif file.name == "table.md":
+                before, _, costs = text.partition(b"\nCost\n")
+                text = before + re.sub(rb"\d+\.\d\d \|\n", b"|\n", costs)
+            results[str(file.relative_to(output))] = text
+    return results
 
 
 @pytest.fixture(scope="module")

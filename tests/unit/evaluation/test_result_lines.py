@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.errors import ConfigError, DataError
-from raytriever.evaluation.datasets import (
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.evaluation.differences.system_significance import collect_marks, pair_rows
+from raytriever.evaluation.evaluated_datasets import (
     BEIR,
     EvaluationDataset,
     describe_datasets,
@@ -20,13 +21,12 @@ from raytriever.evaluation.datasets import (
     rename_duplicates,
     unique_names,
 )
-from raytriever.evaluation.differences.significance import collect_marks, pair_rows
-from raytriever.evaluation.document import document, format_results
-from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics, removed_share
-from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
-from raytriever.evaluation.tables import MetricTables, printed, split_text
-from raytriever.models.config import ModelConfig
+from raytriever.evaluation.report_document import document, format_results
+from raytriever.evaluation.requested_models import EvaluationJob, choose_baselines, read_models
+from raytriever.evaluation.result_tables import MetricTables, printed, split_text
+from raytriever.evaluation.run_evaluation import run_evaluation
+from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.tracker import Tracker
 
 
@@ -235,7 +235,7 @@ def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(tmp_path: 
     assert "stop words: English; stemmer: Snowball, English" in text
     assert "stemmer: Snowball, English." in page
     job = replace(job, datasets=describe_datasets([str(folder)], "test"))
-    recognised = run_evaluation(job, tmp_path / "zh", False, Tracker, said.append)
-    line = "Analyser of BM25 for Chinese, --bm25-language zh: terms of 2 adjacent characters"
-    assert line in format_results(recognised)
-    assert recognised.models["bm25"]["中文"]["ndcg_at_10"] > results.models["bm25"]["中文"]["ndcg_at_10"]
+    recognized = run_evaluation(job, tmp_path / "zh", False, Tracker, said.append)
+    line = "Analyzer of BM25 for Chinese, --bm25-language zh: terms of 2 adjacent characters"
+    assert line in format_results(recognized)
+    assert recognized.models["bm25"]["中文"]["ndcg_at_10"] > results.models["bm25"]["中文"]["ndcg_at_10"]

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from raytriever.evaluation.differences.significance import (
+from raytriever.evaluation.differences.system_significance import (
     best_models,
     collect_marks,
     pair_rows,
     pairs_with,
 )
-from raytriever.evaluation.document import format_results, points_of
+from raytriever.evaluation.report_document import format_results, points_of
+from raytriever.evaluation.result_tables import ReportTable
 from raytriever.evaluation.results import About, AnalysisAbout, Results
-from raytriever.evaluation.tables import ReportTable
-from raytriever.metrics.significance import holm, paired_t_test
-from raytriever.mining.analyser import analyser_line
+from raytriever.metrics.significance_tests import holm, paired_t_test
+from raytriever.retrieval.mining.bm25_analyzer import analyzer_line
 
 Table = dict[str, dict[str, dict[str, np.ndarray]]]
 
@@ -125,7 +125,7 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     about = About(50, 90, "test", absent_relevant=2, relevant=60, unanswerable_queries=0, bm25={"set": analysis})
     results = Results(pairs=pairs, about={"set": about}, baselines=["before"], models=figures(values))
     _, title, *shown = format_results(results).splitlines()
-    *_, first, warning, analyser, legend = shown[:8]
+    *_, first, warning, analyzer, legend = shown[:8]
     assert title == "test split of set"
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
     assert legend.startswith("+ and -: significantly above and below before; paired t-test")
@@ -140,7 +140,7 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     assert {row.metric for row in pairs} == {"ndcg_at_10", "auc"}
     assert [row.queries for row in pairs] == [50] * 6
     assert all(row.difference >= 0 and row.p_holm >= row.p for row in pairs)
-    assert (warning, analyser) == (analysis["warning"], analyser_line(analysis))
+    assert (warning, analyzer) == (analysis["warning"], analyzer_line(analysis))
     points = {point.name: point.value for point in points_of(results)}
     assert points["significance/after-before/set/ndcg_at_10_p"] == one.p_holm
     assert points["significance/after-before/set/ndcg_at_10_low"] == one.low

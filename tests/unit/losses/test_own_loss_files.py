@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.config import Config, check_config, from_dict
-from raytriever.errors import ConfigError
-from raytriever.experiment.directory import RunDirectory
-from raytriever.experiment.start import default_run_name, pin_sources
-from raytriever.losses.config import LossConfig
-from raytriever.losses.files import loss_setting
-from raytriever.losses.registry import build_loss
+from raytriever.core.errors import ConfigError
+from raytriever.experiments.run.run_directory import RunDirectory
+from raytriever.experiments.run.start_run import default_run_name, pin_sources
+from raytriever.losses.build_loss import build_loss
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.user_loss_file import loss_setting
+from raytriever.training.run_config import Config, check_config, from_dict
 
 FILE = """
 import torch
-from raytriever.losses.rows import RowLoss
+from raytriever.losses.row_losses import RowLoss
 
 def good(scores, positives, margin=1.0): return (margin - scores[positives]).relu().mean()
 def made(config): return RowLoss("maximum", lambda n, p, m: (n - p[:, 0] + config.margin).relu())

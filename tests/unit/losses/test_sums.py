@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.config import Config, check_config
-from raytriever.errors import ConfigError
-from raytriever.experiment.start import default_run_name
-from raytriever.losses.config import LossConfig, terms_of
-from raytriever.tuning.space import parse_space
+from raytriever.core.errors import ConfigError
+from raytriever.experiments.run.start_run import default_run_name
+from raytriever.experiments.tuning.space import parse_space
+from raytriever.losses.loss_settings import LossConfig, terms_of
+from raytriever.training.run_config import Config, check_config
 
 
 @pytest.mark.parametrize(

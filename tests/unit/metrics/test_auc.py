@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.metrics import roc_curve as sklearn_curve
 
 from raytriever.metrics.auc import auc_interval, auc_per_query, auc_pseudo_values, pooled_auc, roc_curve
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.metric_inputs import MetricInputError
 
 
 def written_out(up: np.ndarray, down: np.ndarray) -> float:

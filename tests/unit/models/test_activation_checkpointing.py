@@ -9,16 +9,16 @@ import torch
 from batch_ids import BatchIds, build_loss
 from tiny_models import embed
 
-from raytriever.errors import ConfigError
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ConfigError
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.device_and_precision import autocast, base_type
 from raytriever.models.encoder import set_dropout
-from raytriever.models.precision import autocast, base_type
-from raytriever.models.prepare import prepare_for_training
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import Batch
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.worker_batch import Batch
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 CHUNK = 90  # tokens

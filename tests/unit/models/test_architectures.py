@@ -12,14 +12,14 @@ from tiny_models import KINDS, draw_weights, text_of, tokenizer_of
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
-from raytriever.encoding.loading import INT8_MODELS, load_for_encoding
-from raytriever.errors import UserError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import UserError
+from raytriever.models.device_and_precision import autocast
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, check_precision, set_dropout
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.packed_attention import packing_obstacle
 from raytriever.models.packing import TokenBatch
-from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.varlen import packing_obstacle
+from raytriever.retrieval.encoding.load_for_encoding import INT8_MODELS, load_for_encoding
 
 CPU = torch.device("cpu")
 TEXTS = [text_of(words, seed=words) for words in (3, 20, 24, 60)]
@@ -242,13 +242,13 @@ def test_an_encoder_that_reads_earlier_tokens_alone_is_the_same_everywhere(kind:
     folder = write(tmp_path / "model", kind, **({"is_decoder": True} if by == "config.json" else {}))
     config = config_of(folder, **({} if by == "config.json" else {"bidirectional": False}))
     library = AutoModel.from_pretrained(folder, is_decoder=True, attn_implementation="eager").eval()
-    both_ways = AutoModel.from_pretrained(folder, is_decoder=False).eval()
+    symmetric = AutoModel.from_pretrained(folder, is_decoder=False).eval()
     retriever = load_retriever(config)
     texts = retriever.assemble(retriever.contents(TEXTS, "passage"), "passage")
     with torch.inference_mode():
         for buckets in ([retriever.pad(texts)], [retriever.pad([text]) for text in texts]):
             theirs = by_transformers(library, buckets)
-            assert distance(theirs, by_transformers(both_ways, buckets)) > 0.05
+            assert distance(theirs, by_transformers(symmetric, buckets)) > 0.05
             assert distance(by_raytriever(retriever.eval(), buckets), theirs) < 1e-5
             set_dropout(retriever, 0.0)
             assert distance(by_raytriever(retriever.train(), buckets), theirs) < 1e-5

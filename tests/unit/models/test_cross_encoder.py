@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import write_cross_encoder
 
-from raytriever.errors import ModelError
+from raytriever.core.errors import ModelError
 from raytriever.models.cross_encoder import CrossEncoder
 
 PAIRS = (["what is ab", "cd", "a b c d e"], ["ab is ba", "a long passage " * 40, "x"])

@@ -14,13 +14,13 @@ from tiny_models import DECODERS, text_of, write_transformer
 from tokenizers import processors
 from transformers import AutoModel, AutoTokenizer
 
-from raytriever.config import from_dict
-from raytriever.encoding.encode import encode_texts
-from raytriever.errors import ConfigError, ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ConfigError, ModelError
 from raytriever.models.decoder import attends_to_later_tokens, set_bidirectional
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.writer import write_model
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.training.run_config import from_dict
 
 TEXTS = [text_of(3, 1), "a", text_of(40, 2), text_of(9, 3)]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from simulated_gpu import CUDA, simulated_gpu
 
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import ConfigError
-from raytriever.models import precision
-from raytriever.models.config import ModelConfig
-from raytriever.models.precision import default_device
+from raytriever.core.errors import ConfigError
+from raytriever.models import device_and_precision
+from raytriever.models.device_and_precision import default_device
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
 BROKEN = "CUDA initialization: CUDA unknown error - this may be due to an incorrectly set up environment,\n e.g. after"
 BROKEN_LINE = "No GPU is used: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. after"
@@ -23,7 +23,7 @@ NOT_BUILT = "CUDA_VISIBLE_DEVICES=3 has no effect, because this PyTorch is built
 
 @pytest.fixture(autouse=True)
 def _nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    precision._report.cache_clear()
+    device_and_precision._report.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

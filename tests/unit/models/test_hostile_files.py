@@ -17,13 +17,13 @@ from changes import Change, only_pickle, put, settings, tensors, without
 from safetensors.torch import load_file
 from tiny_models import write_cross_encoder
 
-from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ModelError
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.models.files import load_weights
-from raytriever.models.pipeline.modules import ModelFiles
+from raytriever.models.directory.model_files import load_weights
+from raytriever.models.directory.modules import ModelFiles
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.writer import write_model
+from raytriever.models.save_model import write_model
 
 LAST = "encoder.layer.1.output.dense.weight"
 ST = "sentence_transformers.models."
@@ -149,7 +149,7 @@ CASES: list[tuple[str, Change, str]] = [
      rf"{LAST} has the shape \[3, 3\], but config.json asks for \[32, 64\]"),
     ("whole numbers", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int64)}),
      f"{LAST} is stored as I64, not as a float"),
-    ("quantised", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int8)}), "is stored as I8"),
+    ("quantized", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int8)}), "is stored as I8"),
     ("a missing shard", index({"weight_map": {"a": "model-1.safetensors"}}), "names model-1.safetensors, which is mis"),
     ("a shard outside", index({"weight_map": {"a": "../../x.safetensors"}}), "not a safetensors file next"),
     ("an index of nothing", index({"weight_map": {}}), "names no file"),

@@ -14,8 +14,8 @@ from changes import Change, only_pickle, settings, tensors, without
 from directories import written
 from sentence_transformers.base.modules import Dense
 
-from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ModelError
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
 
 SBERT, LIBRARY, DENSE = "sentence_bert_config.json", "config_sentence_transformers.json", "2_Dense/config.json"
@@ -41,10 +41,7 @@ def module(**values: str) -> Change:
 
 TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
 CASES: dict[str, tuple[Change, str]] = {
-    "euclidean": (
-        settings(LIBRARY, similarity_fn_name="euclidean"),
-        "'euclidean' is not supported; choose similarity",
-    ),
+    "euclidean": (settings(LIBRARY, similarity_fn_name="euclidean"), "'euclidean' is not supported; choose similarity"),
     "sparse": (settings(LIBRARY, model_type="SparseEncoder"), "is a SparseEncoder"),
     "a width that does not fit": (settings(DENSE, in_features=20), "has the shape .*asks for"),
     "no tensor": (
@@ -84,7 +81,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "arguments of a model": (settings(SBERT, model_args={"default_task": "a"}), "model_args 'default_task' is not"),
     "arguments of a tokenizer": (settings(SBERT, tokenizer_args={"foo": 1}), "tokenizer_args 'foo' is not supported"),
     "arguments of a configuration": (settings(SBERT, config_args={"foo": 1}), "config_args 'foo' is not supported"),
-    "quantised": (settings("config.json", quantization_config={"quant_method": "gptq"}), r"is quantised \(gptq\)"),
+    "quantized": (settings("config.json", quantization_config={"quant_method": "gptq"}), r"is quantized \(gptq\)"),
     "a pooling that is wider": (
         settings("1_Pooling/config.json", pooling_mode=["mean", "cls"]),
         "expects vectors of 32 components, but the modules before it return 64",

@@ -14,12 +14,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 from tiny_models import text_of
 
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import ATTENTION, BUCKET_COST, SHORT, cut_points, token_cost
 from raytriever.models.retriever import load_retriever
+from raytriever.retrieval.encoding.encode_texts import encode_texts
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
 LONG = 8_192
 TEXTS = [text_of(7_000, seed=1), text_of(3_000, seed=2), text_of(5, seed=3)]

@@ -14,14 +14,14 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import embed, write_transformer
 from transformers import AutoModel
 
-from raytriever.encoding.encode import encode_texts
-from raytriever.errors import ConfigError, ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ConfigError, ModelError
 from raytriever.models.encoder import set_dropout
-from raytriever.models.prepare import prepare_for_training
-from raytriever.models.resolution import resolve_model
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prepare_for_training import prepare_for_training
+from raytriever.models.resolve_model import resolve_model
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.writer import write_model
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.encode_texts import encode_texts
 
 ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
 TEXTS = ["one", "two words", "", "a longer text, with punctuation"]

@@ -16,11 +16,9 @@ from simulated_gpu import CUDA, simulated_gpu
 from tiny_models import draw_weights, write_transformer
 from torch import Tensor, nn
 
-from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder, set_dropout
-from raytriever.models.packing import TokenBatch, is_packed, join, move, pack, texts_of
-from raytriever.models.retriever import load_retriever
-from raytriever.models.varlen import (
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.packed_attention import (
     AFTER_PADDING,
     FROM_ZERO,
     NAME,
@@ -29,6 +27,8 @@ from raytriever.models.varlen import (
     use_packed_attention,
     use_repeatable_embeddings,
 )
+from raytriever.models.packing import TokenBatch, is_packed, join, move, pack, texts_of
+from raytriever.models.retriever import load_retriever
 
 LENGTHS = (3, 600, 17, 64, 3, 130)
 LEFT_OUT = (1, 5, 0, 2, 3, 7)  # of the fifth text all tokens
@@ -74,7 +74,7 @@ def build(case: str, device: str = "cpu", dropout: float = 0.0, **config: object
     backbone = AutoModel.from_config(AutoConfig.for_model(architecture, **settings))
     draw_weights(backbone, seed=0)
     set_dropout(backbone, dropout)
-    return Encoder(backbone, POOLING, normalise=True).to(device).train()
+    return Encoder(backbone, POOLING, normalize=True).to(device).train()
 
 
 def texts_of_lengths(lengths: Sequence[int] = LENGTHS) -> list[ndarray]:
@@ -180,7 +180,7 @@ def test_other_architectures_are_padded_for_a_reason(architecture: str, reason: 
 def encoder_of(architecture: str) -> Encoder:
     """Return an encoder of six layers and mean pooling, without dropout."""
     local = {"layer_types": LOCAL["layer_types"] * 3} if architecture == "modernbert" else {}
-    return Encoder(build(architecture, num_hidden_layers=6, **local).backbone, "mean", normalise=True).train()
+    return Encoder(build(architecture, num_hidden_layers=6, **local).backbone, "mean", normalize=True).train()
 
 
 def batches(encoder: Encoder) -> tuple[TokenBatch, TokenBatch]:

@@ -12,7 +12,7 @@ from numpy import ndarray
 from tiny_models import embed
 
 from raytriever.models import packing
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import (
     BUCKET_COST,
     Buckets,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raytriever.models.encoder import MODES, pool
+from raytriever.models.pooling import MODES, pool
 
 MASKS = {"right": [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]], "left": [[0, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1]]}
 

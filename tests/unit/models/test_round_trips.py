@@ -13,12 +13,12 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import AutoModel, AutoModelForTextEncoding
 
-from raytriever.encoding.encode import encode_texts
-from raytriever.errors import ModelError
-from raytriever.models import files
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import ModelError
+from raytriever.models.directory import model_files
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.writer import write_model
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.encode_texts import encode_texts
 
 sys.path += [str(Path(__file__).parents[3] / folder) for folder in ("benchmarks", "tests/support")]
 from cases import CASES, TEXTS, Case
@@ -71,13 +71,13 @@ def test_a_directory_is_read_and_written_as_the_library_does_or_refused(case: Ca
 def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     routed(same_transformer=False, same_head=True)(tmp_path / "model")
     read: list[str] = []
-    read_json = files.read_json
+    read_json = model_files.read_json
 
     def recorded(file: Path, *arguments: Any, **others: Any) -> Any:
         read.append(file.relative_to(tmp_path / "model").as_posix())
         return read_json(file, *arguments, **others)
 
-    monkeypatch.setattr(files, "read_json", recorded)
+    monkeypatch.setattr(model_files, "read_json", recorded)
     load_retriever(ModelConfig(str(tmp_path / "model")))
     assert {"modules.json", "router_config.json", "config_sentence_transformers.json"} <= set(read)
     assert len(read) == len(set(read))

@@ -13,16 +13,16 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import embed
 
 from raytriever.data.columns import QueryPrompts
-from raytriever.data.config import DataConfig
+from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import TextPrompts
-from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.corpus import embed_corpus
-from raytriever.encoding.encode import encode_queries, encode_texts
-from raytriever.encoding.shards import tokenisation_of
+from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.writer import write_model
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.embed_corpus import embed_corpus
+from raytriever.retrieval.encoding.encode_texts import encode_queries, encode_texts
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.training_data import TrainingData
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -99,7 +99,7 @@ def test_a_training_batch_of_two_data_sets(
     retriever = load_retriever(ModelConfig(str(folder)))
     retriever.packs = packs
     config = DataConfig(dataset=str(tiny_dataset), extra_datasets=str(rows))
-    data = TrainingData.open(config.datasets, config, tokenisation_of(retriever), 32, 0)
+    data = TrainingData.open(config.datasets, config, tokenization_of(retriever), 32, 0)
     source = data.train(None)
     texts = [*data.datasets[0].queries.texts, *data.datasets[1].queries.texts]
     first = len(data.datasets[0].queries)

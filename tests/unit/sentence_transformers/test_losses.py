@@ -40,15 +40,15 @@ from tiny_models import text_of
 
 import raytriever as rt
 import raytriever.sentence_transformers as library
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.table import DISTILLATION_LOSSES, LOSS_NAMES
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.sentence_transformers import losses
-from raytriever.sentence_transformers.batch import batch_relevance, text_ids
-from raytriever.training.batch import Batch
+from raytriever.sentence_transformers.text_relevance import batch_relevance, text_ids
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.worker_batch import Batch
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_dot_products_are_those_of_the_argument_or_of_the_model(model: SentenceT
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
-def test_the_regulariser_is_that_of_our_training(cached: bool, model: SentenceTransformer) -> None:
+def test_the_regularizer_is_that_of_our_training(cached: bool, model: SentenceTransformer) -> None:
     expected = own_training(model, MW, True, ids_by_hand(MW), distribution_weight=0.4)
     expected.backward()
     theirs = [gradient.clone() for gradient in gradients(model)]
@@ -170,7 +170,7 @@ def test_matryoshka_counts_every_width(cached: bool, weight: float, model: Sente
         expected = (only - expected, only)
     value = MatryoshkaLoss(model, loss, [32, 8])(columns(model), None)
     value.backward()
-    if weight:  # the regulariser of unit vectors is at least that of the whole width
+    if weight:  # the regularizer of unit vectors is at least that of the whole width
         assert value.item() > expected[1] + 0.1 * expected[0]
     else:
         assert value.item() == pytest.approx(expected, rel=1e-9)
@@ -221,7 +221,7 @@ def test_a_batch_without_negatives_has_no_loss(cached: bool, model: SentenceTran
 
 
 def test_half_precision_of_the_encoder_does_not_reach_the_loss(model: SentenceTransformer) -> None:
-    """The trainer may call a loss under autocast; the product of the regulariser would be rounded to bf16."""
+    """The trainer may call a loss under autocast; the product of the regularizer would be rounded to bf16."""
     model.float()
     loss = library.MannWhitneyLoss(model, num_positives=POSITIVES, distribution_weight=10)
     features = columns(model)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from raytriever.errors import ConfigError, StorageError, UserError
-from raytriever.masking import masked
+from raytriever.core.errors import ConfigError, StorageError, UserError
+from raytriever.core.masking import masked
 from raytriever.tracking import mlflow_tracker
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, comparison_view, flatten, tracking_uri
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from raytriever.progress import LINE_SECONDS, QUIET_SECONDS, Progress
-from raytriever.terminal import write_line
+from raytriever.core.progress import LINE_SECONDS, QUIET_SECONDS, Progress
+from raytriever.core.terminal import write_line
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("raytriever.progress.time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr("raytriever.core.progress.time", SimpleNamespace(monotonic=clock.monotonic))
     return clock
 
 

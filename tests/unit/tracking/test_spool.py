@@ -12,14 +12,14 @@ import pytest
 from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points
 from processes import wait_for
 
-from raytriever.errors import StorageError
+from raytriever.core.errors import StorageError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.run_state import IDENTITY
 from raytriever.tracking.spool import send_pending
-from raytriever.tracking.steps import read_curve
+from raytriever.tracking.step_log import read_curve
 from raytriever.tracking.tracker import Point, RemoteRun
-from raytriever.tracking.trackers import DEFAULT_TRACKERS
+from raytriever.tracking.tracker_names import DEFAULT_TRACKERS
 
 
 def test_a_few_points_wait_for_more_unless_other_data_is_logged(

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points
 
-from raytriever.errors import StorageError, UserError
+from raytriever.core.errors import StorageError, UserError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.run_state import IDENTITY, has_unsent_data
 from raytriever.tracking.spool import open_adjacent
-from raytriever.tracking.steps import STEPS, StepLog
-from raytriever.tracking.trackers import DEFAULT_TRACKERS
+from raytriever.tracking.step_log import STEPS, StepLog
+from raytriever.tracking.tracker_names import DEFAULT_TRACKERS
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from runs import LogRecorder, setup_of
 
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.teacher import TeacherTable
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.models.config import ModelConfig
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.sampling.teacher_scores import TeacherTable
+from raytriever.data.sampling.training_examples import Examples
+from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.loop import TrainingSetup
 
 Make = Callable[..., tuple[TrainingSetup, LogRecorder]]
@@ -46,7 +46,7 @@ def taught(make_assignment: Make, tiny_dataset: Path, score: Score) -> Make:
 
     def make(**settings: object) -> tuple[TrainingSetup, LogRecorder]:
         work, recorder = make_assignment(negatives_per_query=3, **settings)
-        dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(work.retriever))
+        dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenization=tokenization_of(work.retriever))
         queries, shift = np.repeat(np.arange(96), 5), np.tile(np.arange(1, 6), 96)
         negatives = NegativesTable.of(dataset, queries, (queries + shift) % 160, "dense", shift)
         rows = np.concatenate([np.stack([queries, (queries + shift) % 160])[:, shift < 5], [np.arange(96)] * 2], axis=1)

@@ -13,18 +13,18 @@ import torch
 
 from raytriever.data.columns import Rows, TokenColumn
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.tokenisation import flat
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.order import Order
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.batch import PAD, RowRelevance
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.corpus_tokenization import flat
+from raytriever.data.sampling.batch_order import Order
+from raytriever.data.sampling.training_examples import Examples
+from raytriever.losses.batch_and_temperature import PAD, RowRelevance
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import Buckets, fill_buckets, spans
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.loader import BatchSource
-from raytriever.training.parallel.grad_cache import count_kept
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
+from raytriever.training.batch_loader import BatchSource
+from raytriever.training.parallel.gradient_caching import count_kept
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
 POSITIVES = {query: [10 * query + index for index in range(query + 1)] for query in range(6)}
@@ -44,13 +44,13 @@ def retriever(tiny_encoder: Path) -> Retriever:
 
 
 def tokens(retriever: Retriever, dataset: RetrievalDataset) -> Tokens:
-    tokenisation = tokenisation_of(retriever)
+    tokenization = tokenization_of(retriever)
 
     def column(texts: Sequence[str], prefix: str) -> TokenColumn:
-        ids, offsets = flat(tokenisation.encode(texts, prefix), tokenisation.dtype)
+        ids, offsets = flat(tokenization.encode(texts, prefix), tokenization.dtype)
         return TokenColumn([ids], [offsets], Rows.of([len(texts)], None))
 
-    return Tokens(column(dataset.queries.texts, "q"), column(list(dataset.passages()), "p"), tokenisation.digest)
+    return Tokens(column(dataset.queries.texts, "q"), column(list(dataset.passages()), "p"), tokenization.digest)
 
 
 def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_size: int = 6) -> BatchSource:

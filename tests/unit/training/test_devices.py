@@ -9,10 +9,10 @@ import pytest
 import torch
 from runs import train_until
 
-from raytriever.losses.config import LossConfig
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
-from raytriever.losses.table import LOSS_NAMES
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
 from raytriever.training.checkpoint import Progression, load_best
 from raytriever.training.checkpoint_writer import _buffer_for
 from raytriever.training.loop import train

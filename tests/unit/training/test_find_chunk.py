@@ -10,25 +10,18 @@ import torch
 from simulated_gpu import CUDA, simulated_gpu
 from torch import nn
 
-from raytriever.errors import ConfigError
-from raytriever.losses import scores as panels
+from raytriever.core.errors import ConfigError
+from raytriever.losses import score_matrix as panels
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import is_packed
 from raytriever.models.retriever import load_retriever
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import train
-from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
+from raytriever.training.memory.memory_of_states import WorkerTexts, batch_bytes
 from raytriever.training.parallel import chunk_size as module
-from raytriever.training.parallel.chunk_size import (
-    FILE,
-    ChunkChoice,
-    activations,
-    find_chunk,
-    free_memory,
-    trial,
-)
+from raytriever.training.parallel.chunk_size import FILE, ChunkChoice, activations, find_chunk, free_memory, trial
+from raytriever.training.training_settings import TrainingConfig
 
 CPU = torch.device("cpu")
 LONGEST = 64  # tokens of a text of the tiny encoder

@@ -11,8 +11,8 @@ from runs import parameters
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from raytriever.errors import StorageError
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import StorageError
+from raytriever.models.model_settings import ModelConfig
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import frozen_digest
 

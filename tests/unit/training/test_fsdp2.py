@@ -14,21 +14,21 @@ from steps import take_step
 from torch import distributed, nn
 from torch.torch_version import TorchVersion
 
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.models.checkpoint import whole_tensors
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.checkpoint_model import whole_tensors
+from raytriever.models.device_and_precision import base_type
 from raytriever.models.encoder import set_dropout
-from raytriever.models.precision import base_type
-from raytriever.models.prepare import prepare_for_training
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel import fsdp2
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy
+from raytriever.training.parallel.strategies import Strategy
+from raytriever.training.training_settings import TrainingConfig
+from raytriever.training.worker_batch import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TEXTS, CHUNK = 12, 60  # texts of each side, tokens

@@ -13,19 +13,19 @@ from runs import parameters
 from safetensors.torch import load_file
 
 from raytriever.data.dataset import Positives
-from raytriever.losses.config import LossConfig
+from raytriever.experiments.recipes.one_page import fit, train_on_one_page
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
-from raytriever.losses.table import LOSS_NAMES
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import LOSS_NAMES
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.writer import write_model
-from raytriever.recipes.one_page import fit, train_on_one_page
-from raytriever.training.config import TrainingConfig
+from raytriever.models.save_model import write_model
 from raytriever.training.loop import train
-from raytriever.training.optimizer import learning_rate_scale
+from raytriever.training.optimizer_and_schedule import learning_rate_scale
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import TrainingError
+from raytriever.training.parallel.strategies import TrainingError
+from raytriever.training.training_settings import TrainingConfig
 
 
 def test_learns_with_two_towers(make_assignment, tiny_encoder: Path) -> None:
@@ -58,7 +58,7 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
         work.train, examples=dataclasses.replace(work.train.examples, positives=several, drawn=(several,))
     )
     train(dataclasses.replace(work, train=train_on))
-    first = train_on.batch(0, work.retriever, ALONE, work.loss.both_ways)
+    first = train_on.batch(0, work.retriever, ALONE, work.loss.symmetric)
     assert first.relevance.is_positive.sum(1).tolist() == [2] * 16
     learned = Objective(work.retriever, build_loss(work.loss), "fp32")(first, ALONE).value.item()
     assert learned < recorder.losses[0]  # of the same batch, before the first step

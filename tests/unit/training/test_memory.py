@@ -15,17 +15,17 @@ from sentence_transformers.sentence_transformer.modules import Normalize as Norm
 from torch import Tensor, nn
 from transformers import BertConfig, PretrainedConfig, Qwen3Config, T5Config, XLMRobertaConfig
 
-from raytriever.errors import ModelError
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
-from raytriever.models.pipeline.head import Dense, Normalize
-from raytriever.models.pipeline.modules import ModelFiles
+from raytriever.core.errors import ModelError
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.directory.head import Dense, Normalize
+from raytriever.models.directory.modules import ModelFiles
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.config import STRATEGIES, TrainingConfig
-from raytriever.training.memory.arithmetic import ZERO_BUCKET, WorkerTexts, batch_bytes
-from raytriever.training.memory.plan import MemoryPlan
-from raytriever.training.memory.simulation import SimulatedEncoder, simulate, use_float32_norms
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.memory.memory_of_states import ZERO_BUCKET, WorkerTexts, batch_bytes
+from raytriever.training.memory.memory_plan import MemoryPlan
+from raytriever.training.memory.simulated_encoder import SimulatedEncoder, simulate, use_float32_norms
+from raytriever.training.optimizer_and_schedule import build_optimizer
+from raytriever.training.training_settings import STRATEGIES, TrainingConfig
 
 QWEN3 = Qwen3Config(
     vocab_size=1_000,
@@ -176,12 +176,7 @@ def test_strategies_shard_the_state(strategy: str) -> None:
     sharded = strategy in ("zero1", "zero2", "zero3")
     # The sum over chunks, and the copy of DDP, or ZeRO's buffer with the share and the largest gradient of stage 3.
     largest = QWEN3.vocab_size * QWEN3.hidden_size
-    more = {
-        "ddp": weights,
-        "zero1": ZERO_BUCKET,
-        "zero2": ZERO_BUCKET,
-        "zero3": ZERO_BUCKET + weights // 4 + largest,
-    }
+    more = {"ddp": weights, "zero1": ZERO_BUCKET, "zero2": ZERO_BUCKET, "zero3": ZERO_BUCKET + weights // 4 + largest}
     assert parts.gradients == 4 * weights + 4 * more[strategy]
     assert parts.optimizer == (3 * weights if sharded else 8 * weights)
     if sharded:

@@ -11,13 +11,13 @@ import pytest
 import torch
 from simulated_gpu import CUDA, Counts, simulated_gpu, values
 
-from raytriever.errors import ConfigError
-from raytriever.losses.config import LossConfig
-from raytriever.models.memory import is_out_of_memory
+from raytriever.core.errors import ConfigError
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.device_memory import is_out_of_memory
 from raytriever.training.loop import train
 from raytriever.training.parallel.chunk_size import FILE
-from raytriever.training.parallel.grad_cache import OutOfMemory
-from raytriever.training.parallel.strategy import Replicas
+from raytriever.training.parallel.gradient_caching import OutOfMemory
+from raytriever.training.parallel.strategies import Replicas
 
 ERRORS = (
     torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),

@@ -11,9 +11,9 @@ import pytest
 import torch
 from runs import Killed, LogRecorder, assert_same, parameters, train_until
 
-from raytriever.errors import StorageError
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
+from raytriever.core.errors import StorageError
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.training import loop
 from raytriever.training.checkpoint import (
     MOMENTS,

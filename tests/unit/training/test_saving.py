@@ -13,9 +13,9 @@ import pytest
 import torch
 from thread_workers import Threads, on_workers
 
-from raytriever.errors import StorageError
+from raytriever.core.errors import StorageError
 from raytriever.losses.distributed import ALONE
-from raytriever.models.checkpoint import Slice, whole_tensors
+from raytriever.models.checkpoint_model import Slice, whole_tensors
 from raytriever.training import checkpoint_writer as saving
 from raytriever.training.checkpoint import (
     MOMENTS,

@@ -12,11 +12,11 @@ import torch
 from simulated_gpu import CUDA, Counts, simulated_gpu, values
 from torch import nn
 
-from raytriever.losses.config import LossConfig
+from raytriever.losses.build_loss import build_loss
 from raytriever.losses.loss import LossOutput
-from raytriever.losses.registry import build_loss
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.training.loop import train
-from raytriever.training.parallel.strategy import NotFiniteError
+from raytriever.training.parallel.strategies import NotFiniteError
 
 CPU = torch.device("cpu")
 STEPS, MEASURED = 4, 2  # a step, counted from 0; in the first one torch allocates and compiles

@@ -17,12 +17,12 @@ from sentence_transformers.util import cos_sim, dot_score
 from tiny_models import text_of
 from torch import Tensor, nn
 
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import Batch
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.worker_batch import Batch
 
 PAIRS, TEMPERATURE = 12, 0.05
 QUERIES = [text_of(3 + number, seed=number) for number in range(PAIRS)]

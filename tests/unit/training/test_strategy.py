@@ -12,17 +12,17 @@ from batch_ids import BatchIds, build_loss
 from steps import take_step
 from torch import nn
 
-from raytriever.errors import ConfigError, StorageError
-from raytriever.losses.config import LossConfig
+from raytriever.core.errors import ConfigError, StorageError
 from raytriever.losses.distributed import ALONE
-from raytriever.models.checkpoint import Slice, whole_tensors
-from raytriever.models.config import ModelConfig
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.models.checkpoint_model import Slice, whole_tensors
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batch import Batch
-from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_strategy
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Readout, Strategy, TrainingError, finite_or_refused
+from raytriever.training.parallel.strategies import HostValues, Strategy, TrainingError, finite_or_refused
+from raytriever.training.training_settings import TrainingConfig
+from raytriever.training.worker_batch import Batch
 
 CPU = torch.device("cpu")
 TEXTS, TOKENS = 48, 28  # texts of each side, tokens of the longest
@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(tiny_encoder: Path) -> None:
     strategy = build("ddp", model)
     output, norm = take_step(strategy, batch(model, 5 * TOKENS), 0.1, 3)
     with pytest.raises(TrainingError, match="step 3: the loss is "):
-        finite_or_refused(**Readout({"value": output.value, "norm": norm}).read(), number=3)
+        finite_or_refused(**HostValues({"value": output.value, "norm": norm}).read(), number=3)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     del model.loss.forward
     _, norm = take_step(strategy, batch(model, 5 * TOKENS), 0.1, 4)

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from raytriever.data.config import DataConfig
-from raytriever.data.negatives import NegativesTable
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.hard_negatives import NegativesTable
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.loop import TrainingSetup
 from raytriever.training.training_data import TrainingData
 
@@ -60,7 +60,7 @@ def scores(tmp_path: Path, score: Score) -> Path:
 def open_material(encoder: Path, dataset: Path, **settings: object) -> TrainingData:
     config = DataConfig(dataset=str(dataset), negatives_per_query=1, **settings)
     return TrainingData.open(
-        config.datasets, config, tokenisation_of(load_retriever(ModelConfig(str(encoder)))), 16, seed=0
+        config.datasets, config, tokenization_of(load_retriever(ModelConfig(str(encoder)))), 16, seed=0
     )
 
 

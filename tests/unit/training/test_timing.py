@@ -13,9 +13,8 @@ from torch import nn
 
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
-from raytriever.training.batch import Batch
 from raytriever.training.loop import train
-from raytriever.training.monitoring import (
+from raytriever.training.step_metrics import (
     PHASES,
     WINDOW,
     StepReports,
@@ -25,6 +24,7 @@ from raytriever.training.monitoring import (
     flops_of,
     peak_flops,
 )
+from raytriever.training.worker_batch import Batch
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ def test_every_training_step_logs_its_times(make_assignment) -> None:
         assert logged["queries_per_second"] == pytest.approx(16 / logged["step_seconds"])
         assert logged["peak_memory_mb"] > 50
         assert logged.keys() >= {"batch_auc", "query_positive_distance", "query_positive_mmd", "gradient_norm"}
-        assert "model_flops_utilisation" not in logged  # of a processor no peak is known
+        assert "model_flops_utilization" not in logged  # of a processor no peak is known
     for step, logged in recorder.steps.items():
         batch = work.train.batch(step - 1, work.retriever, ALONE)
         tokens = sum(
@@ -87,9 +87,9 @@ def test_work_is_counted_as_the_layers_do_it(make_assignment, tiny_encoder: Path
     batch: Batch = work.train.batch(0, work.retriever, ALONE)
     backbone = work.retriever.query.backbone
     per_token, per_pair = flops_of(backbone)
-    # Two layers of width 32: four square matrices of attention, two of 64 x 32, with biases and two normalisations.
+    # Two layers of width 32: four square matrices of attention, two of 64 x 32, with biases and two normalizations.
     layer = 4 * (32 * 32 + 32) + (32 * 64 + 64) + (64 * 32 + 32) + 2 * 2 * 32
-    assert per_token == 6 * (2 * layer + 2 * 32)  # and the normalisation behind the embeddings
+    assert per_token == 6 * (2 * layer + 2 * 32)  # and the normalization behind the embeddings
     assert per_pair == 12 * 2 * 32
     sides = batch.queries, batch.passages
     lengths = [torch.cat([part["attention_mask"].sum(1) for part in side.buckets]) for side in sides]

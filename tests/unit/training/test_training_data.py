@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from beir import write_beir
 
-from raytriever.data.config import DataConfig
-from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import ConfigError, DataError
+from raytriever.core.errors import ConfigError, DataError
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.losses.distributed import ALONE
-from raytriever.models.config import ModelConfig
+from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.training_data import TrainingData
 
 
@@ -34,7 +34,7 @@ def other(tmp_path: Path) -> Path:
 
 def open_material(retriever: Retriever, *names: Path, **settings: object) -> TrainingData:
     config = DataConfig(dataset=str(names[0]), extra_datasets=",".join(map(str, names[1:])), **settings)
-    return TrainingData.open(config.datasets, config, tokenisation_of(retriever), 16, seed=0)
+    return TrainingData.open(config.datasets, config, tokenization_of(retriever), 16, seed=0)
 
 
 def test_one_data_set_is_opened_with_its_dev_split(retriever: Retriever, tiny_dataset: Path) -> None:
@@ -108,11 +108,11 @@ def test_what_does_not_fit_is_refused(retriever: Retriever, tiny_dataset: Path, 
 
 
 def test_another_tokenizer_is_another_preparation(retriever: Retriever, tiny_dataset: Path) -> None:
-    tokenisation = tokenisation_of(retriever)
-    assert isinstance(tokenisation, Tokenisation)
+    tokenization = tokenization_of(retriever)
+    assert isinstance(tokenization, Tokenization)
     places = {
         TrainingData.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].location
-        for tokens in (tokenisation, replace(tokenisation, query_prompt="query: ", table=None))
+        for tokens in (tokenization, replace(tokenization, query_prompt="query: ", table=None))
     }
     assert len(places) == 2
 

@@ -16,26 +16,26 @@ from pathlib import Path
 
 import numpy as np
 
-from raytriever.cluster.pool import ActorPool, PooledCorpus
-from raytriever.config import Config
-from raytriever.data.combine import combine
+from raytriever.cluster.actor_pool import ActorPool, PooledCorpus
+from raytriever.core.store.commit import remove
+from raytriever.data.combine_datasets import combine
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable, write_negatives
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.records import ORIGINS
-from raytriever.encoding.corpus import encode_store, plan_embeddings
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import encode_in_process
-from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import StoreWriter, with_shard_rows_of
-from raytriever.mining.finders import Embeddings, open_here
-from raytriever.mining.miner import MiningResult, mine
-from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device
+from raytriever.data.hard_negatives import NegativesTable, write_negatives
+from raytriever.data.prepare.open_dataset import open_all_splits
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import SIDES, Side
 from raytriever.models.retriever import Retriever
-from raytriever.prompts import SIDES, Side
-from raytriever.store.commit import remove
-from raytriever.training.refresh import remove_tables, round_path
+from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
+from raytriever.retrieval.encoding.shard_encoder import encode_in_process
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
+from raytriever.retrieval.mining.candidate_search import Embeddings, open_here
+from raytriever.retrieval.mining.miner import MiningResult, mine
+from raytriever.training.negative_refresh import remove_tables, round_path
+from raytriever.training.run_config import Config
 
 EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
 
@@ -44,8 +44,6 @@ class MiningRounds:
     """Rounds of mining of a run.
 
     Args:
-        paths: paths or URIs of its prepared data sets.
-        folder: Folder of the rounds, next to that of the checkpoints.
         first: the table that training began with, where every round keeps rows of it; otherwise None.
         choose_pool: returns the actors that encode and search in a round, or None for this process.
     """
@@ -129,18 +127,12 @@ class MiningRounds:
 
 
 def _encode(
-    path: Path,
-    model: ModelConfig,
-    retriever: Retriever,
-    dataset: RetrievalDataset,
-    side: Side,
-    pool: ActorPool | None,
+    path: Path, model: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, side: Side, pool: ActorPool | None
 ) -> EmbeddingStore:
     """Return the embeddings of one side, of which the missing shards are encoded."""
-    on_gpu = pool.gpus > 0 if pool else default_device().type == "cuda"
-    plan = plan_embeddings(model, retriever, dataset, side, "fp32", on_gpu=on_gpu)
+    plan = plan_embeddings(model, retriever, dataset, side, "fp32")
     run = pool.encode if pool else encode_in_process
-    return encode_store(StoreWriter(path, with_shard_rows_of(plan, path)), model, retriever, dataset, run)
+    return encode_store(StoreWriter(path, plan), model, retriever, dataset, run)
 
 
 def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:

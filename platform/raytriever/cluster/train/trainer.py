@@ -19,8 +19,15 @@ import ray
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from raytriever.cluster.event_queue import open_event_queue, open_inline_queue
-from raytriever.cluster.events import (
+from raytriever.cluster.events_and_restarts import open_event_queue, open_inline_queue
+from raytriever.cluster.gpus_and_placement import count_gpus, room_for
+from raytriever.cluster.ray_session import DriverContext
+from raytriever.cluster.train.controller_callbacks import FIRST, Failures, GroupReports
+from raytriever.cluster.train.fit_thread import fit
+from raytriever.cluster.train.job_actors import start_evaluator, start_miner
+from raytriever.cluster.train.network_interface import UNREACHABLE, VARIABLES
+from raytriever.cluster.train.train_worker import TrainingJob, WorkerJob, train_worker
+from raytriever.cluster.worker_events import (
     Event,
     GroupStarted,
     GroupWanted,
@@ -29,17 +36,10 @@ from raytriever.cluster.events import (
     RestartsExhausted,
     StatusMessage,
 )
-from raytriever.cluster.placement import count_gpus, room_for
-from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.controller import FIRST, Failures, GroupReports
-from raytriever.cluster.train.fit import fit
-from raytriever.cluster.train.jobs import start_evaluator, start_miner
-from raytriever.cluster.train.network import UNREACHABLE, VARIABLES
-from raytriever.cluster.train.worker import TrainingJob, WorkerJob, train_worker
-from raytriever.errors import UserError, setting
-from raytriever.store.remote import pull
-from raytriever.tracking.steps import read_curve
-from raytriever.training.parallel.strategy import TrainingError
+from raytriever.core.errors import UserError, setting
+from raytriever.core.store.remote_folders import pull
+from raytriever.tracking.step_log import read_curve
+from raytriever.training.parallel.strategies import TrainingError
 
 LOOK_SECONDS = 2.0  # between two questions to Ray
 
@@ -92,10 +92,8 @@ class Wait:
             self._room = room
             self._report(wanted, send)
         if now > self._ends and self._room == wanted.workers:
-            raise TrainingError(
-                f"workers died as they started, for {self._minutes:g} minutes",
-                remedy="check the memory of their nodes, then run the same command again: it resumes",
-            )
+            remedy = "check the memory of their nodes, then run the same command again: it resumes"
+            raise TrainingError(f"workers died as they started, for {self._minutes:g} minutes", remedy=remedy)
         if now > self._ends:
             raise ClusterError(
                 f"had room for {self._room} of {_count(wanted)} for {self._minutes:g} minutes",
@@ -133,9 +131,6 @@ NO_CUDA = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported wit
 
 def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> None:
     """Train on `config.training.num_workers` processes; a range lets the group shrink and grow with the cluster.
-
-    Args:
-        on_event: called on the driver with every event.
 
     Raises:
         UserError: a worker raised it, or the workers die again and again.

@@ -27,13 +27,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from raytriever.core.errors import DataError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.data.data_sources import IR_DATASETS, Source, SourceFile
 from raytriever.data.formats import plan
-from raytriever.data.formats.delimited import TableFile
-from raytriever.data.formats.rows import first_row, pieces_of, wrong_header
-from raytriever.data.records import NO_ANSWER, SOURCES, BadRow, Document, Judgement, Negative, Query, Records
-from raytriever.data.sources import IR_DATASETS, Source, SourceFile
-from raytriever.errors import DataError, setting
-from raytriever.options import did_you_mean
+from raytriever.data.formats.csv_and_tsv import TableFile
+from raytriever.data.formats.file_rows import first_row, pieces_of, wrong_header
+from raytriever.data.records_and_bad_rows import (
+    NO_ANSWER,
+    SOURCES,
+    BadRow,
+    Document,
+    Judgement,
+    Negative,
+    Query,
+    Records,
+)
 
 NAME = "beir"
 SIGNATURE = "beir: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
@@ -74,14 +83,13 @@ def plan_folder(source: Source) -> plan.Plan:
     parts = [plan.Part.of(file, document_row) for file in documents] + [
         plan.Part.of(file, query_row) for file in queries
     ]
-    answers = [file for file in plan.plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
-    parts += [plan.Part.of(file, answers_row) for file in answers]
+    parts += [plan.Part.of(file, answers_row) for file in plan.files_of(source, _ANSWERS)]
     qrels = [_judged_part(file) for file in judged if file.path not in used]
     return plan.Plan(NAME, (*parts, *qrels), has_queries)
 
 
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:
-    files = [file for file in plan.plain_before_packed(source.files) if pattern.fullmatch(file.path)]
+    files = plan.files_of(source, pattern)
     if not files:
         remedy = "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
         raise DataError(

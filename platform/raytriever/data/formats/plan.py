@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from raytriever.data.records import (
+from raytriever.data.data_sources import Source, SourceFile
+from raytriever.data.records_and_bad_rows import (
     NO_ANSWER,
     ORIGINS,
     SOURCES,
@@ -26,9 +27,8 @@ from raytriever.data.records import (
     Records,
     content_id,
 )
-from raytriever.data.sources import Source, SourceFile
 
-Kind = Literal["json", "tsv", "table", "array", "parquet", "arrow", "ir"]
+Kind = Literal["json", "tsv", "table", "array", "object", "parquet", "arrow", "ir"]
 _KINDS: dict[str, Kind] = {".jsonl": "json", ".jsonl.gz": "json", ".ndjson": "json", ".json": "array"}
 _KINDS |= {".json.gz": "array", ".csv": "table", ".csv.gz": "table", ".tsv": "tsv", ".tsv.gz": "tsv"}
 _KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
@@ -41,6 +41,7 @@ _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]
 _UNTELLING = ("data", "default")
 _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 ANSWERABLE = "answerable"
+TEXT_WORDS = 4  # the name of a column has fewer words
 _YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
@@ -49,6 +50,9 @@ _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "st
 # row; the caller removes what that row has added. The row is a mapping of fields, or for the kind `tsv` the list of its
 # columns. A parser is a function of a module, or a `partial` of one, so it can be pickled.
 RowParser = Callable[[Any, Records, str], None]
+# `rows(content)` returns the rows of a file that is one JSON object; None if it has another format. It raises `BadRow`
+# if the object cannot be read.
+RowsOf = Callable[[Mapping[str, Any]], Iterable[Any] | None]
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,11 @@ class Part:
     Args:
         where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` and `#docs`, `#queries` or `#qrels`.
         kind: `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a
-            JSON array of objects; `parquet`; `arrow`, of `datasets`; `ir`.
+            JSON array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
         header: columns that the first row of a `tsv` must name, if it has a header; or the name of each column of a
             `table` in its format.
-        split: split of its judgements; None if it has none, or if its rows name the split.
+        split: split of its judgements; None if it has none, or if its rows name the split; "" if nothing names it.
+        rows: function that returns the rows of an `object`.
     """
 
     where: str
@@ -69,6 +74,7 @@ class Part:
     parse: RowParser
     header: tuple[str, ...] = ()
     split: str | None = None
+    rows: RowsOf | None = None
 
     @classmethod
     def of(cls, file: SourceFile, parse: RowParser, split: str | None = None) -> Part:
@@ -137,6 +143,11 @@ def split_of_row(row: Mapping[str, Any]) -> str:
 def has_file(source: Source, pattern: re.Pattern[str]) -> bool:
     """Return True if the path of a file of the source matches a pattern."""
     return any(pattern.fullmatch(file.path) for file in source.files)
+
+
+def files_of(source: Source, pattern: re.Pattern[str]) -> list[SourceFile]:
+    """Return the files of the source whose path matches a pattern, see `plain_before_packed`."""
+    return [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
 
 
 def is_readable(file: SourceFile) -> bool:
@@ -216,7 +227,7 @@ def encodable(value: str, name: str) -> str:
 
 
 def answers_in(row: Mapping[str, Any]) -> list[str]:
-    """Return the field `answers`, a text or a list of texts; any other value is none, for no format is recognised
+    """Return the field `answers`, a text or a list of texts; any other value is none, for no format is recognized
     by it."""
     value = row.get("answers")
     texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []

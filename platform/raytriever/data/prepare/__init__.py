@@ -1,1 +1,1 @@
-"""Preparation of a data set: chunks become tokenised shards once, and a prepared directory is opened and checked."""
+"""Preparation of a data set: chunks become tokenized shards once, and a prepared directory is opened and checked."""

@@ -16,7 +16,12 @@ from typing import Any, Literal, TypedDict, TypeVar
 import numpy as np
 from numpy import ndarray
 
-from raytriever.activity import activity
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.reading.arrays import read_array, read_arrow
+from raytriever.core.reading.json_and_yaml import conform
+from raytriever.core.store.cache import hold
+from raytriever.core.store.commit import MANIFEST, Manifest, read_manifest
 from raytriever.data.columns import (
     FILE,
     PREPARE_AGAIN,
@@ -37,14 +42,9 @@ from raytriever.data.dataset import (
     RetrievalDataset,
     Tokens,
 )
-from raytriever.data.digests import check_directory
-from raytriever.data.keys import Forms
-from raytriever.data.records import ORIGINS, SOURCES, BadEntry, QuarantineReport
-from raytriever.errors import DataError, StorageError
-from raytriever.reading.arrays import read_array, read_arrow
-from raytriever.reading.structured import conform
-from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST, Manifest, read_manifest
+from raytriever.data.file_digests import check_directory
+from raytriever.data.hashed_ids import Forms
+from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, BadEntry, QuarantineReport
 
 T = TypeVar("T")
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
@@ -174,8 +174,8 @@ class PreparedDirectory:
 
     def _read(self, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
         meta, files, folder = self.meta, self.files, self.folder
-        tokenised, sides = meta["tokenisation"], meta["sides"]
-        tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
+        tokenized, sides = meta["tokenisation"], meta["sides"]
+        tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenized is not None else None
         (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
         (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
         queries, documents = len(query_ids), len(ids)
@@ -198,8 +198,8 @@ class PreparedDirectory:
             location=str(folder),
             absent=by_split(ABSENT, ".arrow", lambda file: _absent(file, queries, full)),
             unanswerable=by_split(UNANSWERABLE, ".npy", lambda file: _positions(file, queries)),
-            tokens=Tokens(query_tokens, document_tokens, tokenised)
-            if tokenised is not None and query_tokens is not None and document_tokens is not None
+            tokens=Tokens(query_tokens, document_tokens, tokenized)
+            if tokenized is not None and query_tokens is not None and document_tokens is not None
             else None,
         )
 

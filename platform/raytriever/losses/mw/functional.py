@@ -10,9 +10,9 @@ from jaxtyping import Float, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.errors import LossInputError
-from raytriever.losses.batch import PAD
-from raytriever.losses.mw.pairwise import PairReduction, PairwiseSums, pair_weight
+from raytriever.core.errors import LossInputError
+from raytriever.losses.batch_and_temperature import PAD
+from raytriever.losses.mw.mann_whitney import PairReduction, PairwiseSums, pair_weight
 
 
 def mann_whitney(

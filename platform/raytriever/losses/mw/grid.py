@@ -3,7 +3,7 @@
 Scores are in units of tau. There softplus and the sigmoid are analytic within pi of the real axis. Cells one unit wide
 with 8 nodes therefore interpolate to about 1e-9 (cells a quarter unit wide, for double precision, to about 1e-13).
 
-A range of moderate width is one run of even cells. A huge range (unnormalised scores, tiny tau) has fine cells only
+A range of moderate width is one run of even cells. A huge range (unnormalized scores, tiny tau) has fine cells only
 near positives. Far from every positive, softplus is linear or counts as 0, so each gap between positives is a run of
 one cell of any width. The number of cells is at most about 190 for each positive, for any range.
 
@@ -55,7 +55,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.errors import LossInputError, setting
+from raytriever.core.errors import LossInputError, setting
 
 CPU = torch.device("cpu")
 NODES = 8
@@ -171,7 +171,7 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
     if not largest <= LARGEST_SCORE:
         raise LossInputError(
             f"scores reach {largest:.3g} times the temperature, mw is accurate up to {LARGEST_SCORE:.3g} (2^30) times",
-            remedy=f"normalise the embeddings ({setting('similarity')} cosine), or raise {setting('temperature')}",
+            remedy=f"normalize the embeddings ({setting('similarity')} cosine), or raise {setting('temperature')}",
         )
     width = 0.25 if dtype == torch.float64 else 1.0
     # A score from another order of summation may exceed its bound by a rounding.

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError, StorageError, setting
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.commit import write_atomically
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.models.memory import free_memory, is_out_of_memory, memory_error
+from raytriever.models.device_and_precision import autocast
+from raytriever.models.device_memory import free_memory, is_out_of_memory, memory_error
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
-from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
-from raytriever.reading.structured import read_json
-from raytriever.store.cache import cache_folder
-from raytriever.store.commit import write_atomically
-from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes
-from raytriever.training.parallel.grad_cache import DropoutState
+from raytriever.training.memory.memory_of_states import FLOAT, StateBytes, WorkerTexts, batch_bytes
+from raytriever.training.parallel.gradient_caching import DropoutState
+from raytriever.training.training_settings import TrainingConfig
 
 
 def activations(forward: Callable[[], object]) -> int:
@@ -165,19 +165,13 @@ class ChunkChoice:
     def first(self, texts: int) -> int | None:
         """Return the tokens of a chunk to begin with, None for a whole batch; all workers call it.
 
-        Args:
-            texts: texts that one worker encodes in a step.
-
         Raises:
             ConfigError: the configured chunk is larger than the share, or not even one text fits.
         """
         given = self._settings.grad_cache_chunk
         if given is not None and given > texts:
-            raise ConfigError(
-                f"a chunk of {given} is more than the {texts} texts of a worker's share of a batch",
-                setting("grad_cache_chunk"),
-                f"give at most {texts}, or leave it out",
-            )
+            what = f"a chunk of {given} is more than the {texts} texts of a worker's share of a batch"
+            raise ConfigError(what, setting("grad_cache_chunk"), f"give at most {texts}, or leave it out")
         if not self._is_searched:
             return self._given
         fitting = self.search(texts)

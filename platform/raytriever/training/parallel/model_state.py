@@ -16,8 +16,8 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import StorageError, setting
-from raytriever.models.checkpoint import CHECKPOINT, OTHER_OUTPUT, Slice, whole_tensors
+from raytriever.core.errors import StorageError, setting
+from raytriever.models.checkpoint_model import CHECKPOINT, OTHER_OUTPUT, Slice, whole_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"

@@ -8,26 +8,26 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.guide import GuideEmbeddings
+from raytriever.losses.false_negative_mask import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
-from raytriever.losses.table import SCORE_LOSSES
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.named_losses import SCORE_LOSSES
 from raytriever.models.packing import Buckets, TokenBatch, texts_of, tokens_of
+from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever
-from raytriever.prompts import Side
-from raytriever.training.batch import Batch, Passes
-from raytriever.training.parallel.grad_cache import Agreement, Encode, cached_loss, count_kept
+from raytriever.training.parallel.gradient_caching import Encode, Vote, cached_loss, count_kept
+from raytriever.training.worker_batch import Batch, Passes
 
 
-def level(texts: Buckets, agreement: Agreement) -> Buckets:
+def level(texts: Buckets, vote: Vote) -> Buckets:
     """Return as many chunks as the worker with the most has; all workers call it.
 
     The first chunk, of the shortest texts, is repeated. The embeddings of a repetition are in no text's place, so they
     have no effect on the loss.
     """
     chunks = len(texts.buckets)
-    return Buckets(texts.buckets + texts.buckets[:1] * (agreement.maximum(chunks) - chunks), texts.indices)
+    return Buckets(texts.buckets + texts.buckets[:1] * (vote.maximum(chunks) - chunks), texts.indices)
 
 
 class Objective(nn.Module):
@@ -36,7 +36,7 @@ class Objective(nn.Module):
     Args:
         loss: reduces the score matrix of the global batch.
         precision: `fp32` or `bf16`, of the encoder; trained weights, embeddings and loss are float32.
-        agreement: Agreement of the workers on whether one ran out of memory; None for one worker.
+        vote: Vote of the workers on whether one ran out of memory; None for one worker.
         guide: returns the guide's embeddings of a chunk; None without a guide. It is not a module of this one, so no
             strategy trains, shards or stores its weights.
 
@@ -52,12 +52,12 @@ class Objective(nn.Module):
         retriever: Retriever,
         loss: Loss,
         precision: str,
-        agreement: Agreement | None = None,
+        vote: Vote | None = None,
         guide: Encode | None = None,
     ) -> None:
         super().__init__()
         self.retriever, self.loss, self.precision = retriever, loss, precision
-        self._agreement, self._guide = agreement or Agreement(ALONE), guide
+        self._vote, self._guide = vote or Vote(ALONE), guide
         self.chunks_communicate = self.leaves_chunk = False
 
     def forward(self, batch: Batch, workers: WorkerGroup) -> LossOutput:
@@ -67,7 +67,7 @@ class Objective(nn.Module):
         if batch.chunk is None or (tokens <= batch.chunk and not self.chunks_communicate):
             passes = self.retriever.passes(batch.queries, batch.passages)  # one pass where both sides are packed
         if self.chunks_communicate:
-            passes = [(level(texts, self._agreement), side) for texts, side in passes]
+            passes = [(level(texts, self._vote), side) for texts, side in passes]
         chunks = [(chunk, side) for texts, side in passes for chunk in texts.buckets]
         device, guide = batch.queries.indices.device, self._guide_embeddings(batch)
         precision = partial(torch.autocast, device.type, torch.bfloat16, enabled=self.precision == "bf16")
@@ -90,7 +90,7 @@ class Objective(nn.Module):
             reduce,
             _trained(self.retriever),
             _trained(self.loss),
-            None if self.chunks_communicate else self._agreement,
+            None if self.chunks_communicate else self._vote,
             # Chunks that communicate are encoded in the same order on all workers.
             1 if self.chunks_communicate else count_kept(chunks, batch.chunk),
             self.leaves_chunk,
@@ -106,7 +106,7 @@ class Objective(nn.Module):
         def encode_all() -> Tensor:
             return torch.cat([encode(chunk, side) for texts, side in batch.guide for chunk in texts.buckets])
 
-        embeddings = encode_all() if batch.chunk is None else self._agreement.run(encode_all)
+        embeddings = encode_all() if batch.chunk is None else self._vote.run(encode_all)
         return GuideEmbeddings(*_in_order(embeddings, batch.guide, batch))
 
 

@@ -21,7 +21,6 @@ SCORES = (
     " --negatives-per-query 2 --output out"
 )
 DOCUMENTS = "prepared/documents/00000-000000"
-PLAN = "store/plan.json"
 PART = "part-00000.parquet"
 
 
@@ -146,24 +145,16 @@ def resealed(name: str, words: str, path: str, *makers: Maker, line: str = "") -
 CASES = of_area(
     "committed",
     *cut_short(ENCODE, "prepared", "documents/00000-000000.arrow"),
-    *cut_short(STORE, "store", "shards/000000/embeddings.npy"),
+    *cut_short(STORE, "store", "*/000000.embeddings.npy"),
     *cut_short(INDEX, "index", "embeddings.npy"),
     *cut_short(NEGATIVES, "negatives", PART, about=False),
     Case("scores with a file cut", SCORES, "incomplete: ", (cut(f"scores/{PART}", -7),), leaves=("out*",)),
     Case("scores of another kind", SCORES, "", (of_meta("scores", kind="cake"),), leaves=("out*",)),
     resealed("texts as pickled objects", TRAIN, "prepared", arrow(f"{DOCUMENTS}.arrow", pickled("text"))),
     resealed("an Arrow file of fewer rows", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", lambda t: t.slice(9))),
-    resealed("a store of NaN", STORE, "store", array("store/shards/000000/embeddings.npy", not_a_number)),
-    *[
-        resealed(f"a store whose plan {name}", STORE, "store", make, line=f"store/plan.json: {line}")
-        for name, make, line in (
-            ("is garbage", write(PLAN, b"\0garbage"), ""),
-            ("is empty", write(PLAN, b"{}"), "is damaged or changed: 'key' is missing"),
-            ("is of another", document(PLAN, lambda c: c.update(key="0" * 64)), "is the plan of other embeddings than"),
-            ("is missing", removed(PLAN), "is missing"),
-        )
-    ],
-    resealed("a store of fewer rows", STORE, "store", array("store/shards/000000/embeddings.npy", lambda a: a[:9])),
+    resealed("a store of NaN", STORE, "store", array("store/*/000000.embeddings.npy", not_a_number)),
+    Case("a store of no width", STORE, "its rows, width", (of_meta("store", width=0),)),
+    resealed("a store of fewer rows", STORE, "store", array("store/*/000000.embeddings.npy", lambda a: a[:9])),
     resealed("an index whose finder is cut", INDEX, "index", cut("index/finder/index.faiss", 500)),
     resealed("negatives as pickled objects", NEGATIVES, "negatives", parquet(f"negatives/{PART}", pickled("query"))),
     resealed(

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.known_formats import recognize
 from raytriever.data.formats.plan import Plan
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.records import Records
-from raytriever.data.sources import Source
+from raytriever.data.records_and_bad_rows import Records
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Read:
 @pytest.fixture
 def read() -> Callable[..., Read]:
     def whole(path: Path | str, format: str | None = None, size: int = 1 << 20) -> Read:
-        plan = recognise(Source.open(path), format)
+        plan = recognize(Source.open(path), format)
         result = Read(plan, Records(), [])
         for index, part in enumerate(plan.parts):
             for chunk in read_chunks(part, index, size):

@@ -12,10 +12,10 @@ import pytest
 from ir_datasets.datasets.base import Dataset
 from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecDoc, TrecQrel
 
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.records import Judgement
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.known_formats import recognize
+from raytriever.data.records_and_bad_rows import Judgement
 
 CORPUS = [{"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(5)]
 QUERIES = [{"_id": f"q{n}", "text": f"query {n}"} for n in range(5)]
@@ -200,7 +200,7 @@ def test_a_name_with_judgements_of_its_own_is_test(registered: None, read) -> No
     result = read("ir_datasets:here/alone")
     assert result.splits == ("test",)
     assert result.records.documents[0].text == "old text"
-    assert recognise(Source.open("ir_datasets:here/tiny/train")).parts[-1].split == "train"
+    assert recognize(Source.open("ir_datasets:here/tiny/train")).parts[-1].split == "train"
 
 
 def test_what_is_not_there_is_one_line(registered: None, read, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_what_is_not_there_is_one_line(registered: None, read, monkeypatch: pyte
         read("ir_datasets:here/gone")
     monkeypatch.setitem(sys.modules, "ir_datasets", None)
     with pytest.raises(DataError, match=r"ir_datasets is not installed; pip install 'raytriever\[sources\]'"):
-        recognise(Source.open("ir_datasets:beir/scifact"))
+        recognize(Source.open("ir_datasets:beir/scifact"))
 
 
 @pytest.mark.parametrize(

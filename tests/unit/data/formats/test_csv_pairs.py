@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.formats.tables import TableFile
-from raytriever.data.prepare.open import open_all_splits, open_dataset
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.csv_tables import TableFile
+from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.known_formats import recognize
+from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
 
 ROWS = [(f"question {number}?", f"answer {number}") for number in range(40)]
 
@@ -33,7 +33,7 @@ def table(folder: Path, header: str, separator: str = ",", name: str = "faq.csv"
         ("faq.tsv", "query\tpassage", "\t", "query = 'query', passage = 'passage', columns separated by tabs, quot"),
     ],
 )
-def test_separators_and_columns_are_recognised_and_said(
+def test_separators_and_columns_are_recognized_and_said(
     tmp_path: Path, name: str, header: str, separator: str, note: str
 ) -> None:
     lines: list[str] = []
@@ -48,7 +48,7 @@ def test_queries_are_divided_by_their_digest(tmp_path: Path) -> None:
     lines: list[str] = []
     dataset = open_all_splits(table(tmp_path, "query,passage"), report=lines.append)
     assert lines[0].endswith(
-        "; of its queries train has 16, dev has 12, test has 12, by the digest of their text. Of 40 questions test has "
+        "; of its queries train has 16, dev has 12, test has 12, by their digest. Of 40 questions test has "
         "12 and dev has 12, fewer than the 50 that figures and thresholds should have: add questions, or raise "
         "--test-share (now 0.3) and --dev-share (now 0.3)."
     )
@@ -73,7 +73,7 @@ def test_a_column_or_the_names_of_files_say_the_split(tmp_path: Path) -> None:
 def test_a_bad_row_has_the_line_on_which_it_begins(tmp_path: Path) -> None:
     text = 'query,passage\n"two\nlines","A ""quoted"" one"\n\na,b,c\n,x\nlast,one\nanother,text\n'
     (tmp_path / "faq.csv.gz").write_bytes(gzip.compress(text.encode("utf-8-sig")))
-    plan = recognise(Source.open(tmp_path / "faq.csv.gz"))
+    plan = recognize(Source.open(tmp_path / "faq.csv.gz"))
     for size in (1, 1 << 20):
         parsed = [parse_chunk(plan.parts[0], chunk) for chunk in read_chunks(plan.parts[0], 0, size)]
         queries = [query.text for one in parsed for query in one.records.queries]
@@ -97,21 +97,21 @@ def test_negatives_scores_and_inference_are_columns_too(tmp_path: Path) -> None:
 
 def test_columns_may_be_named(tmp_path: Path) -> None:
     source = Source.open(table(tmp_path, "Frage,Antwort"))
-    plan = recognise(source, columns="query=Frage, passage=Antwort")
+    plan = recognize(source, columns="query=Frage, passage=Antwort")
     assert plan.parts[0].header == ("anchor", "positive")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text('{"anchor": "a", "positive": "A"}\n')
     with pytest.raises(DataError, match="columns: has no effect: there is no CSV or TSV file to read"):
-        recognise(Source.open(tmp_path / "set"), columns="query=Frage,passage=Antwort")
+        recognize(Source.open(tmp_path / "set"), columns="query=Frage,passage=Antwort")
 
 
 @pytest.mark.parametrize(
     ("text", "columns", "message"),
     [
-        (b"Frage,Antwort\na,A\n", "", "no column of the query and of the passage is recognised; it has Frage, Ant"),
+        (b"Frage,Antwort\na,A\n", "", "no column of the query and of the passage is recognized; it has Frage, Ant"),
         (b"Frage,Antwort\na,A\n", "query=Frge,passage=Antwort", "has no column 'Frge'; it has Frage, Antwort; did you"),
         (b"query,passage\na,A\nb,B\n", "", "has 2 different queries, too few to divide into train, dev and test"),
-        (b"query,passage\n", "", "has 0 different queries"),
+        (b"query,passage\n", "", "no row in it; give rows below the header"),
         (b"query,passage\na,\xe9\n", "", "is no CSV file in UTF-8 (byte 0xe9 in line 2); save it again as UTF-8"),
         (b'query,passage\n"a,A\n', "", "faq.csv line 2: is no CSV (unexpected end of data)"),
         (b" \n", "", "the file is empty; give a header"),
@@ -120,7 +120,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_read_is_one_line(tmp_path: Path, text: bytes, columns: str, message: str) -> None:
     (tmp_path / "faq.csv").write_bytes(text)
     with pytest.raises(DataError) as error:
-        recognise(Source.open(tmp_path / "faq.csv"), columns=columns)
+        recognize(Source.open(tmp_path / "faq.csv"), columns=columns)
     assert message in str(error.value)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.sources import Source
-from raytriever.errors import DataError
+from raytriever.core.errors import DataError
+from raytriever.data.data_sources import Source
+from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.known_formats import recognize
+from raytriever.data.prepare.open_dataset import open_all_splits
 
 
 def pairs(count: int) -> datasets.Dataset:
@@ -43,7 +43,7 @@ def test_a_corpus_with_judgements(tmp_path: Path) -> None:
 
 def test_rows_have_their_numbers_in_chunks_of_any_size(tmp_path: Path) -> None:
     pairs(2500).save_to_disk(tmp_path / "set")
-    [part] = recognise(Source.open(tmp_path / "set")).parts
+    [part] = recognize(Source.open(tmp_path / "set")).parts
     for size in (1, 20_000, 1 << 20):
         parsed = [parse_chunk(part, chunk) for chunk in read_chunks(part, 0, size)]
         assert np.concatenate([one.rows_of("queries") for one in parsed]).tolist() == list(range(1, 2501))

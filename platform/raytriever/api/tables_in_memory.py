@@ -1,0 +1,318 @@
+"""Tables in memory as files of a data set: one JSON object a row, written once to the cache.
+
+A table's rows keep their order and number, so that an error or a quarantined row of the file is the row of the table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.options import check_options, did_you_mean
+from raytriever.core.paths import FILE
+from raytriever.core.store.object_stores import is_uri
+from raytriever.core.terminal import warn
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.data_sources import Files, Row, Rows, json_value
+from raytriever.data.formats.beir import UNANSWERABLE
+from raytriever.data.formats.csv_and_tsv import TableFile
+from raytriever.data.formats.csv_tables import PASSAGE, QUERY, choose_columns, column_names, value_of, votes_note
+from raytriever.data.formats.plan import ANSWERABLE, is_answerable
+from raytriever.data.formats.train_dev_test import Division, Shares, shares_of
+from raytriever.data.records_and_bad_rows import BadRow
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with named columns.
+
+    Args:
+        title: Title of the table in errors, such as `documents`.
+        columns: their names.
+        rows: returns the rows from the first, each time it is called.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Rows
+
+    def require(self, *columns: str, remedy: str = "rename the columns") -> None:
+        """Raise `DataError` naming the columns that are missing, those that exist, and similar ones."""
+        missing = [name for name in columns if name not in self.columns]
+        if not missing:
+            return
+        similar = [hint for name in missing if (hint := did_you_mean(name, self.columns)).startswith("did")]
+        raise DataError(
+            f"the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} "
+            f"{'is' if len(missing) == 1 else 'are'} missing; it has {', '.join(map(repr, self.columns)) or 'none'}",
+            self.title,
+            " ".join([*similar, remedy.capitalize() if similar else remedy]),
+        )
+
+
+def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any) -> Files:
+    """Return the files of dictionaries; see `Dataset.from_dict`."""
+    for title, value in (("documents", documents), ("queries", queries), ("judgements", judgements)):
+        if not isinstance(value, Mapping):
+            raise DataError(f"is {type(value).__name__}, not a dictionary", title, f"give {_FORMS[title]}")
+    for split, by_query in judgements.items():
+        if not isinstance(by_query, Mapping) or not all(isinstance(one, Mapping) for one in by_query.values()):
+            raise DataError(f"{split!r} holds no dictionaries", "judgements", f"give {_FORMS['judgements']}")
+    if not isinstance(unanswerable, Mapping) or any(
+        isinstance(names, str) or not isinstance(names, Iterable) for names in unanswerable.values()
+    ):
+        raise DataError("is no dictionary of lists of ids", "unanswerable", f"give {_FORMS['unanswerable']}")
+
+    def document_rows() -> Iterator[Row]:
+        for name, value in documents.items():
+            yield {"_id": name, **value} if isinstance(value, Mapping) else {"_id": name, "text": value}
+
+    def judgement_rows(split: str) -> Rows:
+        return lambda: (
+            {"query-id": query, "corpus-id": document, "score": grade}
+            for query, grades in judgements[split].items()
+            for document, grade in grades.items()
+        )
+
+    rows: dict[str, Rows] = {
+        "corpus.jsonl": document_rows,
+        "queries.jsonl": lambda: ({"_id": name, "text": text} for name, text in queries.items()),
+    }
+    titles = {"corpus.jsonl": "documents", "queries.jsonl": "queries"}
+    for split in judgements:
+        if judgements[split] or split not in unanswerable:
+            file = _judgement_file(split)
+            rows[file], titles[file] = judgement_rows(split), f"judgements of {split}"
+    for split, names in unanswerable.items():
+        file = f"{UNANSWERABLE}/{_split_name(split, 'unanswerable')}.jsonl"
+        rows[file], titles[file] = _unanswerable_rows(list(names)), f"unanswerable of {split}"
+    return Files(rows, titles, {"_id": "id"})
+
+
+def _unanswerable_rows(names: Sequence[Any]) -> Rows:
+    return lambda: ({"query-id": name} for name in names)
+
+
+def shares_within(test: float | None, dev: float | None) -> Shares:
+    """Return shares of test and dev; raises `ConfigError` if one is out of range or both leave nothing."""
+    check_options(config := SplitConfig(test, dev))
+    return shares_of(config)
+
+
+def refuse_shares(shares: Shares, decider: str) -> None:
+    """Raise `ConfigError` if a share was given where something else decides the splits."""
+    for name, share in (("test_share", shares.test), ("dev_share", shares.dev)):
+        if share is not None:
+            raise ConfigError(f"has no effect: {decider} decides the splits", setting(name, share), "leave it out")
+
+
+def pair_files(table: Table, query: str, passage: str, split: str | None, shares: Shares) -> Files:
+    """Return the files of a table of pairs; see `Dataset.from_pandas`."""
+    explicit = [split] if split else []
+    query, passage = _recognized(table, query, passage)
+    table.require(query, passage, *explicit, remedy="rename the columns, or name yours with query= and passage=")
+    first = next(iter(table.rows()), None)
+    if first is None:
+        raise DataError("has no row", table.title, "give at least three pairs")
+    values = [json_value(first[one]) for one in table.columns]
+    names = column_names(table.columns, values, {"query": query, "passage": passage})
+    if votes := votes_note(table.columns, names, "rename it to 'label'"):
+        warn(table.title + votes)
+    read = {column: name for column, name in zip(table.columns, names, strict=True) if name}
+    split = split or next((column for column, name in read.items() if name == "split"), None)
+    fields = {column: name for column, name in read.items() if name != "split"}
+    if split:
+        refuse_shares(shares, f"the column {split!r}")
+    assigned = (lambda row: row[split]) if split else _division(table, query, shares)
+    splits = sorted({_split_name(assigned(row), split or "split") for row in table.rows()})
+
+    def rows_of(name: str) -> Rows:
+        def rows() -> Iterator[Row]:
+            for number, row in enumerate(table.rows(), 1):
+                if assigned(row) == name:
+                    try:
+                        yield {name: value_of(name, row[column]) for column, name in fields.items()}
+                    except BadRow as reason:
+                        where = f"{table.title} row {number}"
+                        raise DataError(str(reason), where, "correct it, or leave the row out") from reason
+
+        return rows
+
+    rows = {f"{name}.jsonl": rows_of(name) for name in splits}
+    titles = {f"{name}.jsonl": f"{table.title} of split {name}" for name in splits}
+    return Files(rows, titles, {"anchor": query, "positive": passage})
+
+
+def _recognized(table: Table, query: str, passage: str) -> tuple[str, str]:
+    """Return the columns of queries and passages; those with the default names may have other well-known names."""
+    named = {role: column for role, column in (("query", query), ("passage", passage)) if column != role}
+    with suppress(DataError):  # `require` then says which columns are missing
+        chosen = choose_columns(table.title, table.columns, (QUERY, PASSAGE), named, "")
+        if (chosen["query"], chosen["passage"]) != (query, passage):
+            warn(f"{table.title} is read with query = {chosen['query']!r}, passage = {chosen['passage']!r}")
+        return chosen["query"], chosen["passage"]
+    return query, passage
+
+
+def judged_tables(documents: Table, queries: Table, judgements: Table, split: str | None) -> Files:
+    """Return the files of three tables; see `Dataset.from_pandas`."""
+    documents.require("id", "text")
+    queries.require("id", "text")
+    judgements.require("query_id", "document_id", "score", *([split] if split else []))
+    split = split or ("split" if "split" in judgements.columns else None)
+    titled = ["title"] if "title" in documents.columns else []
+
+    def judgement_rows(name: str) -> Rows:
+        def rows() -> Iterator[Row]:
+            for row in judgements.rows():
+                if split is None or row[split] == name:
+                    yield {"query-id": row["query_id"], "corpus-id": row["document_id"], "score": _grade(row["score"])}
+
+        return rows
+
+    rows: dict[str, Rows] = {
+        "corpus.jsonl": lambda: (
+            {"_id": row["id"], **{name: row[name] for name in titled}, "text": row["text"]} for row in documents.rows()
+        ),
+        "queries.jsonl": lambda: ({"_id": row["id"], "text": row["text"]} for row in queries.rows()),
+    }
+    titles = {"corpus.jsonl": documents.title, "queries.jsonl": queries.title}
+    names = sorted({_split_name(row[split], split) for row in judgements.rows()}) if split else ["test"]
+    for name in names:
+        file = _judgement_file(name)
+        rows[file], titles[file] = judgement_rows(name), f"{judgements.title} of split {name}"
+    for name, ids in _unanswerable_ids(queries).items():
+        file = f"{UNANSWERABLE}/{name}.jsonl"
+        rows[file], titles[file] = _unanswerable_rows(ids), f"{queries.title} of split {name}"
+    return Files(rows, titles, {"_id": "id", "query-id": "query_id", "corpus-id": "document_id"})
+
+
+def _unanswerable_ids(queries: Table) -> dict[str, list[Any]]:
+    """Return the ids of the queries whose column `answerable` is no, by their column `split`, else in `test`."""
+    ids: dict[str, list[Any]] = {}
+    for row in queries.rows() if ANSWERABLE in queries.columns else ():
+        value = json_value(row[ANSWERABLE])
+        try:
+            answerable = is_answerable({ANSWERABLE: value})
+        except BadRow as reason:
+            raise DataError(str(reason), f"{queries.title}, id {row['id']!r}", "write yes or no") from reason
+        if answerable is False:
+            ids.setdefault(_split_name(row.get("split", "test"), "split"), []).append(row["id"])
+    return ids
+
+
+def hub_tables(splits: Any) -> Files:
+    """Return the files of a `datasets.Dataset` or `DatasetDict`; see `Dataset.from_huggingface`."""
+    require_package("datasets", "from_huggingface")
+    import datasets
+
+    if isinstance(splits, datasets.Dataset):
+        splits = splits.with_format(None)  # rows of Python values, in place of the user's format
+        return pair_files(
+            Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None, Shares()
+        )
+    if not isinstance(splits, datasets.DatasetDict):
+        remedy = "give a Dataset or a DatasetDict"
+        raise DataError(f"is {type(splits).__name__}, neither a Dataset nor a DatasetDict", "splits", remedy)
+    splits = splits.with_format(None)
+    is_judged = {"corpus", "queries"} <= splits.keys()
+    rows: dict[str, Rows] = {}
+    titles: dict[str, str] = {}
+    for name, part in splits.items():
+        plain = f"{_split_name(name, 'splits')}.jsonl"
+        file = plain if not is_judged or name in ("corpus", "queries") else _judgement_file(name)
+        rows[file], titles[file] = part.__iter__, f"split {name!r}"
+    return Files(rows, titles)
+
+
+def frame_table(title: str, frame: Any) -> Table:
+    """Return the table of a pandas frame."""
+    require_package("pandas", "from_pandas")
+    import pandas
+
+    if not isinstance(frame, pandas.DataFrame):
+        raise DataError(f"is {type(frame).__name__}, not a pandas DataFrame", title, "give a DataFrame")
+    names = tuple(map(str, frame.columns))
+
+    def rows() -> Iterator[Row]:
+        for values in frame.itertuples(index=False, name=None):
+            yield dict(zip(names, values, strict=True))
+
+    return Table(title, names, rows)
+
+
+def csv_table(path: str | os.PathLike[str]) -> Table:
+    """Return the table of a CSV or TSV file; a row with too many or too few fields has no values."""
+    file = os.fspath(path) if is_uri(os.fspath(path)) else str(Path(path).expanduser())
+    if not re.search(r"\.[ct]sv(\.gz)?$", file, re.IGNORECASE):
+        raise DataError("is no CSV or TSV file, and only these have columns to name", file, "leave the names out")
+    if not is_uri(file):
+        FILE.check(file, "dataset")
+    table = TableFile.open(file)
+
+    def rows() -> Iterator[Row]:
+        for _, fields in table.rows():
+            yield (
+                dict.fromkeys(table.columns)
+                if isinstance(fields, str)
+                else dict(zip(table.columns, fields, strict=True))
+            )
+
+    return Table(file, table.columns, rows)
+
+
+def require_package(package: str, function: str) -> None:
+    """Raise `ConfigError` for a function where a package is not installed."""
+    try:
+        import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"needs the package `{package}`", function, f"install it: pip install {package}") from error
+
+
+_FORMS = {
+    "documents": "{id: text} or {id: {'title': ..., 'text': ...}}",
+    "queries": "{id: text}",
+    "judgements": "{split: {query id: {document id: grade}}}",
+    "unanswerable": "{split: [query id]}",
+}
+
+
+def _judgement_file(split: Any) -> str:
+    return f"qrels/{_split_name(split, 'judgements')}.jsonl"
+
+
+def _split_name(value: Any, where: str) -> str:
+    """Return the name of a split; it becomes the name of a file."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise DataError(f"{str(value)[:40]!r} is no name of a split", where, "use names such as train, dev and test")
+    return value
+
+
+def _division(table: Table, query: str, shares: Shares) -> Callable[[Row], str]:
+    """Return a function that assigns the row of a query to train, dev or test by the digest of the query's text."""
+
+    def has_answer(row: Row) -> bool:
+        with suppress(BadRow):
+            return is_answerable({ANSWERABLE: json_value(row.get(ANSWERABLE))}) is not False
+        return True
+
+    rows = ((row[query], has_answer(row)) for row in table.rows() if isinstance(row[query], str))
+    division = Division.of(rows, table.title, shares)
+    return lambda row: division.split_of(row[query], has_answer(row)) if isinstance(row[query], str) else "train"
+
+
+def _grade(value: Any) -> Any:
+    """Return a grade as a whole number where it is one, such as `1.0` or the text `1`."""
+    if isinstance(value, str) and (number := re.fullmatch(r"(-?\d{1,9})(\.0*)?", value.strip())):
+        return int(number[1])
+    plain = json_value(value)
+    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain

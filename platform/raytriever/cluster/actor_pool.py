@@ -1,0 +1,258 @@
+"""Pool of actors that encode the shards of an embedding store, and search them.
+
+1. Only shard numbers and keys travel. An actor reads tokens and embeddings from disk and commits embeddings to disk, so
+   the object store holds nothing, for a corpus of any size.
+2. Ray Data scales the actors that encode between the smallest and the largest number and gives the shard of a dead
+   actor or node to another. Committed shards are not repeated; an uncommitted one starts again with the same batches,
+   so its bytes do not depend on failures. Ray would retry forever a shard that kills its actors; the shard encoder
+   counts its attempts and ends that.
+3. Of the actors that search, each has some shards, copied to its GPU once if they fit, and returns its k best documents
+   as keys of eight bytes. Queries are sent in batches whose result has `RESULT_BYTES` for each actor, two batches at a
+   time, and a result is merged as soon as it arrives. The bytes are those of `search.exact_search`.
+4. Ray restarts an actor that dies, on any node with free resources, and repeats its calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import ray.data
+import torch
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+from ray.data import ActorPoolStrategy
+from ray.exceptions import RayActorError
+
+from raytriever.cluster.gpus_and_placement import SPREAD, count_nodes
+from raytriever.cluster.ingest import deserialize_error, quiet_data_context, serialize_error
+from raytriever.cluster.ray_session import DriverContext, result_or_error
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, UserError
+from raytriever.core.machine import usable_cores
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.shard_encoder import ShardEncoder
+from raytriever.retrieval.index.exact_top_k import Corpus
+from raytriever.retrieval.index.pair_scores import check_finite
+from raytriever.retrieval.index.rank_keys import NONE, TieOrder, merge_keys
+
+# One running and one waiting: an actor is not idle while Ray Data processes its result.
+_TASKS_PER_ACTOR = 2
+# Shards of a task: with several, a GPU encodes one while the next is read and the one before is written.
+_SHARDS_PER_TASK = {"cpu": 1, "gpu": 4}
+RESULT_BYTES = 64 * 2**20
+BATCHES_AHEAD = 2
+RESTARTS = 3  # of one actor that searches, over its whole life
+START_SECONDS = 600.0  # in which one of these must start; enough for a cluster that grows on demand
+GRACE_SECONDS = 30.0  # in which the others must start after it
+NICENESS = 10  # of processes without resources of their own: training on the same cores has priority
+
+
+@dataclass(frozen=True)
+class ActorPool:
+    """Pool of actors, as a description that other processes can use too.
+
+    Every node must see the stores, the data sets and the models under the same paths.
+
+    Args:
+        fewest, most: number of actors; Ray Data starts more if there is work and free resources.
+        cpus: cores and threads of each actor; 0 to share the cores with other processes, at a lower priority.
+        gpus: GPUs of each actor; a fraction if several share one, 0 to compute on the CPU.
+    """
+
+    fewest: int
+    most: int
+    cpus: int = 1
+    gpus: float = 0.0
+
+    @property
+    def fits(self) -> int:
+        """Number of such actors that the cluster has resources for."""
+        resources = ray.cluster_resources()
+        return int(resources.get("GPU", 0) / self.gpus if self.gpus else resources.get("CPU", 1) / self.cpus)
+
+    def check(self, actors: int, kind: str, where: str | None) -> None:
+        """Raise `ConfigError` for resources that a cluster of one machine never gets; other clusters may grow."""
+        if self.cpus and actors > (fits := self.fits) and not os.environ.get("RAY_ADDRESS"):
+            size = f"{self.gpus:g} GPUs" if self.gpus else f"{self.cpus} CPUs"
+            raise ConfigError(f"{actors} {kind} with {size} each do not fit", where, f"at most {fits} fit here")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of Ray for each actor."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, **({} if self.cpus or self.gpus else SPREAD)}
+
+    def encode(self, encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+        """Encode shards; see `encoding.embed_corpus.Runner`.
+
+        Raises:
+            UserError: a shard cannot be encoded.
+        """
+        if not missing:
+            return
+        # The copy without the encoder and the data set of this process.
+        sent = replace(encoder, on_progress=None)
+        # As many tasks as the actors can share, so that none is idle at the end.
+        most = max(1, len(missing) // (_TASKS_PER_ACTOR * self.most))
+        size = min(most, _SHARDS_PER_TASK["gpu" if self.gpus else "cpu"])
+        tasks = -(-len(missing) // size)
+        with quiet_data_context():
+            numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=tasks)
+            shards = numbers.map_batches(
+                PoolActor,
+                fn_constructor_args=(DriverContext(), self, sent),
+                compute=ActorPoolStrategy(
+                    min_size=min(self.fewest, tasks),
+                    max_size=min(self.most, tasks),
+                    max_tasks_in_flight_per_actor=_TASKS_PER_ACTOR,
+                ),
+                batch_size=size,  # Ray Data wants a number where actors have GPUs
+                **self.options,
+            )
+            for row in shards.iter_rows():
+                if row["error"]:
+                    raise deserialize_error(row["error"])
+                advance(encoder.texts_to_encode(row["shard"]))
+
+    @activity("searching the embeddings with actors")
+    def search(
+        self,
+        store: EmbeddingStore,
+        queries: Float32[ndarray, "queries width"],
+        k: int,
+        ties: Int64[ndarray, " documents"],
+    ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
+        """Search as `search.exact_search.search_store` does, with `most` actors.
+
+        Raises:
+            ModelError: the shapes of the store, the queries and the ties differ, or an embedding is not finite.
+            ConfigError: k is below 1, the actors do not fit on this machine, none starts, or one dies more than
+                `RESTARTS` times.
+        """
+        order = TieOrder.of(ties)
+        return order.read(PooledCorpus(self, store, order).keys(queries, k))
+
+
+@dataclass(frozen=True)
+class PooledCorpus:
+    """Store that actors of a pool search; see `index.exact_top_k.Corpus`. Ray ends the actors when this object is
+    deleted."""
+
+    pool: ActorPool
+    store: EmbeddingStore
+    order: TieOrder
+
+    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
+        """Return the k best documents of each query as keys; see `ActorPool.search`."""
+        store = self.store
+        # Before they are split into batches, so that the message names the position among all queries.
+        check_finite(queries, "query")
+        k = min(k, len(store))
+        best = np.full((len(queries), max(k, 0)), NONE)
+        try:
+            parts = [range(number, self._shards, len(self._actors)) for number in range(len(self._actors))]
+            for rows, keys in _ranked_batches(self._actors, parts, store.path, queries, k, self.order):
+                if isinstance(keys, UserError):
+                    raise keys
+                best[rows] = merge_keys([best[rows], keys], k)
+        except RayActorError as error:
+            remedy = "its shards or queries may exceed its memory: give more actors, or fewer queries at a time"
+            raise ConfigError(f"a search actor died {RESTARTS + 1} times", str(store.path), remedy) from error
+        return best
+
+    @property
+    def _shards(self) -> int:
+        return self.store.plan.shards
+
+    @cached_property
+    def _actors(self) -> list[Any]:
+        """Actors that have started. Each call gives an actor the same shards, so a GPU keeps them."""
+        self.pool.check(self.pool.most, "search actors", None)
+        remote = ray.remote(**self.pool.options, max_restarts=RESTARTS, max_task_retries=RESTARTS)(PoolActor)
+        count = max(1, min(self.pool.most, self._shards))
+        return _started([remote.remote(DriverContext(), self.pool) for _ in range(count)])
+
+
+def _started(actors: list[Any]) -> list[Any]:
+    """Return the actors that have resources, so that one that waits for them delays nothing."""
+    starting = {actor.ready.remote(): actor for actor in actors}
+    started, others = ray.wait([*starting], timeout=START_SECONDS)
+    if not started:
+        remedy = "`ray status` shows what uses its resources"
+        raise ConfigError(f"no search actor started within {START_SECONDS:.0f} s", "the Ray cluster", remedy)
+    if others:
+        started += ray.wait(others, num_returns=len(others), timeout=GRACE_SECONDS)[0]
+    return [starting[reference] for reference in started]
+
+
+def _ranked_batches(
+    actors: Sequence[Any], parts: Sequence[range], path: Path, queries: ndarray, k: int, order: TieOrder
+) -> Iterator[tuple[slice, Any]]:
+    """Yield a slice of the queries and the result of one actor for them, in order of arrival."""
+    shared_order = ray.put(order)
+    size = max(1, RESULT_BYTES // (8 * max(1, k)))
+    waiting: dict[Any, slice] = {}
+    for start in range(0, len(queries), size):
+        rows = slice(start, start + size)
+        batch = ray.put(queries[rows])
+        calls = zip(actors, parts, strict=True)
+        waiting |= {actor.search.remote(str(path), part, batch, k, shared_order): rows for actor, part in calls}
+        while len(waiting) > (BATCHES_AHEAD - 1) * len(actors):
+            yield _next(waiting)
+    while waiting:
+        yield _next(waiting)
+
+
+def _next(waiting: dict[Any, slice]) -> tuple[slice, Any]:
+    [done], _ = ray.wait(list(waiting), num_returns=1)
+    return waiting.pop(done), ray.get(done)
+
+
+class PoolActor:
+    """Actor of a pool. User errors are returned as values, because Ray would wrap exceptions."""
+
+    def __init__(self, driver: DriverContext, pool: ActorPool, encoder: ShardEncoder | None = None) -> None:
+        driver.enter()
+        if not pool.cpus:
+            lower_priority()
+        torch.set_num_threads(pool.cpus or max(1, usable_cores() * min(count_nodes(), pool.most) // pool.most))
+        self._encoder = encoder
+        self._corpus: Corpus | None = None
+
+    def ready(self) -> None:
+        """Return as soon as the actor has started."""
+
+    def __call__(self, batch: dict[str, ndarray]) -> Iterator[dict[str, ndarray]]:
+        """Encode shards, for Ray Data."""
+        numbers = [int(number) for number in batch["shard"]]
+        assert self._encoder is not None
+        try:
+            for number in self._encoder.encode(numbers):
+                yield {"shard": np.array([number]), "error": np.array([""])}
+        except UserError as error:
+            yield {"shard": np.array(numbers[:1]), "error": np.array([serialize_error(error)])}
+
+    def search(
+        self, path: str, shards: Sequence[int], queries: Float32[ndarray, "batch width"], k: int, order: TieOrder
+    ) -> Int64[ndarray, "batch k"] | UserError:
+        """Return the k best documents in some shards for each query, as keys. Each call has the same shards."""
+        return result_or_error(lambda: self._open(path, shards, order).keys(queries, k))
+
+    def _open(self, path: str, shards: Sequence[int], order: TieOrder) -> Corpus:
+        if self._corpus is None:
+            store = EmbeddingStore.open(path)
+            most = min(len(store), len(shards) * store.plan.shard_rows)
+            self._corpus = Corpus(lambda: store.blocks(shards), order, documents=most)
+        return self._corpus
+
+
+def lower_priority() -> None:
+    """Let other processes on the same cores go first."""
+    with suppress(OSError):
+        os.nice(NICENESS)

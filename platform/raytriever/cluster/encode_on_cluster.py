@@ -1,0 +1,121 @@
+"""Encode one side of a data set as a job, in this process or by the actors of a pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+import torch
+
+from raytriever.cluster.actor_pool import ActorPool
+from raytriever.cluster.gauges import Gauges, with_encoding_gauges
+from raytriever.cluster.gpus_and_placement import count_gpus
+from raytriever.cluster.ingest import choose_runner
+from raytriever.cluster.ray_session import ray_session
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.store.cache import record_location
+from raytriever.core.store.disk import check_writable
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.device_and_precision import choose_precision
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Side
+from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
+from raytriever.retrieval.encoding.load_for_encoding import open_encoder, report_prompts
+from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenization_of
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
+
+
+def run_encoding(
+    config: EncodeConfig,
+    model: ModelConfig,
+    data: DataConfig,
+    output: Path,
+    log: Callable[[str], None],
+    *,
+    precision: str | None = None,
+) -> EmbeddingStore:
+    """Encode one side of a data set, or resume. Everything is opened and checked before the first text is encoded.
+
+    Raises:
+        UserError: the data set, the model, the output directory or the number of actors is not usable.
+    """
+    check_writable(output)
+    with open_encoding_session(config):
+        pool = choose_actor_pool(config)
+        on_gpus = pool.gpus > 0 if pool else torch.cuda.is_available()
+        # This process may run on a node without a GPU.
+        here = torch.device("cuda" if torch.cuda.is_available() and pool is None else "cpu")
+        chosen = precision or ("bf16" if on_gpus and here.type == "cpu" else choose_precision(None, here))
+        retriever = open_encoder(model, chosen, here)
+        opened = open_dataset(
+            data.dataset,
+            [],
+            max_bad_rows=data.max_bad_rows,
+            tokenization=tokenization_of(retriever) if retriever.tokenizer else None,
+            run=choose_runner(num_workers=0),
+            report=log,
+        )
+        report_prompts(retriever, opened.name, log)
+        side: Side = "query" if config.side == "query" else "passage"
+        # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
+        tokens = config.batch_tokens or retriever.token_budget("cuda" if on_gpus else "cpu")
+        plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
+        writer = StoreWriter(output.absolute(), plan)
+        writer.check()
+        where = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
+        log(f"{model.model}: {retriever.summary()}")
+        log(f"{opened.name}: {plan.rows:,} texts by {model.model}, {chosen}; {where}")
+        run = with_encoding_gauges(pool.encode if pool else encode_in_process, Gauges(output.name))
+        store = encode_store(writer, model, retriever, opened, run)
+        record_location(store.path)
+    return store
+
+
+def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
+    """Return a Ray session if actors are requested or would help, otherwise a context that does nothing.
+
+    Raises:
+        ConfigError: flags of actors are given, but this process encodes.
+    """
+    several = torch.cuda.is_available() and torch.cuda.device_count() > 1
+    if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
+        for name in ("actor_gpus", "actor_cpus"):
+            if getattr(config, name) != getattr(EncodeConfig, name):
+                raise ConfigError(
+                    "has no effect without actors", setting(name), f"omit it, or give {setting('actors')}"
+                )
+        return nullcontext()
+    # Otherwise Ray warns for every pool that the arguments of its actors are in the object store, where Ray Data puts
+    # them. Errors reach this process as exceptions.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    most = int(config.actors.rpartition(":")[2]) if config.actors else 1
+    return ray_session(most * config.actor_cpus)
+
+
+def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
+    """Return the requested pool, or one that the cluster has resources for; None outside a Ray session.
+
+    Raises:
+        ConfigError: more actors are requested than fit on this machine, or GPUs of a cluster that has none.
+    """
+    if not ray.is_initialized():
+        return None
+    if config.actor_gpus and not count_gpus():  # otherwise Ray would wait for one
+        raise ConfigError(
+            "the cluster has no GPU", setting("actor_gpus"), "omit it to use CPUs, or add a node with a GPU"
+        )
+    gpus = config.actor_gpus
+    if gpus is None:
+        gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
+    pool = ActorPool(1, 1, config.actor_cpus, gpus)
+    fewest, colon, most = (config.actors or f"1:{max(1, pool.fits)}").partition(":")
+    pool = replace(pool, fewest=int(fewest), most=int(most if colon else fewest))
+    pool.check(pool.fewest, "actors", setting("actors"))
+    return pool

@@ -1,0 +1,151 @@
+"""Callbacks in Ray Train's controller: introduce the controller, clean up worker groups, report failures.
+
+Imports nothing heavy, because the controller loads it. An interrupted driver ends the controller, since a thread still
+inside `fit` crashes the process when the session ends. Ray Train forgets the placement group of a worker group that
+failed before training; `Housekeeping` releases it, so that the next group finds a place on a full cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.train import UserCallback
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+
+from raytriever.cluster.gpus_and_placement import room_for
+from raytriever.cluster.train.network_interface import LOST_PEER, choose_interface
+from raytriever.cluster.worker_events import GroupStarted, GroupWanted, LostWorker
+from raytriever.core.errors import ConfigError, lost_gpu
+
+
+class GroupReports(ControllerCallback, WorkerGroupCallback):
+    """Reports of the controller to the event queue: its handle, and which workers it asks for and gets.
+
+    Attributes:
+        hosts, addresses: host of each worker of the newest group, by rank, and its address.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+        self.hosts: list[str] = []
+        self.addresses: list[str] = []
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Called in the controller, before it starts a worker."""
+        ray.get(self._queue.actor.set_controller.remote(ray.get_runtime_context().current_actor))
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        """Called before each attempt to start a group."""
+        workers, resources = worker_group_context.num_workers, dict(worker_group_context.resources_per_worker)
+        self._queue.send(GroupWanted(workers, resources, min(workers, room_for(resources))))
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        """Called when all workers of a group have started."""
+        places = [worker.metadata for worker in worker_group.get_workers()]
+        self.hosts, self.addresses = [one.hostname for one in places], [one.node_ip for one in places]
+        read = _version_reader()
+        for host, version in zip(self.hosts, worker_group.execute(read), strict=True):
+            if version != read():
+                self._queue.send(
+                    ConfigError(
+                        f"host {host} has raytriever {version}, and the command has {read()}",
+                        "the Ray cluster",
+                        "install the same version on every host",
+                    )
+                )
+                return
+        self._queue.send(GroupStarted(tuple(self.hosts)))
+
+
+def _version_reader() -> Callable[[], str]:
+    def version() -> str:
+        """Return the version of a worker. As an inner function it is sent whole, to a node of any version."""
+        return str(import_module("raytriever").__version__)
+
+    return version
+
+
+class Housekeeping(ControllerCallback, WorkerGroupCallback):
+    """Choice of the workers' network interface, and shutdown of a worker group that Ray Train has lost.
+
+    It has to come before Ray Train's own callbacks: after one of them fails, the others are not called. See `FIRST`."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        """Remember the group, whose workers are not connected yet, and choose how they will be."""
+        self._group = worker_group
+        worker_group.execute(choose_interface)
+
+    def after_worker_group_shutdown(self, worker_group_context: Any) -> None:
+        """Forget the group."""
+        self._group = None
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        """Shut down the remembered group before another one starts."""
+        self._shut_down_group()
+
+    async def before_controller_shutdown(self) -> None:
+        """Shut down the remembered group; no other one will start."""
+        self._shut_down_group()
+
+    def _shut_down_group(self) -> None:
+        if self._group is not None:
+            self._group.shutdown()
+
+
+# Environment of the process that creates the trainer: callbacks that come before Ray Train's.
+FIRST = {"RAY_TRAIN_CALLBACKS": f"{Housekeeping.__module__}.{Housekeeping.__name__}"}
+
+
+def end_controller(queue: Any) -> None:
+    """End the controller and its workers; does nothing where it has not started or the queue has ended."""
+    try:
+        controller = ray.get(queue.actor.controller.remote())
+        if controller is not None:
+            ray.kill(controller)
+    except RayError:
+        return
+
+
+class Failures(UserCallback):
+    """Record of failed worker groups, made in Ray Train's controller before the next group starts."""
+
+    def __init__(self, reports: GroupReports, queue: Any) -> None:
+        self._reports, self._queue = reports, queue
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Record the failure in the event queue."""
+        died = False
+        reasons: list[str] = []
+        for rank, error in sorted(worker_exceptions.items()):
+            cause = getattr(error, "health_check_failure", error)
+            if isinstance(cause, RayActorError):
+                died = True
+                reasons.insert(0, f"{self._named(rank)} died{' with its node' if 'node' in str(cause) else ''}")
+            elif peer := LOST_PEER.search(str(cause)):  # the others notice a killed worker before Ray does
+                died = True
+                reasons.append(f"{self._named(rank)} lost its connection to {self._at(peer[1] or peer[2], rank)}")
+            elif reason := lost_gpu(cause):
+                died = True
+                reasons.insert(0, f"{self._named(rank)} lost its GPU ({reason})")
+            else:
+                died |= "OutOfMemory" in type(cause).__name__  # as if the system had ended it
+                reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
+        self._queue.send(LostWorker(f"{reasons[0].splitlines()[0]}; the workers start again."))
+        self._queue.record_failure("\n".join(reasons), died)
+
+    def _at(self, address: str, rank: int) -> str:
+        """Return the host with an address, as another worker sees it."""
+        addresses = self._reports.addresses
+        if address not in addresses or address == addresses[rank]:
+            return "another worker"
+        return f"host {self._reports.hosts[addresses.index(address)]}"
+
+    def _named(self, rank: int) -> str:
+        hosts = self._reports.hosts
+        return f"worker {rank}{f' on host {hosts[rank]}' if rank < len(hosts) else ''}"

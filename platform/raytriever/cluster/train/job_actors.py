@@ -1,0 +1,198 @@
+"""Actors that do jobs on committed checkpoints during a training, and the clients of the first worker for them.
+
+A job evaluates a checkpoint, or mines with it. Its actor has a GPU if training leaves one free; without GPUs it uses
+all cores, at a lower priority than training. A killed actor restarts, possibly on another node, and repeats its
+checkpoint; if it is killed too often, the job fails.
+
+Where training leaves no GPU for other processes, a thread of the first worker does the job between two steps, while
+training waits. No second process takes memory of the GPU, and the memory of a job is given back before the next
+step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import ray
+import torch
+
+from raytriever.cluster.actor_pool import ActorPool, lower_priority
+from raytriever.cluster.gpus_and_placement import SPREAD, count_gpus, count_nodes, spare_gpus
+from raytriever.cluster.ray_session import DriverContext, result_or_error
+from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
+from raytriever.cluster.train.validate_checkpoint import DevSet, Validations
+from raytriever.core.errors import UserError, flag_of
+from raytriever.core.machine import usable_cores
+from raytriever.core.store.commit import remove
+from raytriever.models.directory.model_files import first_line
+from raytriever.training.background_jobs import JobError
+from raytriever.training.dev_validation import FOLDER as EVALUATIONS
+from raytriever.training.run_config import Config
+from raytriever.training.training_settings import SYNC
+
+TRIES = 3  # times that a killed actor repeats its job before the job fails
+NEGATIVES, MODEL = "negatives", "model"
+Result = TypeVar("Result")
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
+class CheckpointJob:
+    """Actor that does one job after another.
+
+    Args:
+        kind: makes an object with `run(number, checkpoint)`, from `arguments`.
+    """
+
+    def __init__(self, driver: DriverContext, kind: Callable[..., Any], *arguments: Any) -> None:
+        driver.enter()
+        lower_priority()
+        torch.set_num_threads(usable_cores())  # Ray gives a process one
+        self._job = kind(*arguments)
+
+    def run(self, number: int, checkpoint: str) -> Any | UserError:
+        """Do job `number` on a checkpoint; returns its result or a user error."""
+        return result_or_error(lambda: self._job.run(number, Path(checkpoint)))
+
+
+class ActorClient(Generic[Result]):
+    """Client of a `CheckpointJob`; see `JobClient`.
+
+    Args:
+        show: called with whether a job is running. Alerts on steps that take long need to know it.
+    """
+
+    def __init__(self, actor: Any, show: Callable[[bool], None]) -> None:
+        self._actor, self._show = actor, show
+        self._result: Any = None
+
+    def submit(self, number: int, checkpoint: Path) -> None:
+        """See `JobClient.submit`."""
+        self._show(True)
+        self._result = self._actor.run.remote(number, str(checkpoint))
+
+    def poll(self) -> Result | None:
+        """See `JobClient.poll`."""
+        if not ray.wait([self._result], timeout=0)[0]:
+            return None
+        self._show(False)
+        try:
+            result: Result | UserError = ray.get(self._result)
+        except ray.exceptions.RayError as error:  # a defect, or the actor died too often
+            raise JobError(str(error).strip().splitlines()[-1]) from error
+        if isinstance(result, UserError):
+            raise result
+        return result
+
+
+class ThreadClient(Generic[Result]):
+    """Client of a thread that does one job after another on the device of this worker; see `JobClient`."""
+
+    def __init__(self, work: Callable[[int, Path], Result], device: torch.device, show: Callable[[bool], None]) -> None:
+        self._work, self._device, self._show = work, device, show
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="between-steps")
+        self._job: Future[Result]
+
+    def submit(self, number: int, checkpoint: Path) -> None:
+        """See `JobClient.submit`."""
+        self._show(True)
+        self._job = self._thread.submit(self._run, number, checkpoint)
+
+    def poll(self) -> Result | None:
+        """See `JobClient.poll`."""
+        if not self._job.done():
+            return None
+        self._show(False)
+        return self._job.result()
+
+    def _run(self, number: int, checkpoint: Path) -> Result:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread
+        try:
+            return self._work(number, checkpoint)
+        except UserError as error:
+            reason = str(error)
+        except Exception as error:  # a defect, or the GPU has too little memory: the job fails, training does not
+            reason = first_line(error)  # not the error: its traceback would keep the tensors of the job
+        finally:
+            torch.cuda.empty_cache()
+        raise JobError(reason)
+
+
+@contextmanager
+def _running(gpus: float, kind: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+    options = CheckpointJob.options(num_gpus=gpus, **SPREAD)  # type: ignore[attr-defined]
+    actor = options.remote(DriverContext(), kind, *arguments)
+    try:
+        yield actor
+    finally:
+        ray.kill(actor)
+
+
+@contextmanager
+def start_evaluator(
+    config: Config, dev_sets: Sequence[DevSet], folder: Path, log: Callable[[str], None]
+) -> Iterator[Any]:
+    """Run an actor that evaluates checkpoints for the duration of a run; None where none is needed or possible."""
+    if not dev_sets:
+        yield None
+        return
+    workers = config.training.workers[1]
+    miners = 0 if config.refresh.refresh_every is None else config.refresh.pool[1]
+    # Only of the free ones: an actor that asks for the GPU of another job would wait for it without a message.
+    gpus = 1.0 if spare_gpus(workers + miners) else 0.0
+    if not gpus and count_gpus():
+        log("Checkpoints are evaluated on the GPU of the first worker, while training waits.")
+        yield None
+        return
+    if not gpus and count_nodes() == 1:
+        log("Checkpoints are evaluated on the cores that train, at a lower priority. Meanwhile steps take longer.")
+    with _running(gpus, Validations, config, tuple(dev_sets), folder.resolve() / EVALUATIONS) as actor:
+        yield actor
+
+
+@contextmanager
+def start_miner(
+    config: Config, datasets: Sequence[str], negatives: Any, folder: Path, log: Callable[[str], None]
+) -> Iterator[Any]:
+    """Run an actor that mines hard negatives for the duration of a run; None where none is needed or possible."""
+    if config.refresh.refresh_every is None:
+        yield None
+        return
+    workers, (_, most) = config.training.workers[1], config.refresh.pool
+    spare = spare_gpus(workers)
+    if count_gpus() and not spare and config.refresh.refresh_mode == SYNC:
+        log("Refreshes use the GPU of the first worker, while training waits for them.")
+        yield None
+        return
+    if spare < most and count_gpus():
+        where = f"on {spare} GPU{'s' if spare > 1 else ''}" if spare else "on CPUs"
+        log(
+            f"Refreshes encode and search {where}, because {workers} of {count_gpus()} GPUs train: "
+            f"{flag_of('refresh_pool')} is {most}."
+        )
+    gpus, choose = (0.0, partial(choose_pool, config)) if most > 1 else (float(spare > 0), lambda: None)
+    path = folder.resolve() / NEGATIVES
+    with _running(gpus, MiningRounds, config, list(datasets), path, kept_rows(config, negatives), choose) as actor:
+        yield actor
+    if (folder / MODEL).is_dir():  # all steps are done: the running round is not resumed
+        remove(folder / NEGATIVES / EMBEDDINGS)
+
+
+def choose_pool(config: Config) -> ActorPool | None:
+    """Return the actors of a round: one for each GPU that training leaves, at most so many, or else one for each node.
+
+    None on a single node without such a GPU: the process of the round uses all of its cores, and further processes
+    would only take time to start.
+    """
+    spare = spare_gpus(config.training.workers[1])
+    fewest, most = (min(size, spare or count_nodes()) for size in config.refresh.pool)
+    return ActorPool(fewest, most, cpus=0, gpus=float(spare > 0)) if spare or most > 1 else None
+
+
+def kept_rows(config: Config, negatives: Any) -> Any:
+    """Return the table that training began with where every round keeps rows of it, otherwise None."""
+    return negatives if config.data.negatives_mix else None

@@ -1,0 +1,294 @@
+"""Worker of a Ray Train group: its job, the size of the group, model and data, training."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import torch
+from ray.train.torch import get_device
+from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from raytriever.cluster.events_and_restarts import EventQueue
+from raytriever.cluster.gauges import Gauges, run_label
+from raytriever.cluster.ray_session import DriverContext
+from raytriever.cluster.train.job_actors import NEGATIVES, ActorClient, ThreadClient, kept_rows
+from raytriever.cluster.train.mining_round import CHECKPOINTS, MiningRounds
+from raytriever.cluster.train.validate_checkpoint import DevSet, Validations, digest_of
+from raytriever.cluster.worker_events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
+from raytriever.core.errors import DataError, StorageError, UserError, flag_of
+from raytriever.core.machine import usable_cores
+from raytriever.core.store.commit import committed_directory, is_committed
+from raytriever.core.store.object_stores import is_uri, report_to
+from raytriever.data.hard_negatives import NegativesTable, read_negatives
+from raytriever.data.sampling.teacher_scores import Coverage
+from raytriever.losses.distributed import WorkerGroup, current_workers
+from raytriever.models.checkpoint_model import write_settings
+from raytriever.models.device_and_precision import base_type, choose_precision
+from raytriever.models.device_memory import move_to
+from raytriever.models.prepare_for_training import prepare_for_training
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.save_model import write_model
+from raytriever.retrieval.encoding.shard_encoder import tokenization_of
+from raytriever.training.dev_validation import FOLDER as EVALUATIONS
+from raytriever.training.dev_validation import ValidationPlan
+from raytriever.training.guide_encoder import Guide
+from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.negative_refresh import RefreshPlan
+from raytriever.training.run_config import Config
+from raytriever.training.training_data import TrainingData
+from raytriever.training.training_settings import BEHIND, SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """Training whose settings and data have been checked, for any process of the cluster.
+
+    Args:
+        datasets: paths or URIs of its prepared data sets, on storage that every node sees.
+        negatives: the table of hard negatives, or None; on a worker a reference to it.
+        folder: the run directory, with the `steps.jsonl` of an earlier call, on storage that every node sees. Training
+            writes the best model to its `model`.
+        in_process: whether the process that calls is the only worker. It saves the start of a process; an error that
+            ends the process ends the caller.
+        runs_per_node: number of runs that share the cores of a node, this one included.
+        gpus: GPUs of each worker on a cluster with GPUs; a fraction if several runs share one.
+    """
+
+    config: Config
+    datasets: tuple[str, ...]
+    negatives: Any
+    total_steps: int
+    folder: Path
+    dev_sets: tuple[DevSet, ...] = ()
+    in_process: bool = False
+    runs_per_node: int = 1
+    gpus: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerJob(TrainingJob):
+    """Training as the driver sends it to every worker of a group.
+
+    Args:
+        miner: actor that mines hard negatives; None without refresh, and where the first worker mines.
+        evaluator: actor that evaluates checkpoints; None without validation by retrieval, and where the first worker
+            evaluates.
+    """
+
+    queue: EventQueue
+    driver: DriverContext
+    last_logged_step: int = 0
+    miner: Any = None
+    evaluator: Any = None
+
+
+def train_worker(job: WorkerJob) -> None:
+    """Train as one worker of the group, if the group may start and this process is needed.
+
+    A `UserError` is sent to the driver before it ends the group.
+    """
+    queue, device = job.queue, get_device()
+    # transformers may load DeepSpeed before anything here does; it would search for a GPU and log that.
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    if not _may_start(queue, device) or not _is_needed(job, device):
+        return
+    with _user_errors_sent(queue):
+        setup = _open_setup(job, device)
+        train(setup)
+        _report_status(queue, "writing the model")
+        if setup.workers.rank == 0:
+            _write(job, setup.retriever.eval())
+
+
+@contextmanager
+def _user_errors_sent(queue: EventQueue) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        # With a cause, the error is one of the disk of this worker.
+        is_of_disk = isinstance(error, StorageError) and error.__cause__ is not None and current_workers().size > 1
+        queue.flush(error.on_host(socket.gethostname()) if is_of_disk else error)
+        # Others may wait for this worker in a collective: only an exception makes Ray end the whole group.
+        if current_workers().size > 1:
+            raise
+
+
+def _may_start(queue: EventQueue, device: torch.device) -> bool:
+    """Return whether this group may train: not after a user error, or after too many failures without a new step."""
+    workers = current_workers()
+    may_start = workers.rank == 0 and queue.may_start()
+    return bool(workers.all_reduce(torch.tensor(int(may_start), device=device)))
+
+
+def _is_needed(job: WorkerJob, device: torch.device) -> bool:
+    """Return whether this process trains; the others are idle until the group is resized."""
+    workers, settings = current_workers(), job.config.training
+    available, size = workers.size, settings.sharing(workers.size)
+    if workers.rank == 0 and settings.workers[0] < settings.workers[1]:
+        reason = f"{flag_of('batch_size')} {settings.batch_size} is not divisible by {available}"
+        idle = f"; {available - size} idle, because {reason}" if size < available else ""
+        job.queue.send(
+            LogMessage(f"Training on {size} worker{'s' if size > 1 else ''} of {settings.num_workers}{idle}.")
+        )
+    return size == available or regroup(size, device)
+
+
+def _report_status(queue: EventQueue, text: str) -> None:
+    if current_workers().rank == 0:
+        queue.send(StatusMessage(text))
+
+
+def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
+    """Load the model and open the data."""
+    config, settings, queue = job.config, job.config.training, job.queue
+    report_to(lambda line: queue.send(LogMessage(line)))
+    job.driver.enter()  # Ray starts workers elsewhere, and paths may be relative
+    workers = current_workers()
+    if device.type == "cpu":
+        # Ray gives a process one thread; the workers on a node share its cores.
+        local = ray.train.get_context().get_local_world_size() if workers.size > 1 else 1
+        torch.set_num_threads(max(1, usable_cores() // (local * job.runs_per_node)))
+    _report_status(queue, "loading the encoder in the workers")
+    precision = choose_precision(settings.precision, device)
+    retriever = move_to(load_retriever(config.model, base_type(config.model.lora_rank, precision)), device)
+    prepare_for_training(retriever, config.model, settings.seed)
+    if workers.rank == 0:
+        write_settings(job.folder / CHECKPOINTS, config.model, precision)
+    _report_status(queue, "opening the data in the workers")
+    for path in job.datasets:
+        if not is_uri(path) and not is_committed(Path(path)):
+            remedy = "set RAYTRIEVER_CACHE to a folder that all nodes see, or to one of an object store"
+            raise DataError(f"is not on host {socket.gethostname()}", path, remedy)
+    data = TrainingData.open(job.datasets, config.data, tokenization_of(retriever), settings.batch_size, settings.seed)
+    if config.loss.guide:
+        data = replace(data, guide=Guide.load(config.loss.guide, precision, device))
+    negatives = ray.get(job.negatives)
+    source = data.train(negatives)
+    if data.teacher is not None and workers.rank == 0:
+        queue.send(LogMessage(f"teacher: {Coverage.of(data.teacher, source.examples)}"))
+    _report_status(queue, "the first step, which compiles code for all steps")
+    return TrainingSetup(
+        retriever=retriever,
+        train=source,
+        dev=data.dev(),
+        loss=config.loss,
+        training=settings,
+        total_steps=job.total_steps,
+        precision=precision,
+        device=device,
+        workers=workers,
+        folder=job.folder / CHECKPOINTS,
+        on_metrics=lambda step, metrics: queue.send(StepEvent(step, dict(metrics))),
+        log=lambda text: queue.send(LogMessage(text)),
+        report_status=partial(_report_status, queue),
+        before_commit=lambda step: queue.flush(CheckpointEvent(step)),
+        data_digest=data.digest(negatives),
+        refresh=_refresh_plan(job, data, negatives, workers, device),
+        validation=_validation_plan(job, workers, device),
+        guide=data.guide,
+    )
+
+
+def _write(job: WorkerJob, retriever: Retriever) -> None:
+    """Write the trained model, and its adapters if they are wanted."""
+    with committed_directory(job.folder / "model", {"config": job.config.hash}, replace=True) as hidden:
+        write_model(retriever, hidden)
+    if job.config.model.save_adapters:
+        with committed_directory(job.folder / "adapters", {"config": job.config.hash}, replace=True) as hidden:
+            write_model(retriever, hidden, adapters_of=job.config.model)
+
+
+def _client(
+    job: WorkerJob, name: str, actor: Any, work: Callable[[], Any], device: torch.device, waits: bool | None = None
+) -> Any:
+    """Return the access of the first worker to the process of its jobs: an actor, or without one a thread of its own.
+
+    Args:
+        name: first word of the gauges, which say whether a job is running, and whether steps wait for it.
+        work: makes the object whose `run` does a job in a thread.
+        waits: whether steps wait for a job; None for a job without this gauge.
+    """
+    gauges = Gauges(run_label(job.folder))
+
+    def show(is_running: bool) -> None:
+        gauges.set(f"{name}_running", is_running, f"1 while a job of {name} is running, else 0")
+        if waits is not None:
+            gauges.set(f"{name}_waiting", is_running and waits, f"1 while steps wait for a job of {name}, else 0")
+
+    return ActorClient(actor, show) if actor is not None else ThreadClient(work().run, device, show)
+
+
+def _refresh_plan(
+    job: WorkerJob, data: TrainingData, negatives: NegativesTable | None, workers: WorkerGroup, device: torch.device
+) -> RefreshPlan | None:
+    """Return the plan of the refreshes; all workers call it."""
+    config, refresh, folder = job.config, job.config.refresh, job.folder / NEGATIVES
+    if refresh.refresh_every is None:
+        return None
+    waits = refresh.refresh_mode == SYNC
+    rounds = partial(MiningRounds, config, list(job.datasets), folder, kept_rows(config, negatives))
+    return RefreshPlan(
+        every=refresh.refresh_every,
+        waits=waits,
+        folder=folder,
+        read=partial(read_negatives, dataset=data.combined),
+        miner=_client(job, "refresh", job.miner, rounds, device, waits) if workers.rank == 0 else None,
+        last_logged_step=_last_logged_step(job, workers, device),
+    )
+
+
+def _validation_plan(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> ValidationPlan | None:
+    """Return the plan of the validations; all workers call it."""
+    if not job.dev_sets:
+        return None
+    folder = job.folder / EVALUATIONS
+    validations = partial(Validations, job.config, job.dev_sets, folder)
+    return ValidationPlan(
+        folder=folder,
+        behind=0 if job.evaluator is None else BEHIND,
+        evaluator=_client(job, "evaluation", job.evaluator, validations, device) if workers.rank == 0 else None,
+        on_metrics=lambda step, metrics: job.queue.send(ValidationEvent(step, dict(metrics))),
+        last_logged_step=_last_logged_step(job, workers, device),
+        digest=digest_of(job.dev_sets, job.config),
+    )
+
+
+def _last_logged_step(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> int:
+    """Return the last step that this or an earlier call has logged, the same on all workers."""
+    step = max(job.last_logged_step, job.queue.last_step())
+    return int(workers.all_reduce(torch.tensor(step, device=device), "max"))
+
+
+def regroup(size: int, device: torch.device) -> bool:
+    """Replace the process group by one of its first `size` processes; every process of the old group calls it.
+
+    The new group becomes the default group, because DeepSpeed uses the default group.
+
+    Returns:
+        Whether this process belongs to the new group; the others are left without a group.
+    """
+    rank, backend = distributed.get_rank(), distributed.get_backend()
+    host, store = os.environ.get("MASTER_ADDR", "127.0.0.1"), None
+    if rank == 0:
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    port = torch.tensor(store.port if store is not None else 0, device=device)
+    distributed.broadcast(port, 0)
+    distributed.destroy_process_group()
+    os.environ["WORLD_SIZE"] = str(size)
+    if rank >= size:
+        return False
+    if size > 1:
+        if store is None:
+            store = TCPStore(host, int(port), is_master=False)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+    return True

@@ -1,0 +1,196 @@
+"""Declaration of settings: a dataclass field with its help text, choices and range.
+
+The command line, the configuration files and the validation read the same declaration, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.masking import refuse_secrets
+
+
+class Need:
+    """Setting without which another one has no effect.
+
+    Args:
+        name: Name of the setting that is needed.
+        values: Values of which it must have one; a list or a sum must contain one of them. One that ends in `:` is the
+            beginning of a value. Without, it must be set.
+        negated: True if it must not be set, or must have, or contain, another value.
+    """
+
+    def __init__(self, name: str, *values: str, negated: bool = False) -> None:
+        self.name, self.values, self.negated = name, values, negated
+
+    def unmet(self, settings: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return the reason why the need is not met, and a remedy; None if it is met."""
+        value = settings.get(self.name)
+        flag = setting(self.name, True if isinstance(value, bool) else None)
+        is_set = value not in (None, "", False, 0, [])
+        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        present = f"without {flag}" if not is_set else f"with {flag}" if value is True else f"with {flag} {text}"
+        if not self.values:
+            return None if is_set != self.negated else (present, "" if self.negated else flag)
+        parts = {part.strip() for part in re.split("[,+]", text)}
+        begun = any(value.endswith(":") and value in text for value in self.values)
+        if (not parts <= {*self.values}) if self.negated else begun or not parts.isdisjoint(self.values):
+            return None
+        return present, f"another {flag}" if self.negated else f"{flag} {' or '.join(self.values)}"
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[str] | None = None,
+    pattern: str | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    reads: Callable[[Any], Any] | None = None,
+    form: str | None = None,
+    needs: str | Need | tuple[str | Need, ...] = (),
+    flag: bool = True,
+) -> Any:
+    """Return a dataclass field that declares a setting.
+
+    Args:
+        default: default value.
+        help: one sentence for `--help`, with the unit if there is one.
+        choices: allowed strings.
+        pattern: regular expression of further allowed strings.
+        minimum: smallest allowed number.
+        above: lower bound that the number must exceed.
+        maximum: largest allowed number.
+        reads: function that makes the value from a flag or a file; its ValueError says what to give.
+        form: form of the value for `--help`, for a setting with `reads`; that of `pattern` otherwise.
+        needs: settings without which this one has no effect, as `Need` or by name. One of several is enough.
+        flag: False for a setting that is rarely given: `train` has no flag of it, but its configuration file has it.
+    """
+    allowed = tuple(choices) if choices is not None else None
+    metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
+    metadata |= {
+        "pattern": pattern,
+        "maximum": maximum,
+        "reads": reads,
+        "form": form,
+        "needs": tuple(
+            Need(need) if isinstance(need, str) else need for need in (needs if isinstance(needs, tuple) else (needs,))
+        ),
+        "flag": flag,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
+    """Return `did you mean 'mw'?` if a known name is similar, else the known names."""
+    names = sorted(choices)
+    close = nearest(wrong, names)
+    return f"did you mean {close!r}?" if close is not None else f"choose from {', '.join(names)}"
+
+
+def nearest(wrong: str, names: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to a wrong one; None if none is similar."""
+    return next(iter(get_close_matches(wrong, list(names), n=1, cutoff=0.5)), None)
+
+
+def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
+    """Return the value of a setting that has a form of its own; raises `ConfigError` for another form."""
+    try:
+        return field.metadata["reads"](value)
+    except ValueError as error:
+        raise ConfigError(f"{value!r} is invalid", where, str(error)) from error
+
+
+def check_options(config: Any) -> None:
+    """Compare every field of a dataclass instance with its declaration, then the fields with each other by its `check`.
+
+    Raises:
+        ConfigError: a value is not allowed, or contradicts another.
+    """
+    for field in dataclasses.fields(config):
+        value, rule = getattr(config, field.name), field.metadata
+        if value is None or not rule:
+            continue
+        where = setting(field.name)
+        if isinstance(value, str):
+            refuse_secrets(value, field.name)
+            if not value.isascii() and (halves := re.search("[\ud800-\udfff]", value)):
+                what = f"holds half of a surrogate pair ({halves[0]!a})"
+                raise ConfigError(what, setting(field.name), "write the whole character, or leave it out")
+        if rule.get("reads") is not None:
+            read_option(field, value, where)
+        pattern = rule.get("pattern")
+        is_other = pattern is not None and re.fullmatch(pattern, str(value)) is not None
+        if rule["choices"] is not None and value not in rule["choices"] and not is_other:
+            other = f", or give {rule['form']}" if pattern else ""
+            raise ConfigError(f"unknown value {value!r}", where, did_you_mean(str(value), rule["choices"]) + other)
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError("is out of range", where, "give a number of at most 18 digits")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{value!r} is out of range", where, "give a finite number")
+        for name, fails in (
+            ("minimum", lambda bound, v=value: not v >= bound),
+            ("above", lambda bound, v=value: not v > bound),
+            ("maximum", lambda bound, v=value: not v <= bound),
+        ):
+            bound = rule[name]
+            if bound is not None and fails(bound):
+                words = {"minimum": "at least", "above": "above", "maximum": "at most"}[name]
+                raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.15g}")
+    if hasattr(config, "check"):
+        config.check()
+
+
+def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
+    """Return the needs of each setting of some dataclasses that has any."""
+    return {
+        field.name: field.metadata["needs"]
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+        if field.metadata.get("needs")
+    }
+
+
+def without_effect(
+    settings: Mapping[str, Any], names: Iterable[str], needs: Mapping[str, Sequence[Need]]
+) -> dict[str, ConfigError]:
+    """Return an error for each explicit setting that has no effect with the others.
+
+    Args:
+        settings: value of every setting, by name.
+        names: names of the explicit settings; empty values pass.
+        needs: needs of each setting, by name.
+    """
+    errors = {}
+    for name in names:
+        unmet = [each for need in needs.get(name, ()) if (each := need.unmet(settings)) is not None]
+        if not unmet or len(unmet) < len(needs[name]) or settings.get(name) in (None, "", False, []):
+            continue
+        reasons = dict.fromkeys(reason for reason, _ in unmet)
+        remedies = [remedy for _, remedy in unmet if remedy]
+        remedy = "leave it out" + (f", or give {' or '.join(remedies)}" if remedies else "")
+        errors[name] = ConfigError(f"has no effect {' and '.join(reasons)}", setting(name), remedy)
+    return errors
+
+
+def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
+    """Raise `ConfigError` for a setting that differs from its default and has no effect with the others.
+
+    Args:
+        config: dataclass instance whose settings are compared with their defaults.
+        others: further instances whose settings these may need.
+        only: names of the settings to check; None for all.
+    """
+    settings = {name: value for each in (*others, config) for name, value in vars(each).items()}
+    changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]
+    changed = [name for name in changed if only is None or name in only]
+    for error in without_effect(settings, changed, needs_of(type(config))).values():
+        raise error

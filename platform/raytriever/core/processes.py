@@ -1,0 +1,220 @@
+"""Processes that end with their parent, and start without running a user's script again: pools, and single calls."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any, Self, TypeVar
+
+from raytriever.core.interruption import end_with_parent
+from raytriever.core.machine import clean_processes, safe_imports, usable_cores
+
+TRIES = 3  # processes that may die over one item
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class ProcessDeath(Exception):
+    """`TRIES` processes died over one item, which is the only argument."""
+
+
+def map_in_processes(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    preload: list[str],
+    begin: Callable[..., None] | None = None,
+    *arguments: Any,
+) -> Iterator[Result]:
+    """Call a function with each item in a pool of processes, one for each core; yield the results as they arrive.
+
+    A process that dies ends its pool. The items that the pool had are done again one at a time, so the one at fault is
+    known; a call that was finished may be repeated.
+
+    Args:
+        function: function of a module.
+        items: read while there is room for two items for each process.
+        preload: modules that the processes share; the first pool of this process decides.
+        begin: called with `arguments` when a process starts; None for nothing.
+        arguments: arguments of `begin`.
+
+    Raises:
+        ProcessDeath: `TRIES` processes died over one item.
+    """
+    rest = iter(items)
+
+    def run(workers: int, items: Iterator[Item]) -> Generator[Result, None, list[Item]]:
+        return _run_pool(workers, function, items, preload, (begin, *arguments))
+
+    while lost := (yield from run(usable_cores(), rest)):
+        for item in lost:
+            tries = 1
+            while (yield from run(1, iter([item]))):
+                tries += 1
+                if tries == TRIES:
+                    raise ProcessDeath(item)
+
+
+def _pool(workers: int, preload: list[str], begin: Callable[..., None] | None, *arguments: Any) -> Any:
+    # Its processes all start before the first call. The standard library's pool starts them one by one, and Python
+    # 3.11 waits for ever if one dies while another starts.
+    from loky import ProcessPoolExecutor
+
+    # Forked from an empty server: this process may have threads, and spawning is slow.
+    context = clean_processes()
+    context.set_forkserver_preload([*preload, "loky.process_executor"])
+    try:
+        with _clean_start():
+            return ProcessPoolExecutor(workers, context=context, initializer=_begin, initargs=(begin, arguments))
+    except OSError as error:  # too many open files: those of the pool are closed, so that a caller can clean up
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+def _run_pool(
+    workers: int,
+    function: Callable[[Item], Result],
+    items: Iterator[Item],
+    preload: list[str],
+    begin: tuple[Any, ...],
+) -> Generator[Result, None, list[Item]]:
+    """Yield results until all items are done; return the items that are lost because a process died."""
+    waiting: dict[Any, Item] = {}
+    with _pool(workers, preload, *begin) as pool:
+        try:
+            while True:
+                for item in items:
+                    with _clean_start():
+                        waiting[pool.submit(function, item)] = item
+                    if len(waiting) == 2 * workers:
+                        break
+                if not waiting:
+                    return []
+                for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    result = done.result()
+                    del waiting[done]
+                    yield result
+        except BrokenProcessPool:
+            return list(waiting.values())
+        except BaseException:
+            pool.shutdown(kill_workers=True)
+            raise
+
+
+class ChildProcess:
+    """Process for calls that may take too long, need too much memory or crash.
+
+    It starts with the first call, and again with the next one after it died. Use it as a context manager.
+
+    Args:
+        preload: module that such processes share; the first one decides.
+        memory: bytes of data that the process may have; None for no limit.
+    """
+
+    def __init__(self, preload: str, memory: int | None = None) -> None:
+        self._preload, self._memory = preload, memory
+        self._process: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def call(self, seconds: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a call.
+
+        Args:
+            seconds: limit of the call's processor time, at least 1; None for none.
+            function: Function of a module; its errors are raised here.
+
+        Raises:
+            TimeoutError: the call took longer.
+            MemoryError: the call needed more memory.
+            ChildProcessError: the process died.
+        """
+        if self._process is None:
+            self._process = _pool(1, [self._preload], _limit_data, self._preload, self._memory)
+        try:
+            with _clean_start():
+                call = self._process.submit(_limited, seconds, function, arguments)
+            error = call.exception()
+        except BaseException:  # such as Ctrl-C
+            self._close()
+            raise
+        if isinstance(error, BrokenProcessPool):
+            self._close()
+            code = re.search(r"\{(\w+)\(", str(error))
+            if code and code[1] == signal.SIGXCPU.name:
+                raise TimeoutError
+            raise ChildProcessError(code[1] if code else str(error))
+        if error is not None:
+            raise error
+        return call.result()
+
+    def _close(self) -> None:
+        if self._process is not None:
+            self._process.shutdown(kill_workers=True)
+            self._process = None
+
+
+def _limit_data(preload: str, memory: int | None) -> None:
+    import resource
+
+    importlib.import_module(preload)  # the fork server may have been started with other modules; no call pays for it
+    _limit(resource.RLIMIT_CORE, 0)  # the signal of the processor time would write a core file
+    if memory is not None:
+        _limit(resource.RLIMIT_DATA, memory)
+
+
+def _limited(seconds: float | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    import resource
+
+    if seconds is not None:
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
+    with suppress(MemoryError):  # whose traceback holds what fills the memory: the process could not even report it
+        return function(*arguments)
+    gc.collect()
+    raise MemoryError
+
+
+def _limit(kind: int, value: int) -> None:
+    """Set the soft limit of a resource, not above the hard one that this process has."""
+    import resource
+
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+@contextmanager
+def _clean_start() -> Iterator[None]:
+    """Hide the main module and the working folder while a process starts. A process of `multiprocessing` runs the main
+    module again. A user's script without `if __name__ == "__main__"` would do its work again in each process, and wait
+    for itself forever."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        with safe_imports():
+            yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    end_with_parent()
+    # The parent handles Ctrl-C. Every core has a process, so a tokenizer needs no threads.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    if begin is not None:
+        begin(*arguments)

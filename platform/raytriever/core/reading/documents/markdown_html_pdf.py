@@ -1,0 +1,236 @@
+"""Sections of Markdown (markdown-it-py), HTML (Beautiful Soup without lxml) and PDF (pypdf).
+
+The sections of a PDF file are its pages, under the titles of its outline. The anchor of a page is `page=N`, which PDF
+viewers open. Pictures are not read: a scanned file has no text.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from raytriever.core.errors import DataError
+from raytriever.core.reading.documents.front_matter import split_front_matter
+from raytriever.core.reading.documents.sections import Outline, ParsedDocument, squeeze
+
+# HTML: elements without text of the document, elements that begin and end a block, and elements of one table cell.
+_NO_TEXT = {
+    *("head", "script", "style", "noscript", "template", "svg"),
+    *("nav", "footer", "aside", "form", "button", "iframe", "object"),
+}
+_BLOCKS = {
+    *("address", "article", "blockquote", "body", "br", "caption", "dd", "details", "div", "dl", "dt", "fieldset"),
+    *("figcaption", "figure", "header", "hr", "html", "li", "main", "ol", "p", "pre", "section", "summary", "ul"),
+}
+_ROWS = {"table", "tbody", "tfoot", "thead", "tr"}
+_HEADING = re.compile(r"h[1-6]")
+_SPACES = re.compile(r"\s+")
+_NOT_SHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
+# Of MDX: modules that a page imports and exports, and comments.
+_MODULE = re.compile(r"(?:import|export)\s")
+_COMMENT = re.compile(r"\{/\*.*?\*/\}")
+
+
+def parse_markdown(text: str, is_mdx: bool = False) -> ParsedDocument:
+    """Return the sections of CommonMark with tables, or of MDX; of front matter only the title is used."""
+    from markdown_it import MarkdownIt
+
+    title, text = split_front_matter(text)
+    outline = Outline(title)
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    level, row, is_header = 0, None, False
+    for token in tokens:
+        if token.type == "heading_open":
+            level = int(token.tag[1:])
+        elif token.type == "tr_open":
+            row = list[str]()
+        elif token.type == "tr_close":
+            outline.add_row(" | ".join(row or []), is_header)
+            row = None
+        elif token.type in ("thead_open", "thead_close"):
+            is_header = token.type == "thead_open"
+        elif token.type == "table_close":
+            outline.end_table()
+        elif token.type == "inline":
+            content = _inline_text(token)
+            if is_mdx:
+                content = "" if _MODULE.match(content) else _COMMENT.sub("", content)
+            if level:
+                outline.add_heading(level, content)
+                level = 0
+            elif row is not None:
+                row.append(content)
+            else:
+                outline.add_block(content)
+        elif token.type in ("fence", "code_block"):
+            outline.add_block(token.content)
+        elif token.type == "html_block":
+            _add_html(outline, token.content)
+    return outline.finish()
+
+
+def _inline_text(token: Any) -> str:
+    pieces = []
+    for child in token.children or ():
+        if child.type in ("softbreak", "hardbreak"):
+            pieces.append(" ")
+        elif child.type == "image":
+            pieces.append(_inline_text(child))
+        elif child.type in ("text", "code_inline", "text_special"):
+            pieces.append(child.content)
+    return squeeze("".join(pieces))
+
+
+def declared_encoding(raw: bytes) -> str | None:
+    """Return the encoding that an HTML document declares for itself; None if it declares none."""
+    from bs4.dammit import EncodingDetector
+
+    return EncodingDetector.find_declared_encoding(raw[:4096], is_html=True, search_entire_document=True)
+
+
+def parse_html(text: str) -> ParsedDocument:
+    """Return the sections of an HTML document, without its navigation, footer, scripts and forms."""
+    title, text = split_front_matter(text)
+    outline = Outline(title)
+    _add_html(outline, text)
+    return outline.finish()
+
+
+def _add_html(outline: Outline, text: str) -> None:
+    from bs4 import BeautifulSoup
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about texts that look like paths, or like XML
+        soup = BeautifulSoup(text, "html.parser")
+    if soup.title and soup.title.string:
+        outline.title = outline.title or str(soup.title.string)
+    buffer: list[str] = []
+    cells: set[str] = set()  # names of the elements of this row's cells
+
+    def end_block() -> None:
+        text = "".join(buffer).strip(" |")
+        if cells:
+            outline.add_row(squeeze(text), cells == {"th"})
+        else:
+            outline.add_block(text)
+        buffer.clear()
+        cells.clear()
+
+    for node, is_end in _events(soup.find("main") or soup):
+        if is_end is None:
+            buffer.append(node)
+        elif _HEADING.fullmatch(node.name):
+            if is_end:
+                heading = "".join(buffer)
+                buffer.clear()
+                outline.add_heading(int(node.name[1]), heading.strip("¶# \n"), _own_anchor(node))
+            else:
+                end_block()
+        elif node.name in _BLOCKS and cells:  # paragraphs of a cell are one block, its row
+            buffer.append(" ")
+        elif node.name in _BLOCKS or node.name in _ROWS:
+            end_block()
+            if node.name == "table":
+                outline.end_table()
+        elif node.name in ("td", "th") and not is_end:  # the end may be left out
+            buffer.append(" | ")
+            cells.add(node.name)
+    end_block()
+
+
+def _events(root: Any) -> Iterator[tuple[Any, bool | None]]:
+    """Yield texts with None, and elements twice: with False at their beginning and with True at their end. The walk
+    keeps its own stack: the depth of a document is not limited by Python's recursion."""
+    from bs4.element import NavigableString, PreformattedString, Tag
+
+    stack = [(root, iter(list(root.children)), False)]
+    while stack:
+        parent, children, is_code = stack[-1]
+        child = next(children, None)
+        if child is None:
+            stack.pop()
+            if stack:
+                yield parent, True
+        elif isinstance(child, Tag):
+            if child.name not in _NO_TEXT and not _is_hidden(child):
+                yield child, False
+                stack.append((child, iter(list(child.children)), is_code or child.name == "pre"))
+        elif isinstance(child, NavigableString) and not isinstance(child, PreformattedString):  # such as comments
+            yield str(child) if is_code else _SPACES.sub(" ", child), None
+
+
+def _is_hidden(element: Any) -> bool:
+    """Return whether a browser does not show an element. The tabs behind the first one are text of the page."""
+    if element.get("aria-hidden") == "true" or _NOT_SHOWN.search(str(element.get("style", ""))):
+        return True
+    return element.has_attr("hidden") and element["hidden"] != "until-found" and element.get("role") != "tabpanel"
+
+
+def _own_anchor(heading: Any) -> str:
+    """Return the id of a heading, of its section (Sphinx), or of an element in it; empty if there is none."""
+    from bs4.element import Tag
+
+    for element in (heading, *heading.children):
+        if isinstance(element, Tag) and (anchor := element.get("id") or (element.name == "a" and element.get("name"))):
+            return str(anchor)
+    section = heading.parent if heading.parent is not None and heading.parent.name == "section" else None
+    return str(section.get("id") or "") if section is not None else ""
+
+
+# Ligatures of LaTeX's fonts (OT1, T1) that name no characters.
+_TEX = {0x0B: "ff", 0x0C: "fi", 0x0E: "ffi", 0x0F: "ffl", 0x1B: "ff", 0x1C: "fi", 0x1D: "fl", 0x1E: "ffi", 0x1F: "ffl"}
+_HYPHEN = re.compile(r"(\w)-\n(?=[a-zß-öø-ÿ])")
+_MOST_PAGES = 20_000
+
+
+def parse_pdf(stream: BinaryIO, where: str) -> ParsedDocument:
+    """Return the pages with their text. Raise `DataError` if the file is encrypted, has no text, or has too many
+    pages."""
+    from pypdf import PdfReader
+    from pypdf.errors import DependencyError
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports each oddity of a file that it can read
+    reader = PdfReader(stream)
+    if reader.is_encrypted:
+        remedy = "save a copy without password (`qpdf --decrypt`)"
+        try:
+            is_open = bool(reader.decrypt(""))
+        except DependencyError:  # a cipher that pypdf does not have itself
+            is_open = False
+        if not is_open:
+            raise DataError("is encrypted", where, remedy)
+    if len(reader.pages) > _MOST_PAGES:
+        raise DataError(f"has {len(reader.pages):,} pages, more than {_MOST_PAGES:,}", where, "split it")
+    outline = Outline()
+    titles = dict(_titles(reader))
+    path: list[tuple[int, str]] = []
+    for number, page in enumerate(reader.pages):
+        for level, title in titles.get(number, ()):
+            path = [(above, text) for above, text in path if above < level] + [(level, title)]
+        text = _HYPHEN.sub(r"\1", (page.extract_text() or "").translate(_TEX)).strip()
+        if text:
+            outline.add_page(number + 1, tuple(title for _, title in path), text)
+    document = outline.finish()
+    if not document.sections:
+        raise DataError("has no text: it is scanned, or empty", where, "recognize its text first (`ocrmypdf`)")
+    info = reader.metadata
+    title = squeeze(str(info.title)) if info is not None and info.title else ""
+    return ParsedDocument(title or document.title, document.sections)
+
+
+def _titles(reader: Any) -> Iterator[tuple[int, list[tuple[int, str]]]]:
+    pages: dict[int, list[tuple[int, str]]] = {}
+    waiting = [(entry, 1) for entry in reversed(reader.outline)]
+    while waiting:
+        entry, level = waiting.pop()
+        if isinstance(entry, list):
+            waiting += [(below, level + 1) for below in reversed(entry)]
+            continue
+        page = reader.get_destination_page_number(entry)
+        title = squeeze(str(entry.title or ""))
+        if page is not None and page >= 0 and title:
+            pages.setdefault(page, []).append((level, title[:200]))
+    yield from pages.items()

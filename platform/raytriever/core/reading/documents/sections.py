@@ -1,0 +1,143 @@
+"""Sections of a document: text under a path of headings, with an anchor that is unique in the document."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from raytriever.core.reading.characters import plain_characters
+
+_LONGEST_HEADING = 200  # characters
+_SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a table, as a range of characters of a section's text, and the header before them."""
+
+    start: int
+    end: int
+    header: str
+
+    def moved(self, characters: int) -> TableRows:
+        """Return the rows in a text that begins elsewhere."""
+        return TableRows(self.start + characters, self.end + characters, self.header)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Text under a path of headings, the outermost first, with a blank line between paragraphs and rows of tables.
+
+    The anchor is that of the heading, unique in the document; both are empty for text before the first heading.
+    """
+
+    headings: tuple[str, ...]
+    anchor: str
+    text: str
+    tables: tuple[TableRows, ...] = ()
+
+
+@dataclass(frozen=True)
+class ParsedDocument:
+    """Title of a document, which may be empty, and its sections that hold text, in order."""
+
+    title: str
+    sections: tuple[Section, ...]
+
+
+@dataclass
+class Outline:
+    """Collector of headings and blocks in the order of the document; their characters are made plain."""
+
+    title: str = ""
+    blocks: list[str] = field(default_factory=list)  # of the section that was begun
+    _sections: list[Section] = field(default_factory=list)
+    _path: list[tuple[int, str]] = field(default_factory=list)
+    _anchor: str = ""
+    _anchors: Counter[str] = field(default_factory=Counter)
+    _header: list[str] = field(default_factory=list)
+    _in_body: bool = False
+    _headers: dict[int, str] = field(default_factory=dict)  # of the blocks that are rows of a table
+
+    def add_heading(self, level: int, text: str, anchor: str = "") -> None:
+        """Begin a section. Level 1 is the outermost; it ends all sections of the same and of larger levels.
+
+        `anchor` is the document's own; by default one is made of the text.
+        """
+        text = squeeze(plain_characters(text))[:_LONGEST_HEADING]
+        if not text:
+            return
+        self._end_section()
+        self._path = [(above, title) for above, title in self._path if above < level] + [(level, text)]
+        own = re.sub(r"[\s#\x00-\x1f\x7f]+", "-", anchor.strip())[:100]
+        self._anchor = self._unique(own or slug(text))
+        self.title = self.title or text
+
+    def add_block(self, text: str) -> None:
+        """Add a paragraph, a list item or a block of code; an empty one adds nothing."""
+        text = plain_characters(text)
+        if text.strip():
+            self.blocks.append(text.strip("\n").rstrip())
+
+    def add_row(self, text: str, is_header: bool) -> None:
+        """Add a row of a table. Rows of the header are those before the first other row."""
+        before = len(self.blocks)
+        self.add_block(text)
+        if is_header and not self._in_body:
+            self._header += self.blocks[before:]
+        elif len(self.blocks) > before:
+            self._in_body = True
+            self._headers[before] = _SEPARATOR.join(self._header)
+
+    def end_table(self) -> None:
+        """End a table: the next row begins another one."""
+        self._header, self._in_body = [], False
+
+    def add_page(self, number: int, headings: tuple[str, ...], text: str) -> None:
+        """Add a page of a document of pages as a section; `number` counts from 1."""
+        headings = tuple(plain_characters(heading) for heading in headings)
+        self._sections.append(Section(headings, f"page={number}", plain_characters(text)))
+
+    def finish(self) -> ParsedDocument:
+        """Return the document."""
+        self._end_section()
+        return ParsedDocument(squeeze(plain_characters(self.title))[:_LONGEST_HEADING], tuple(self._sections))
+
+    def _end_section(self) -> None:
+        if self.blocks:
+            headings = tuple(title for _, title in self._path)
+            text = _SEPARATOR.join(self.blocks)
+            self._sections.append(Section(headings, self._anchor, text, tuple(self._tables())))
+            self.blocks, self._headers = [], {}
+
+    def _tables(self) -> Iterator[TableRows]:
+        start = 0
+        rows: TableRows | None = None
+        for number, block in enumerate(self.blocks):
+            header, end = self._headers.get(number, ""), start + len(block)
+            if rows is not None and rows.header != header:
+                yield rows
+                rows = None
+            if header:
+                rows = TableRows(rows.start if rows else start, end, header)
+            start = end + len(_SEPARATOR)
+        if rows is not None:
+            yield rows
+
+    def _unique(self, anchor: str) -> str:
+        """Return the anchor, with the number that GitHub and Sphinx append where it was used before."""
+        number = self._anchors[anchor]
+        self._anchors[anchor] += 1
+        return self._unique(f"{anchor}-{number}") if number else anchor
+
+
+def squeeze(text: str) -> str:
+    """Return a text on one line, with single spaces."""
+    return " ".join(text.split())
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub makes of a heading: lower case, hyphens for spaces, no punctuation."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") or "section"

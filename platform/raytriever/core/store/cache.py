@@ -1,0 +1,165 @@
+"""Bounds of the cache, the entries in use, and the places of results outside it.
+
+Each collection of the cache has a largest size. When an entry is added, the least recently used other entries are
+removed until the rest is within it. An entry that a process has open is never removed: `hold` takes a shared lock of
+its folder, which the kernel releases with the process. Where folders cannot be locked, an entry is in use for a day.
+
+Embeddings that a command writes elsewhere have their paths in `locations/`, so that later commands find there what has
+not changed."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+import weakref
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+from raytriever.core.errors import StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store import object_stores
+from raytriever.core.store.commit import one_writer, write_atomically
+from raytriever.core.store.disk import files_below
+from raytriever.core.store.lock import InUseError, owner_of
+from raytriever.core.terminal import warn
+
+# Bytes of each collection. `pydocs` is every folder whose name begins so.
+BOUNDS = {"bm25": 20 * 10**9, "datasets": 50 * 10**9, "embeddings": 4 * 2**30, "merged": 20 * 10**9}
+BOUNDS |= {"negatives": 10 * 10**9, "pydocs": 10**9, "sources": 10 * 10**9, "vectors": 20 * 10**9}
+_DAY = 24 * 3600.0
+_LOCATIONS = "locations"
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`; the copy of an object store.
+
+    Where this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so.
+    """
+    private = os.path.expanduser("~/.cache/raytriever")
+    named = os.environ.get("RAYTRIEVER_CACHE")
+    return Path(_usable_cache(os.path.expanduser(object_stores.copy_of(named)), private) if named else private)
+
+
+@cache
+def _usable_cache(folder: str, private: str) -> str:
+    """Return the first folder if this user may write to it and to the collections in it, else the second."""
+    collections = [entry.path for entry in _scanned(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    forbidden = [path for path in (folder, *collections) if os.path.isdir(path) and not os.access(path, os.W_OK)]
+    if not forbidden or folder == private:
+        return folder
+    warn(
+        f"RAYTRIEVER_CACHE={folder}: you may not write to {forbidden[0]}; using {private}. To share a cache, give its "
+        "folders to a group: chgrp -R GROUP, chmod -R g+ws"
+    )
+    return private
+
+
+def _scanned(folder: str) -> list[os.DirEntry[str]]:
+    with suppress(OSError):
+        return list(os.scandir(folder))
+    return []
+
+
+def hold(path: Path, holder: object) -> None:
+    """Mark an entry of the cache as used now, and as in use while `holder` exists; other paths are ignored."""
+    if not os.path.realpath(path).startswith(os.path.realpath(cache_folder()) + os.sep):
+        return
+    with suppress(OSError):  # a cache that only others may write
+        os.utime(path)
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(holder, os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for `is_held` alone, an instant
+
+
+def is_held(path: Path) -> bool:
+    """Return True if a process has the entry open."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # this file system locks no folders
+        return time.time() - os.fstat(descriptor).st_mtime < _DAY
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def remove_entry(path: Path) -> bool:
+    """Remove an entry, unless a process writes it or has it open; return whether it was removed."""
+    if owner_of(path) is not None:
+        return False
+    try:
+        with one_writer(path):
+            if is_held(path):
+                return False
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except InUseError:
+        return False
+    return True
+
+
+def keep_within_bound(entry: Path) -> None:
+    """Remove the least recently used entries next to a new one, until the collection is within its bound.
+
+    The entry is a directory of a collection, or one in a directory of it.
+    """
+    entry = entry.parent if entry.parent.parent.name in BOUNDS else entry
+    collection = entry.parent.name if entry.parent.name in BOUNDS else entry.name.partition("-")[0]
+    siblings = entry.parent.iterdir() if entry.parent.name in BOUNDS else entry.parent.glob(f"{collection}*")
+    entries = {}
+    for path in siblings:
+        with suppress(FileNotFoundError):
+            if path.is_dir() and path != entry:
+                entries[path] = path.stat().st_mtime
+    total = _size(entry)
+    for path in sorted(entries, key=lambda path: -entries[path]):
+        size = _size(path)
+        if total + size <= BOUNDS[collection] or not remove_entry(path):
+            total += size
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for file in files_below(path):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
+
+
+class _Location(TypedDict):
+    path: str
+
+
+def record_location(path: Path) -> None:
+    """Record in the cache that a command wrote this directory outside it."""
+    where = os.path.realpath(path)
+    name = hashlib.sha256(where.encode()).hexdigest()[:24]
+    with suppress(StorageError):  # without it, later commands compute again what is there
+        write_atomically(cache_folder() / _LOCATIONS / f"{name}.json", json.dumps({"path": where}))
+
+
+def recorded_locations() -> list[Path]:
+    """Return the recorded directories. Those that are gone are forgotten."""
+    paths = []
+    for file in (cache_folder() / _LOCATIONS).glob("*.json"):
+        with suppress(OSError, StorageError):
+            path = Path(read_json(file, _Location, "remove it")["path"])
+            if path.is_dir():
+                paths.append(path)
+            else:
+                file.unlink()
+    return paths

@@ -1,0 +1,68 @@
+"""Checks that a disk and the memory hold what a stage needs, before the stage writes anything.
+
+A stage gives the bytes that it will write. Another process may use the space meanwhile, so a full disk is an error
+while writing, too (`errors.disk_errors`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from raytriever.core.errors import StorageError
+from raytriever.core.machine import free_system_memory
+from raytriever.core.store.cache import cache_folder
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def check_disk(path: Path | str, needed: int, content: str) -> None:
+    """Check that the disk of a path has room.
+
+    Args:
+        path: where the content is written; it need not exist.
+        needed: bytes of the content.
+        content: what is written, in the plural, for the error message.
+
+    Raises:
+        StorageError: fewer bytes are free.
+    """
+    folder = Path(os.path.abspath(path))
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = free_space(folder)
+    if free < needed:
+        in_cache = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(cache_folder()))
+        elsewhere = "run `raytriever cache prune`, or move the cache with RAYTRIEVER_CACHE"
+        what = f"{content} need {format_size(needed)}, and {format_size(free)} is free"
+        raise StorageError(what, str(path), elsewhere if in_cache else "free some space or write to another disk")
+
+
+def check_memory(needed: int, content: str, remedy: str) -> None:
+    """Check that the memory of this machine has room.
+
+    Args:
+        needed: bytes of the content.
+        content: what needs the memory, in the plural, for the error message.
+
+    Raises:
+        StorageError: fewer bytes are free.
+    """
+    free = free_system_memory()
+    if free < needed:
+        what = f"{content} need {format_size(needed)}, and {format_size(free)} is free"
+        raise StorageError(what, "the memory", f"end other programs, or {remedy}")
+
+
+def free_space(folder: Path) -> int:
+    """Return the bytes that this user may still write to the disk of a folder."""
+    return shutil.disk_usage(folder).free
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes with a unit: `840 B`, `1.2 MB`."""
+    for unit, factor in reversed(UNITS.items()):
+        if factor > 1 and size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size} B"

@@ -1,0 +1,114 @@
+"""The disk: whether it can be written, folders that a group shares, and what is below a folder."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from raytriever.core.errors import StorageError, disk_errors
+from raytriever.core.store import object_stores
+
+
+def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk a folder like `os.walk`, but raise an error for a folder that cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    yield from os.walk(folder, onerror=refuse)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and in those below it, in order; links to folders are not followed."""
+    paths = sorted(Path(here, name) for here, _, names in walk(folder) for name in names)
+    return [path for path in paths if path.is_file()]
+
+
+def has_content(folder: Path) -> bool:
+    """Return whether a folder exists and is not empty."""
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def check_writable(path: Path | str) -> None:
+    """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
+    object_stores.check_writable(path)
+    folder = Path(os.path.abspath(path))
+    try:
+        with disk_errors(path):
+            while not _exists(folder) and folder != folder.parent:
+                folder = folder.parent
+            if not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            try:
+                with TemporaryFile(dir=folder) as stream:
+                    stream.write(bytes(4096))
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            except OSError as error:
+                error.filename = None  # a name that the user does not know
+                raise
+    except OSError as error:
+        raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error
+
+
+def _exists(path: Path) -> bool:
+    """Return True if a path exists, like `Path.exists`, but raise an error for links in a circle."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder with its parents, which survive a crash of the machine, and return those that were missing, the
+    deepest first. Below a folder that a group may write, the group may write them as well."""
+    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+    above = missing[-1].parent if missing else folder
+    if not (_exists(above) and above.is_dir()):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in reversed(missing):
+        fsync(one.parent)
+        mode = one.parent.stat().st_mode
+        if mode & stat.S_ISGID and mode & stat.S_IWGRP:
+            with suppress(PermissionError):  # another user has made it meanwhile
+                one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
+    return missing
+
+
+_WORKING_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcntl.h> and <linux/fs.h>
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two directories in one step of Linux. Return False if it cannot, as on some file systems.
+
+    Raises:
+        OSError: a directory is missing or may not be renamed.
+    """
+    rename: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    arguments = _WORKING_DIRECTORY, os.fsencode(one), _WORKING_DIRECTORY, os.fsencode(other), _EXCHANGE
+    if rename(*arguments) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def fsync(path: Path) -> None:
+    """Make the contents of a file, or the names in a folder, survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,94 @@
+"""Owner of a lock or a lease: the process that writes a path, as the lock's file names it to every other command."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from raytriever.core.machine import start_of_process
+
+BY_KERNEL, BY_FILE = "kernel", "file"
+RECORD_BYTES = 1_024  # one write of one size, so that no reader meets half of it
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds a lock.
+
+    Args:
+        since: seconds since 1970.
+        token: differs for every lock that was ever taken.
+        kind: `BY_KERNEL` or `BY_FILE`.
+        started: Start of the process, in ticks since the machine started; 0 where that is unknown.
+    """
+
+    host: str
+    pid: int
+    command: str
+    since: float
+    token: str
+    kind: str = BY_KERNEL
+    started: int = 0
+
+    def __str__(self) -> str:
+        now = time.time()
+        form = "%H:%M:%S" if now - self.since < 12 * 3600 else "%Y-%m-%d %H:%M:%S"
+        at = time.strftime(form, time.localtime(self.since))
+        return f"'{self.command}' on host {self.host}, pid {self.pid}, since {at} ({_duration(now - self.since)})"
+
+
+UNKNOWN = Owner("unknown", 0, "unknown", 0.0, "")
+
+
+def has_ended_here(owner: Owner) -> bool:
+    """Return True if a process of this host that had a lease has ended."""
+    return owner.host == socket.gethostname() and start_of_process(owner.pid) != owner.started
+
+
+def this_process(kind: str) -> Owner:
+    """Return this process as the owner of a new lock."""
+    pid = os.getpid()
+    return Owner(
+        socket.gethostname(), pid, _command(), time.time(), secrets.token_hex(8), kind, start_of_process(pid) or 0
+    )
+
+
+def _command() -> str:
+    program = Path(sys.argv[0] if sys.argv else "")
+    if program.name == "raytriever" and len(sys.argv) > 1:
+        return f"raytriever {sys.argv[1]}"
+    return f"raytriever {program.stem}" if program.parent.name == "jobs" else program.name or "python"
+
+
+def record_of(owner: Owner) -> bytes:
+    """Return the content of a lock's file."""
+    return (json.dumps(asdict(owner)) + "\n").encode().ljust(RECORD_BYTES)
+
+
+def read_owner(file: Path) -> Owner:
+    """Return the owner that the lock file names; an unknown one if it names none, as just after its creation."""
+    try:
+        return parsed_owner(file.read_bytes())
+    except OSError:
+        return UNKNOWN
+
+
+def parsed_owner(record: bytes) -> Owner:
+    """Return the owner of a record; an unknown one if it is damaged."""
+    try:
+        return Owner(**json.loads(record))
+    except (ValueError, TypeError):
+        return UNKNOWN
+
+
+def _duration(seconds: float) -> str:
+    for unit, size, least in (("days", 86400, 2), ("h", 3600, 2), ("min", 60, 1)):
+        if seconds >= least * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,335 @@
+"""Addresses of object stores, their copies on this machine, and requests about one object.
+
+    s3://bucket/runs/mine    <->    COPIES/s3/bucket/runs/mine
+
+A path below the folder of the copies names an object. Stores are read and written by `pyarrow.fs`, with credentials,
+region and endpoint from the usual variables of the environment. One that does not answer is asked again for minutes.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raytriever.core.errors import ConfigError, StorageError, translate_by
+from raytriever.core.interruption import check_interrupted
+from raytriever.core.masking import refuse_secrets
+from raytriever.core.terminal import warn
+
+T = TypeVar("T")
+_report: Callable[[str], None] = warn
+_newest = 0
+COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
+LOCAL = "file://"
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+MANIFEST = "manifest.json"
+PATIENCE_SECONDS = 300.0  # with a store that has answered before and does not answer now
+FIRST_SECONDS = 20.0  # with a store that has never answered: the address may be wrong
+_answered: set[str] = set()  # buckets that have answered to this process; "" for those of its driver
+# What stores and pyarrow say when asking again is useless.
+_REFUSALS = re.compile(
+    r"ACCESS_DENIED|Access Denied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|Bucket .* not found|"
+    r"Forbidden|Unauthorized|PermissionDenied|status 40[13]|HTTP status 40[13]|credentials|Could not resolve host|"
+    r"Could not create a OAuth2 access token",
+    re.IGNORECASE,
+)
+# An error that the server has sent, such as that of a full bucket; the connection itself works.
+_ANSWERS = re.compile(
+    r"AWS Error (?!NETWORK_CONNECTION|REQUEST_TIMEOUT|UNKNOWN)|HTTP status (code: )?5\d\d", re.IGNORECASE
+)
+# Errors of this machine's disk that name no file; asking the store again would not help.
+_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO)
+_PROBE = b"raytriever"
+_REFUSED = "check the name of the bucket, the credentials of the environment, and what they may do"
+
+
+def report_to(report: Callable[[str], None]) -> None:
+    """Send the lines about stores that do not answer to a function: a worker has no terminal of its own."""
+    global _report
+    _report = report
+
+
+def trust_stores() -> None:
+    """Wait long for every store from the first request on, in a worker: its driver has reached them."""
+    _answered.add("")
+
+
+def is_uri(name: str) -> bool:
+    """Return True if a name is a URI that is not on this disk."""
+    return "://" in name and not name.startswith(LOCAL)
+
+
+def copies_folder() -> Path:
+    """Return the folder of the copies: `remote` in the cache, which is on this machine even if the cache is a store."""
+    cache = os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"
+    folder = os.environ.get(COPIES) or os.path.join("~/.cache/raytriever" if is_uri(cache) else cache, "remote")
+    return Path(os.path.abspath(os.path.expanduser(folder)))
+
+
+def copy_of(uri: str) -> str:
+    """Return the path of the copy of a URI; nothing is copied yet. A path without a scheme is returned as it is.
+
+    Raises:
+        ConfigError: it names no bucket of a store that can be written, or holds a secret.
+    """
+    if not is_uri(uri):
+        return uri
+    refuse_secrets(uri, "output")
+    scheme, _, rest = uri.partition("://")
+    address, _, query = rest.partition("?")
+    bucket, _, key = address.partition("/")
+    parts = [part for part in key.split("/") if part]
+    if scheme not in SCHEMES:
+        raise ConfigError("is no object store that can be written", uri, "give s3://BUCKET/PATH, gs:// or abfss://")
+    if not bucket or "://" in rest or {".", ".."} & set(parts):
+        raise ConfigError("is no path in a bucket", uri, f"give {scheme}://BUCKET/PATH")
+    return str(copies_folder().joinpath(scheme, f"{bucket}?{query}" if query else bucket, *parts))
+
+
+def address_of(path: Path | str) -> str | None:
+    """Return the URI of which a path is the copy; None for any other path."""
+    below = inside(path)
+    if below is None or len(below) < 2:
+        return None
+    scheme, bucket, *parts = below
+    bucket, _, query = bucket.partition("?")
+    return f"{scheme}://{'/'.join([bucket, *parts])}{f'?{query}' if query else ''}"
+
+
+def shown(text: str) -> str:
+    """Return a text in which the paths of copies are the URIs that the user knows."""
+    folder = f"{copies_folder()}{os.sep}"
+    return text if folder not in text else re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
+
+
+translate_by(shown)
+
+
+# ------------------------------------------------------------------------------------------------------ single objects
+
+
+def write_object(path: Path, content: bytes) -> None:
+    """Write a small object at the place of which a path is the copy, without a copy."""
+
+    def write(store: Any, key: str) -> None:
+        with store.open_output_stream(key) as stream:
+            stream.write(content)
+
+    ask(path, write)
+
+
+def read_object(path: Path) -> bytes | None:
+    """Return the content of a small object without a copy; None if there is none."""
+
+    def read(store: Any, key: str) -> bytes | None:
+        try:
+            with store.open_input_stream(key) as stream:
+                content: bytes = stream.read()
+                return content
+        except FileNotFoundError:
+            return None
+
+    return ask(path, read)
+
+
+def list_objects(path: Path) -> dict[str, int]:
+    """Return the objects below a path with the store's times of their last writing, in nanoseconds."""
+    return {name: modified for name, (_, modified) in listing(path).items()}
+
+
+def has_object(uri: str) -> bool:
+    """Return False if an address of a store names neither an object nor a folder; True for any other name."""
+    if uri.partition("://")[0] not in SCHEMES or not is_uri(uri):
+        return True
+    return ask(Path(copy_of(uri)), lambda store, key: store.get_file_info(key)).type.name != "NotFound"
+
+
+def inside(path: Path | str) -> tuple[str, ...] | None:
+    """Return the parts of a path below the folder of the copies; None for any other path."""
+    folder = str(copies_folder())
+    text = os.path.abspath(path)
+    return Path(text[len(folder) + 1 :]).parts if text.startswith(folder + os.sep) else None
+
+
+def open_file_system(uri: str) -> tuple[Any, str]:
+    """Return the file system of a URI of pyarrow, and the path in it.
+
+    Raises:
+        OSError: see pyarrow.
+    """
+    from pyarrow.fs import FileSystem
+
+    address, _, query = uri.partition("?")
+    scheme, options = uri.partition("://")[0], [query] if query else []
+    # Small objects are then written by one request instead of three.
+    options += ["allow_delayed_open=true"] if scheme == "s3" else []
+    # Otherwise a request waits for 15 minutes, without a word and deaf to signals.
+    options += ["retry_limit_seconds=10"] if scheme in ("gs", "gcs") and "retry_limit_seconds" not in query else []
+    store, path = FileSystem.from_uri(f"{address}{'?' + '&'.join(options) if options else ''}")
+    # The store of a URI asks a silent S3 server for 100 s before it returns; its copy asks three times, in 12 s.
+    return (copy(store) if scheme == "s3" else store), path
+
+
+@lru_cache(maxsize=16)
+def _store(scheme: str, bucket: str) -> tuple[Any, str]:
+    name, _, query = bucket.partition("?")
+    store, path = open_file_system(f"{scheme}://{name}/?{query}")
+    return store, path.rstrip("/")
+
+
+def ask(path: Path, request: Callable[[Any, str], T]) -> T:
+    """Return the answer of a store to a request about the object of a copy; see `patiently` for the errors."""
+    scheme, bucket, *parts = inside(path) or ()
+
+    def answer() -> T:
+        store, root = _store(scheme, bucket)
+        return request(store, "/".join([root, *parts]))
+
+    return patiently(answer, f"{scheme}://{bucket.partition('?')[0]}", address_of(path))
+
+
+def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
+    """Return the answer to a request; make it again while the store does not answer.
+
+    Args:
+        uri: the bucket, for messages.
+        where: the object, for messages.
+
+    Raises:
+        StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS` (`FIRST_SECONDS` if it never has), or
+            the disk of the copies fails.
+    """
+    began, pause = time.monotonic(), 0.5
+    while True:
+        try:
+            result = request()
+            _answered.add(uri)
+            return result
+        except FileNotFoundError:
+            _answered.add(uri)
+            raise
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISK):
+                what = f"the copies of {uri} cannot be written or read ({error.strerror})"
+                remedy = f"free some space there, or name another folder in {COPIES}"
+                raise StorageError(what, str(copies_folder()), remedy) from error
+            if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
+                raise StorageError(f"the store refuses ({reason})", where, _REFUSED) from error
+            answers = _ANSWERS.search(str(error))
+            is_known = bool(answers or _answered & {uri, ""})
+            patience = PATIENCE_SECONDS if is_known else FIRST_SECONDS
+            length = f"{patience / 60:g} minutes" if is_known else f"{patience:g} seconds"
+            if time.monotonic() - began > patience:
+                raise StorageError(
+                    f"the store has {'answered with errors' if answers else 'not answered'} for {length} ({reason})",
+                    uri,
+                    ("free space in it if it is full" if answers else "check the endpoint and the network")
+                    + ", then give the same command again"
+                    + (": it continues" if is_known else ""),
+                ) from error
+            if pause == 0.5:
+                problem = "answers with an error, as a full one does" if answers else "does not answer"
+                _report(f"{uri}: the store {problem} ({reason}); trying again for {length}")
+            check_interrupted()
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+
+class PatientFile(io.RawIOBase):
+    """Bytes of an object, from any place; reading waits for a store that does not answer (see `patiently`)."""
+
+    def __init__(self, store: Any, path: str, where: str) -> None:
+        self._file, self._where, self._place = store.open_input_file(path), where, 0
+        scheme, _, rest = where.partition("://")
+        self._bucket = f"{scheme}://{rest.partition('/')[0]}"
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place, and return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size()}[whence]
+        self._place = base + offset
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Read bytes, and return their number; raises `StorageError`."""
+        read = patiently(lambda: self._file.read_at(len(buffer), self._place), self._bucket, self._where)
+        buffer[: len(read)] = read
+        self._place += len(read)
+        return len(read)
+
+    def close(self) -> None:
+        """Close the object."""
+        self._file.close()
+        super().close()
+
+
+def delete_object(path: Path) -> None:
+    """Delete one object; nothing happens if there is none."""
+
+    def delete(store: Any, key: str) -> None:
+        with suppress(FileNotFoundError):
+            store.delete_file(key)
+
+    ask(path, delete)
+
+
+def listing(path: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of each object below a folder by its relative name; locks are left out."""
+    from pyarrow.fs import FileSelector
+
+    def listed(store: Any, key: str) -> dict[str, tuple[int, int]]:
+        infos = store.get_file_info(FileSelector(key, recursive=True, allow_not_found=True))
+        return {info.path[len(key) + 1 :]: (info.size, info.mtime_ns) for info in infos if info.is_file}
+
+    found = ask(path, listed)
+    global _newest
+    _newest = max([_newest, *(modified for _, modified in found.values())])
+    return {name: about for name, about in found.items() if ".lock/" not in name}
+
+
+def newest() -> int:
+    """Return the newest time that a store has listed for an object, in nanoseconds since 1970 by its clock."""
+    return _newest
+
+
+def check_writable(path: Path | str) -> None:
+    """Raise `StorageError` unless the store lets an object be written next to a path."""
+    if inside(path) is None:
+        return
+    probe = Path(path) / f".probe-{os.getpid()}-{threading.get_ident()}"
+    with named(path, probe):
+        write_object(probe, _PROBE)
+        if read_object(probe) != _PROBE:
+            what = "no object store: what was written cannot be read"
+            raise StorageError(what, address_of(probe), "check the endpoint")
+        delete_object(probe)
+
+
+@contextmanager
+def named(path: Path | str, internal: Path) -> Iterator[None]:
+    """Raise errors about an object that the user does not know, or about one below it, with the path of the user."""
+    try:
+        yield
+    except StorageError as error:
+        address = address_of(internal)
+        if address is None or not str(error.where).startswith(address):
+            raise
+        raise error.at(address_of(path)) from error

@@ -1,0 +1,320 @@
+"""Object stores as homes of results: each folder of a store has a copy on this machine, on which all code works.
+
+`commit` and `lock` call these functions; for a path that is no copy they do nothing.
+
+1. What is committed is uploaded: the files of a directory first, its manifest last. While it is uploaded, the object
+   `.unfinished` is in it; until that is removed, the directory does not exist for any reader.
+2. `pull` makes a copy equal to the store. Large files of committed directories are left out; `fetch` gets them when
+   their manifest is read. The modification time of a copied file is that of its object.
+3. Other files, such as logs that grow, are uploaded by `push_changes` of the writer, who has a lease (`lease`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from raytriever.core.errors import ASIDE, StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store import object_stores
+from raytriever.core.store.object_stores import (
+    MANIFEST,
+    ask,
+    copies_folder,
+    delete_object,
+    inside,
+    listing,
+    write_object,
+)
+
+UNFINISHED = ".unfinished"
+SMALL_BYTES = 1 << 20
+CLOCK_ERROR_NS = 3_600_000_000_000  # by which the clock of a machine may differ from that of the store
+UNUSED_SECONDS = 7 * 86_400  # after which the large files of a copy are removed
+IN_USE_SECONDS = 3_600  # for which a full disk does not remove them
+FULL_SHARE = 0.9  # of the disk
+TRANSFERS = 8  # at a time
+
+
+def pull(path: Path | str, *, owned: bool | None = None) -> None:
+    """Make a copy equal to the store, but for large files of committed directories.
+
+    Args:
+        path: the file or folder; it may be missing in the store.
+        owned: whether a process of this machine writes the folder. Its copy is then newer than the store, and only
+            what other machines have committed is added. By default the locks on this machine decide, for each folder.
+
+    Raises:
+        StorageError: the store refuses, does not answer, or has both an object and a folder of this name.
+    """
+    if inside(path) is None:
+        return
+    path = Path(path)
+    target = ask(path, lambda store, key: store.get_file_info(key))
+    found = listing(path)
+    if target.is_file:
+        if found:
+            raise StorageError("is an object and a folder", str(path), "give another path")
+        _download_if_changed(path, target.size, target.mtime_ns)
+        return
+    unfinished = tuple(name.removesuffix(UNFINISHED) for name in found if name.rpartition("/")[2] == UNFINISHED)
+    committed = tuple(name.removesuffix(MANIFEST) for name in found if name.rpartition("/")[2] == MANIFEST)
+    found = {name: about for name, about in found.items() if not name.startswith(unfinished)}
+    owners = tuple(_owned_folders(path)) if owned is None else (f"{path}{os.sep}",) if owned else ()
+    _remove_others(path, found, owners)
+    wanted = []
+    for name, (size, modified) in found.items():
+        if not name.startswith(committed) and str(path / name).startswith(owners):
+            continue
+        if size <= SMALL_BYTES or not name.startswith(committed) or name.endswith(MANIFEST):
+            wanted.append(name)
+        elif not _is_copied(path / name, size, modified):
+            (path / name).unlink(missing_ok=True)  # of an older version; `fetch` gets the new one
+    _each(wanted, lambda name: _download_if_changed(path / name, *found[name]))
+
+
+def fetch(path: Path, names: Iterable[str]) -> None:
+    """Copy files of a committed directory that are missing on this machine; raises `StorageError`.
+
+    The time of the directory is that of its last use, for `remove_unused`.
+    """
+    if inside(path) is None:
+        return
+    with suppress(OSError):
+        os.utime(path)
+    missing = [name for name in names if not (path / name).exists()]
+    if missing:
+        remove_unused(copies_folder())
+
+    def download(name: str) -> None:
+        about = ask(path / name, lambda store, key: store.get_file_info(key))
+        if about.is_file:
+            _download_if_changed(path / name, about.size, about.mtime_ns)
+
+    _each(missing, download)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the large files of copies that nobody has read for `UNUSED_SECONDS`; `fetch` gets them again.
+
+    From a disk that is full to `FULL_SHARE` more are removed, the least recently read first. A process that has opened
+    a file keeps it. Folders that a process of this machine writes stay.
+    """
+    owners = tuple(_owned_folders(folder))
+    last_read = {}
+    for here, _, names in os.walk(folder):
+        if MANIFEST in names and not f"{here}{os.sep}".startswith(owners):
+            with suppress(FileNotFoundError):  # another process has removed it
+                last_read[here] = os.stat(here).st_mtime
+    for here in sorted(last_read, key=last_read.__getitem__):
+        age = time.time() - last_read[here]
+        disk = shutil.disk_usage(folder)
+        if age > UNUSED_SECONDS or (age > IN_USE_SECONDS and disk.free < (1 - FULL_SHARE) * disk.total):
+            for file in (Path(inner, name) for inner, _, names in os.walk(here) for name in names):
+                with suppress(OSError):
+                    if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
+                        file.unlink()
+
+
+def push(path: Path, name: Path | None = None) -> None:
+    """Upload a file that was written, or a directory that was committed; raises `StorageError`.
+
+    Args:
+        name: path that the file will be renamed to, by default its own.
+    """
+    if inside(path) is None:
+        return
+    if not path.is_dir():
+        _upload(path, name=name)
+        return
+    names = sorted(Path(here, name).relative_to(path).as_posix() for here, _, files in os.walk(path) for name in files)
+    kept = {*names, UNFINISHED}
+    if MANIFEST in names:  # other machines may have uploaded some of the files that it names
+        kept |= read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"].keys()
+    write_object(path / UNFINISHED, b"")
+    before = listing(path)
+    _each([name for name in names if name != MANIFEST], lambda name: _upload(path / name, before.get(name)))
+    _each(before.keys() - kept, lambda name: delete_object(path / name))
+    if MANIFEST in names:
+        _upload(path / MANIFEST)
+    delete_object(path / UNFINISHED)
+
+
+def push_part(path: Path, files: Mapping[str, Path]) -> None:
+    """Upload files under their names into a directory that is not committed yet; raises `StorageError`."""
+    write_object(path / UNFINISHED, b"")
+    _each(files, lambda name: ask(path / name, lambda store, key: _copy_in(files[name], store, key)))
+
+
+def sweep(path: Path) -> None:
+    """Delete what killed processes have uploaded of directories below a folder; only while nobody uploads there."""
+    if inside(path) is None:
+        return
+    for name in listing(path):
+        if name.rpartition("/")[2] == UNFINISHED:
+            delete((path / name).parent)
+
+
+def delete(path: Path | str) -> None:
+    """Delete a file or folder in the store, the manifest of a folder first; raises `StorageError`."""
+    if inside(path) is None:
+        return
+    path = Path(path)
+    names = sorted(listing(path), key=lambda name: name.rpartition("/")[2] != MANIFEST)
+    for manifest in [name for name in names if name.rpartition("/")[2] == MANIFEST]:
+        delete_object(path / manifest)
+    _each(names, lambda name: delete_object(path / name))
+    if not names:
+        delete_object(path)
+
+
+class Changes:
+    """The files of a copy that are not committed as directories, such as logs, and those of them that are uploaded.
+
+    The folder was just pulled, or is new.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._uploaded = self._state()
+
+    def push(self) -> None:
+        """Upload files that have changed since the last call, and delete those that are gone; raises `StorageError`."""
+        with self._lock:
+            now = self._state()
+            for file in [file for file, state in now.items() if self._uploaded.get(file) != state]:
+                with suppress(FileNotFoundError):  # it is gone meanwhile
+                    about = (
+                        ask(file, lambda store, key: store.get_file_info(key)) if now[file][0] > SMALL_BYTES else None
+                    )
+                    # A large file that another process, or `commit.put_file`, has uploaded has the time of its object.
+                    self._uploaded[file] = _upload(file, (about.size, about.mtime_ns) if about else None)
+            gone = [file for file in self._uploaded if file not in now and not file.exists()]
+            _each(gone, delete_object)
+            for file in gone:
+                del self._uploaded[file]
+
+    def _state(self) -> dict[Path, tuple[int, int]]:
+        found = {}
+        for here, folders, names in os.walk(self._path):
+            if MANIFEST in names:
+                folders.clear()
+                continue
+            folders[:] = [name for name in folders if ASIDE not in name]
+            for name in names:
+                if ASIDE in name or name.endswith(".lock"):
+                    continue
+                with suppress(FileNotFoundError):
+                    status = os.stat(os.path.join(here, name))
+                    found[Path(here, name)] = status.st_size, status.st_mtime_ns
+        return found
+
+
+def _copy_in(file: Path, store: Any, key: str) -> None:
+    with file.open("rb") as source, store.open_output_stream(key, compression=None) as target:
+        shutil.copyfileobj(source, target, 8 << 20)
+
+
+def _upload(file: Path, before: tuple[int, int] | None = None, name: Path | None = None) -> tuple[int, int]:
+    """Upload a file, unless the object is that of the copy; the file gets the time of the object. Return the size and
+    the time of what was uploaded. Those of the file differ if it has changed meanwhile. `before` are the size and the
+    time of the object, `name` is the path whose object it becomes."""
+    status = file.stat()
+    if before == (status.st_size, status.st_mtime_ns):
+        return before
+
+    def upload(store: Any, key: str) -> Any:
+        _copy_in(file, store, key)
+        return store.get_file_info(key)
+
+    about = ask(name or file, upload)
+    if (file.stat().st_size, file.stat().st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        return status.st_size, status.st_mtime_ns
+    _set_time(file, about.mtime_ns, file.name)
+    return status.st_size, file.stat().st_mtime_ns
+
+
+def _download_if_changed(file: Path, size: int, modified: int) -> None:
+    if _is_copied(file, size, modified):
+        return
+    aside = file.with_name(f".{file.name}{ASIDE}{os.getpid()}-{threading.get_ident()}")
+
+    def download(store: Any, key: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with store.open_input_stream(key, compression=None) as source, aside.open("wb") as target:
+            shutil.copyfileobj(source, target, 8 << 20)
+
+    try:
+        ask(file, download)
+        _set_time(aside, modified, file.name)
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _is_copied(file: Path, size: int, modified: int) -> bool:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (size, modified)
+
+
+def _set_time(file: Path, modified: int, name: str) -> None:
+    """Give a copy the time of its object, unless it is small and may change again within the second that it tells. The
+    newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes."""
+    is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
+    is_over = object_stores.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
+    if is_large or is_over:
+        os.utime(file, ns=(modified, modified))
+
+
+def _owned_folders(path: Path) -> list[str]:
+    """Return the folders at and below a path that processes of this machine are writing, each with a `/` at its end."""
+    locks = [path.with_name(f".{path.name}.lock"), *path.rglob(".*.lock")]
+    return [f"{lock.with_name(lock.name[1:-5])}{os.sep}" for lock in locks if _is_locked(lock)]
+
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) -> None:
+    """Remove files of a copy that the store does not have, and folders that are empty then, outside owned folders."""
+    kept = {str(path / name) for name in found}
+    for here, _, names in os.walk(path, topdown=False):
+        if f"{here}{os.sep}".startswith(owners) or ASIDE in here:
+            continue
+        for name in names:
+            file = os.path.join(here, name)
+            if file not in kept and not name.endswith(".lock") and ASIDE not in name:
+                os.unlink(file)
+        with suppress(OSError):
+            os.rmdir(here)
+
+
+def _each(names: Iterable[Any], work: Callable[[Any], object]) -> None:
+    names = list(names)
+    if len(names) < 2:  # without a thread
+        list(map(work, names))
+        return
+    with ThreadPoolExecutor(min(TRANSFERS, len(names))) as threads:
+        list(threads.map(work, names))

@@ -1,0 +1,137 @@
+"""Parts of a result that is not finished: a part that is committed is never made again.
+
+    FOLDER/NAME/manifest.json    written last: the digest of each file of the part, and the key in its metadata
+
+A command that was killed is given again. It reads the parts that are there, makes the missing ones, writes the result
+as a whole, and removes the parts. The key is a digest of all that decides the part. A part that is damaged or has
+another key counts as missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raytriever.core.errors import StorageError
+from raytriever.core.store.cache import cache_folder, hold, keep_within_bound
+from raytriever.core.store.capacity import check_disk
+from raytriever.core.store.commit import Manifest, check_names, committed_directory, one_writer, read_manifest, remove
+from raytriever.core.terminal import warn
+
+T = TypeVar("T")
+
+
+@dataclass
+class Parts:
+    """Committed parts of an unfinished result.
+
+    Args:
+        folder: folder of the parts, made with the first one; None to keep none.
+        key: digest of all that decides a part; empty if the folder or the part is named after it.
+        optional: name of the work, such as "a search", if it can go on without parts. A part that cannot be written is
+            then a warning, and no further part is written. By default it is an error.
+        check: compares the files of a part with their digests, raises `StorageError`, and returns the manifest.
+        durable: whether the parts survive a crash of the machine; see `committed_directory`.
+    """
+
+    folder: Path | None
+    key: str = ""
+    optional: str = ""
+    check: Callable[[Path], Manifest] = read_manifest
+    durable: bool = True
+
+    def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
+        """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
+
+        None if the part is missing, damaged or of another key.
+        """
+        if self.folder is None:
+            return None
+        path = self.folder / name
+        with suppress(StorageError, OSError):
+            meta = self.check(path)["meta"]
+            if meta.get("key", "") == self.key:
+                return load(path, meta)
+        return None
+
+    def write(
+        self, name: str, save: Callable[[Path], object], meta: dict[str, Any] | None = None, size: int = 0
+    ) -> None:
+        """Commit a part. It replaces an earlier part of the name.
+
+        Args:
+            save: writes the files of the part into a directory.
+            meta: metadata of the part; read after `save`, which may fill it.
+            size: bytes that the disk must have room for.
+
+        Raises:
+            StorageError: the part cannot be written, and the parts are not optional.
+        """
+        if self.folder is None:
+            return
+        meta = {} if meta is None else meta
+        if self.key:
+            meta["key"] = self.key
+        try:
+            if size:
+                check_disk(self.folder, size, f"copies of {self.optional} that is not finished")
+            with committed_directory(self.folder / name, meta, replace=True, durable=self.durable) as path:
+                save(path)
+        except StorageError as error:
+            if not self.optional:
+                raise
+            warn(f"if {self.optional} is stopped, it starts again, because its parts cannot be written: {error}")
+            self.folder = None
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return the names of the parts that are missing or damaged."""
+        return [name for name in names if self.read(name, lambda path, meta: True) is None]
+
+    def remove(self) -> None:
+        """Remove all parts, once the result is complete."""
+        if self.folder is not None:
+            remove(self.folder)
+
+
+def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
+    """Make the folder in the cache of the finished blocks of a mining or a scoring.
+
+    Args:
+        decides: values of JSON that decide the blocks; the folder is named after them.
+        holder: the folder is in use while this object exists.
+    """
+    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / "negatives" / f"{key[:16]}-blocks"
+    with suppress(OSError, StorageError):  # a cache that only others may write: nothing is kept
+        folder.mkdir(parents=True, exist_ok=True)
+        hold(folder, holder)
+        keep_within_bound(folder)
+    return folder
+
+
+def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], object] = check_names) -> Path:
+    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time.
+
+    `check` raises `StorageError` for a damaged entry; by default names and sizes of the files are compared.
+    """
+
+    def damage() -> str | None:
+        try:
+            check(entry)
+        except StorageError as error:  # whose traceback would keep the tensors of the callers
+            return f"{error.where}: {error.what}"
+        return None
+
+    if damage() is not None:
+        with one_writer(entry, wait=True, report=warn):
+            if (reason := damage()) is not None:  # another command has not made it meanwhile
+                if entry.exists():
+                    warn(f"{reason}; making it again")
+                make()
+                keep_within_bound(entry)
+    return entry

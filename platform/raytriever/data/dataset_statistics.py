@@ -1,0 +1,117 @@
+"""Statistics of a data set: the figures that `prepare` prints, and the texts that two splits share.
+
+A model answers a query that it was trained on from memory, which says nothing about other queries. `keys` says which
+texts count as the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.core.errors import DataError, setting
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.hashed_ids import Forms
+
+PERCENTILES = (50, 90, 99)
+
+
+def describe(
+    dataset: RetrievalDataset, sides: Mapping[str, Any], lengths: Mapping[str, int], around: int
+) -> dict[str, str]:
+    """Return the lines of a table by name, for a data set with all splits opened.
+
+    `sides` are the figures in the manifest of `prepare`. `lengths` has, for `documents` and `queries`, the largest
+    number of tokens that a model reads of a text, with `around` special tokens.
+    """
+    figures = {
+        "documents": f"{len(dataset.documents):,}",
+        "queries": f"{len(dataset.queries):,}",
+        "documents repeated under their id": f"{sides['documents']['repeated']:,}",
+        "passages that are copies of others, which count as one": f"{sides['documents']['same_text']:,}",
+        "queries that are copies of others, which count as one": f"{sides['queries']['same_text']:,}",
+    }
+    for split, rows in dataset.judgements.items():
+        queries = np.unique(rows.queries)
+        positives = dataset.positives(split)
+        figures[f"{split}: queries"] = f"{len(queries):,}"
+        figures[f"{split}: judgements a query"] = _spread(np.unique(rows.queries, return_counts=True)[1])
+        figures[f"{split}: positives a query"] = _spread(np.diff(positives.offsets))
+        without = len(queries) - len(positives)
+        if without:
+            figures[f"{split}: queries without a positive"] = f"{without:,}"
+        if split in dataset.absent:
+            figures[f"{split}: positives not in the corpus"] = f"{len(dataset.absent[split]):,}"
+        if split in dataset.unanswerable:
+            figures[f"{split}: queries that no document answers"] = f"{len(dataset.unanswerable[split]):,}"
+    if dataset.tokens is not None:
+        for side, column in (("documents", dataset.tokens.documents), ("queries", dataset.tokens.queries)):
+            tokens = column.lengths() + around
+            if not len(tokens):  # a corpus without queries
+                continue
+            marks = " / ".join(f"{value:.0f}" for value in np.percentile(tokens, PERCENTILES))
+            cut = (tokens > lengths[side]).mean()
+            figures[f"{side}: tokens, {' / '.join(f'{p} %' for p in PERCENTILES)} / most"] = (
+                f"{marks} / {tokens.max():,}"
+            )
+            figures[f"{side}: cut at {lengths[side]} tokens"] = f"{cut:.1%}"
+    return figures | {"bad rows left out": f"{dataset.quarantine.total:,}"}
+
+
+def _spread(counts: ndarray) -> str:
+    return f"{counts.mean():.2f} ({counts.min():,} to {counts.max():,})" if len(counts) else "-"
+
+
+# Each query that was trained on adds at most 1 to the sum behind a mean metric, so at this share a metric may be too
+# high by 0.05: more than most differences between models. The published splits in docs/how-to/prepare-data.md share at
+# most 0.013.
+MOST_SHARED = 0.05
+ALLOW = setting("allow_split_overlap", True)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Number of the queries of a measured split, and of those of them with the text of a training query."""
+
+    dataset: str
+    split: str
+    shared: int
+    queries: int
+
+    @property
+    def share(self) -> float:
+        """Share of the split's queries that were trained on, 0 to 1."""
+        return self.shared / self.queries if self.queries else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.shared:,} of {self.queries:,} queries of split {self.split!r} ({self.share:.1%}) "
+            "are training queries too (same text but for case and white space)"
+        )
+
+
+def overlaps(
+    trained: Iterable[tuple[RetrievalDataset, str]], measured: Sequence[tuple[RetrievalDataset, str]]
+) -> list[Overlap]:
+    """Count, for each measured split of a data set, its queries that are trained on."""
+    known = [_forms(dataset, split) for dataset, split in trained]
+    counts = []
+    for dataset, split in measured:
+        own = _forms(dataset, split)
+        shared = np.isin(own, np.concatenate(known)) if known else np.zeros(len(own), bool)
+        counts.append(Overlap(dataset.name, split, int(shared.sum()), len(own)))
+    return counts
+
+
+def _forms(dataset: RetrievalDataset, split: str) -> Forms:
+    return dataset.queries.forms[dataset.positives(split).queries]
+
+
+def check_overlap(overlap: Overlap, allowed: bool) -> None:
+    """Refuse a measured split of which too many queries are trained on, unless it is allowed; raises `DataError`."""
+    if overlap.share > MOST_SHARED and not allowed:
+        remedy = f"leave these queries out of the training split, or give {ALLOW} and distrust the figures"
+        raise DataError(f"{overlap}, more than {MOST_SHARED:.0%}", overlap.dataset, remedy)

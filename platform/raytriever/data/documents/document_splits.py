@@ -1,0 +1,106 @@
+"""Splits of an import: documents, and the questions that they answer, are divided into train, dev and test.
+
+Documents that answer the same question are one group, and a group has one split. Groups are taken in the order of the
+hash of seed and path, until test and dev have their shares of the questions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from raytriever.data.documents.document_questions import Questions
+from raytriever.data.documents.earlier_import import EarlierImport
+from raytriever.data.formats.train_dev_test import DEV, SPLITS, TEST, TRAIN, HashSplit, Shares, hash_of, split_by_hash
+
+_SHARE = 0.1  # of the documents that answer no question
+
+
+def split_import(
+    paths: Iterable[str], questions: Questions | None, seed: int, shares: Shares, earlier: EarlierImport | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the split of each document by its path, and of each question without an answer by its id.
+
+    Documents and questions of an earlier import keep their splits; questions that are then in two become bad rows.
+    """
+    known = earlier.splits_of(questions) if earlier else {}
+    if questions is None:
+        return assign_splits(paths, seed, (), shares, known) | known, {}
+    groups, without = list(questions.groups()), questions.unanswerable
+    named = {name: one.split for name, one in without.items() if one.split}
+    texts = {name: one.text for name, one in without.items() if not one.split}
+    total = len(groups) + len(texts)
+    splits = assign_splits(paths, seed, groups, shares, {**questions.named_splits(), **known}, total) | known
+    if earlier is not None:
+        earlier.refuse_divided(questions, splits)
+    known_questions = earlier.questions if earlier else {}
+    return splits, named | split_by_hash(texts, shares.sizes(len(texts), total), seed, known_questions)
+
+
+def assign_splits(
+    paths: Iterable[str],
+    seed: int,
+    groups: Iterable[Sequence[str]] = (),
+    shares: Shares | None = None,
+    known: Mapping[str, str] | None = None,
+    total: int | None = None,
+) -> dict[str, str]:
+    """Return the split of each document, by its path.
+
+    Args:
+        paths: documents, relative to their folder.
+        groups: for each question, the documents that answer it.
+        known: splits that documents keep, such as those of an earlier import. A group whose documents are known in
+            several splits has the first of train, dev, test: a question that was trained on is never measured.
+        total: number of all questions, with those that no document answers, which decides the default shares; None
+            for the number of groups.
+
+    Returns:
+        Splits by path. Groups that fit join a split, then one that is too large if that brings the split nearer to its
+        number of questions. The last group is left to train, if train has a share. A document without questions is
+        divided by its hash alone, so further ones move none.
+    """
+    shares, known = shares or Shares(), known or {}
+    ordered, groups = list(paths), list(groups)
+    first_of = _groups_of([*ordered, *chain.from_iterable(groups)], groups)
+    members: dict[str, list[str]] = defaultdict(list)
+    for path in ordered:
+        members[first_of[path]].append(path)
+    questions = Counter(first_of[group[0]] for group in groups)
+    splits = {
+        first: next(split for split in SPLITS if split in kept)
+        for first, paths_of in members.items()
+        if (kept := {known[path] for path in paths_of if path in known})
+    }
+    have = Counter({split: sum(questions[first] for first in splits if splits[first] == split) for split in SPLITS})
+    waiting = sorted((path for path in questions if path not in splits), key=lambda path: hash_of(path, seed))
+    for split, size in zip((TEST, DEV), shares.sizes(len(groups), total), strict=True):
+        for most in (1, 2):  # groups that fit; then one that is too large, if that is nearer
+            for first in list(waiting):
+                missing = size - have[split]
+                if missing <= 0 or (shares.has_train and len(waiting) == 1 and not have[TRAIN]):
+                    break
+                if questions[first] <= most * missing:
+                    waiting.remove(first)
+                    splits[first] = split
+                    have[split] += questions[first]
+    splits |= dict.fromkeys(waiting, TRAIN if shares.has_train else DEV if shares.dev else TEST)
+    test, dev = (_SHARE if share is None else share for share in (shares.test, shares.dev))
+    by_hash = HashSplit.of_shares(test, dev, seed)
+    return {path: splits.get(first_of[path]) or by_hash(path) for path in ordered}
+
+
+def _groups_of(paths: Iterable[str], groups: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Return the first path, by name, of the documents that share questions with each document."""
+    names = sorted(set(paths))
+    number = {path: index for index, path in enumerate(names)}
+    pairs = np.array([(number[group[0]], number[path]) for group in groups for path in group], np.int64).reshape(-1, 2)
+    links = coo_array((np.ones(len(pairs)), pairs.T), (len(names), len(names)))
+    component = connected_components(links, directed=False)[1].tolist()
+    first = dict(zip(reversed(component), reversed(names), strict=True))
+    return {path: first[group] for path, group in zip(names, component, strict=True)}

@@ -1,0 +1,247 @@
+"""Import of a folder: each file is read once, divided into passages and written; memory is bounded by one file.
+
+The same folder, questions, settings and seed give the same bytes. The folder that is written is in BEIR layout, which
+every command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers,
+belong to one split. A data set of an earlier import is replaced, and its splits are kept (`documents.earlier_import`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from raytriever.core.errors import ConfigError, DataError, UserError, setting
+from raytriever.core.reading.documents.read_document import (
+    KINDS,
+    OTHER_KINDS,
+    ending_of,
+    kind_of_document,
+    require_parsers,
+)
+from raytriever.core.reading.documents.sections import ParsedDocument
+from raytriever.core.store.capacity import format_size
+from raytriever.core.store.commit import committed_directory
+from raytriever.core.store.disk import check_writable
+from raytriever.data.data_settings import ImportConfig
+from raytriever.data.data_sources import SourceFile
+from raytriever.data.documents.document_questions import Questions
+from raytriever.data.documents.document_splits import split_import
+from raytriever.data.documents.earlier_import import KIND, EarlierImport
+from raytriever.data.documents.folder_of_documents import DocumentFolder
+from raytriever.data.documents.import_summary import ImportSummary
+from raytriever.data.documents.passage_chunking import Chunker, Passage
+from raytriever.data.documents.reader_process import DocumentReader
+from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
+from raytriever.data.formats.train_dev_test import SPLITS, shares_of
+from raytriever.data.hashed_ids import key_of
+from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry
+from raytriever.models.description import describe, prompt_table
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import read_files
+from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
+
+_REPORT_SECONDS = 10
+_EXAMPLES = 3
+_OVERLAP = 8  # by default a passage repeats an eighth of the one before it
+
+
+def import_folder(
+    folder: str, output: Path, config: ImportConfig, model: ModelConfig, log: Callable[[str], None]
+) -> ImportSummary:
+    """Write the passages of a folder of documents, and the questions that they answer, as a data set.
+
+    `model` is the encoder whose tokens and length the passages have; `log` is called with lines about long work.
+
+    Raises:
+        UserError: the folder, the questions, the model or the output cannot be used.
+    """
+    check_writable(output)
+    earlier = EarlierImport.at(output)
+    shares = shares_of(config)
+    if config.test_questions and not config.questions:
+        raise ConfigError("has no effect", setting("test_questions"), f"give {setting('questions')} too")
+    source = DocumentFolder.of(folder)
+    questions_files = [os.path.abspath(file) for file in (config.questions, config.test_questions) if file]
+    files = [file for file in source.files if file.where not in questions_files]
+    paths = [file.path for file in _readable(files, source.where)]
+    require_parsers({str(kind_of_document(path)) for path in paths})
+    chunker = _chunker(config, model)
+    questions = None
+    if config.questions:
+        questions = Questions(config.questions, config.columns, paths, source.where, config.test_questions)
+    if earlier is not None:
+        earlier.check(source.where, paths, config.seed, questions is not None)
+    splits, of_questions = split_import(paths, questions, config.seed, shares, earlier)
+    others = Counter(_ending(file) for file in files if ending_of(file.path) not in {*KINDS, *OTHER_KINDS})
+    skipped = {_printable(path): reason for path, reason in source.left_out.items()}
+    summary = ImportSummary(output, skipped=skipped, others=others, questions=questions, replaces=earlier is not None)
+    meta = {
+        "kind": KIND,
+        "source": source.where,
+        "seed": config.seed,
+        "chunk_tokens": chunker.tokens,
+        "overlap_tokens": chunker.overlap,
+    }
+    with committed_directory(output, meta, replace=earlier is not None) as aside:
+        work = _Import(aside, summary, chunker, splits)
+        work.write_corpus([file for file in files if kind_of_document(file.path)], log)
+        if questions is not None:
+            work.write_questions(questions, of_questions)
+        entries = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
+        QuarantineReport((*entries, *(questions.bad if questions else ()))).write(aside)
+    return summary
+
+
+class _Import:
+    def __init__(self, folder: Path, summary: ImportSummary, chunker: Chunker, splits: dict[str, str]) -> None:
+        self._folder, self._summary, self._chunker, self._splits = folder, summary, chunker, splits
+        self._positives: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
+        self._texts: dict[bytes, str] = {}
+        self._nearest: list[tuple[bytes, str, Passage]] = []
+
+    def write_corpus(self, files: Sequence[SourceFile], log: Callable[[str], None]) -> None:
+        """Write `corpus.jsonl`, and `documents.jsonl` with a row for each file."""
+        summary, last = self._summary, time.monotonic()
+        with (
+            (self._folder / "corpus.jsonl").open("wb") as corpus,
+            (self._folder / "documents.jsonl").open("wb") as table,
+            DocumentReader() as reader,
+        ):
+            for number, file in enumerate(files):
+                if time.monotonic() - last > _REPORT_SECONDS:
+                    log(f"{number:,} of {len(files):,} files read, next {file.path} ({format_size(file.size)})")
+                    last = time.monotonic()
+                try:
+                    document, passages = self._passages(file, reader)
+                except UserError as error:
+                    summary.skipped[_printable(file.path)] = "; ".join(filter(None, (error.what, error.remedy)))
+                    continue
+                for passage in passages:
+                    corpus.write(_line({"_id": passage.id, "title": passage.title, "text": passage.text}))
+                kind, split = str(kind_of_document(file.path)), self._splits[file.path]
+                row = {"file": file.path, "kind": kind, "title": document.title, "split": split}
+                table.write(_line({**row, "passages": len(passages)}))
+                self._count(file.path, kind, split, passages)
+                self._note_copy(file.path, document)
+                self._match(file.path, split, passages)
+        if not summary.files:
+            path, reason = next((path, reason) for path, reason in summary.skipped.items() if kind_of_document(path))
+            what = f"none of its {len(files):,} files has text that can be read; {path} {reason}"
+            raise DataError(what, str(files[0].where))
+
+    def _count(self, path: str, kind: str, split: str, passages: Sequence[Passage]) -> None:
+        summary = self._summary
+        summary.files[kind] += 1
+        summary.documents[split] += 1
+        summary.passages[split] += len(passages)
+        summary.lengths[kind].update(passage.tokens for passage in passages)
+        self._nearest += [(key_of(passage.id), path, passage) for passage in passages]
+        self._nearest = heapq.nsmallest(_EXAMPLES, self._nearest, key=lambda entry: entry[:2])
+        summary.examples = [passage for *_, passage in self._nearest]
+
+    def _note_copy(self, path: str, document: ParsedDocument) -> None:
+        """Note a file whose headings and text are those of an earlier one. Its title may be made of its name."""
+        texts = [text for section in document.sections for text in (*section.headings, section.text)]
+        first = self._texts.setdefault(key_of(*texts), path)
+        if first != path:
+            self._summary.repeated.append(f"{path} repeats {first}")
+
+    def _match(self, path: str, split: str, passages: Sequence[Passage]) -> None:
+        matched = self._summary.questions.match(path, passages) if self._summary.questions else []
+        for question, ids in matched:
+            self._positives[question.split or split].setdefault(question.id, []).extend(ids)
+        self._summary.shared += len({question.split or split for question, _ in matched}) > 1
+
+    def _passages(self, file: SourceFile, reader: DocumentReader) -> tuple[ParsedDocument, list[Passage]]:
+        if not _is_utf8(file.path):
+            raise DataError("its name is not UTF-8", None, "rename it")
+        document = reader.read(file)
+        passages = list(self._chunker.passages(file.path, document))
+        if not passages:
+            raise DataError("has no text", None, "remove it")
+        return document, passages
+
+    def write_questions(self, questions: Questions, splits: dict[str, str]) -> None:
+        """Write `queries.jsonl`, `qrels/SPLIT.tsv` and `unanswerable/SPLIT.tsv`. Rows whose file was skipped are bad.
+        `splits` are those of the questions without an answer, by id."""
+        for path, reason in self._summary.skipped.items():
+            for question in questions.by_file.get(path, ()):
+                questions.refuse(question, f"{path} was skipped: {reason}")
+        judged = {name for by_query in self._positives.values() for name in by_query}
+        asked = [question for by_file in questions.by_file.values() for question in by_file if question.id in judged]
+        without = questions.unanswerable
+        used = sorted([*asked, *questions.unjudged, *without.values()], key=lambda one: (one.split, one.line))
+        texts = {question.id: question for question in used}
+        if not texts:
+            first = min(questions.bad, key=lambda entry: entry["row"])
+            what = f"no question can be used: {first['reason']}"
+            raise DataError(what, f"{questions.where} line {first['row']}", "correct the rows")
+        questions.bad.sort(key=lambda entry: entry["row"])
+        lines = [_line({"_id": name, "text": question.text}) for name, question in texts.items()]
+        (self._folder / "queries.jsonl").write_bytes(b"".join(lines))
+        for split, positives in self._positives.items():
+            if not positives:
+                continue
+            rows = [f"{name}\t{document}\t1" for name in texts for document in dict.fromkeys(positives.get(name, ()))]
+            self._write_split("qrels", split, ["\t".join(QRELS_HEADER), *rows])
+            self._summary.judged[split] = len(positives)
+        for split in SPLITS:
+            names = [name for name in without if splits[name] == split]
+            if names:
+                self._write_split(UNANSWERABLE, split, [*UNANSWERABLE_HEADER, *names])
+                self._summary.unanswerable[split] = len(names)
+
+    def _write_split(self, kind: str, split: str, lines: Sequence[str]) -> None:
+        (self._folder / kind).mkdir(exist_ok=True)
+        (self._folder / kind / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _readable(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
+    readable = [file for file in files if kind_of_document(file.path) and _is_utf8(file.path)]
+    if not readable:
+        endings = Counter(map(_ending, files))
+        there = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8)) or "nothing else"
+        remedy = f"give a folder with files that end in {', '.join(KINDS)}"
+        raise DataError(f"no document in it; its files end in {there}", where, remedy)
+    return readable
+
+
+def _chunker(config: ImportConfig, model: ModelConfig) -> Chunker:
+    """Return the divider for an encoder: its passages fit, with special tokens and prompt."""
+    files = read_files(model)
+    description = describe(files, model)
+    tokenizer = load_tokenizer(files.sides["passage"].transformer)
+    template = Template.of(tokenizer)
+    serialized = content_tokenizer_json(tokenizer)
+    prompt = prompt_table(description, model).passage
+    around = len(template.before) + len(template.after) + len(tokenizer.encode(prompt, add_special_tokens=False))
+    tokens = config.chunk_tokens or max(16, description.passage_length - around)
+    overlap = tokens // _OVERLAP if config.overlap_tokens is None else config.overlap_tokens
+    return Chunker(serialized, tokens, overlap)
+
+
+def _printable(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _ending(file: SourceFile) -> str:
+    return ending_of(_printable(file.path)) or "no ending"
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    """Return a row of a JSONL file; halves of surrogate pairs, which some PDF files contain, become `?`."""
+    return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"

@@ -1,0 +1,56 @@
+"""Reader of documents in a process of its own: no file keeps an import busy, or fills the memory of the machine."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from raytriever.core.errors import DataError
+from raytriever.core.processes import ChildProcess
+from raytriever.core.reading.documents.read_document import (
+    PDF,
+    SLIDES,
+    WORD,
+    kind_of_document,
+    most_bytes,
+    read_document,
+)
+from raytriever.core.reading.documents.sections import ParsedDocument
+from raytriever.core.store.capacity import format_size
+from raytriever.data.data_sources import SourceFile, open_stream
+
+_MEMORY = 1_000_000_000  # bytes of the process
+# Seconds of processor time for a file, and for each MB of it. A page of text takes 0.1 s for 20 kB of PDF, and HTML and
+# Markdown 0.7 s for each MB. Hostile files can contain work for days.
+_SECONDS = dict.fromkeys((PDF, WORD, SLIDES), (30.0, 20.0))
+_SECONDS_OF_TEXT = (3.0, 4.0)
+
+
+class DocumentReader(ChildProcess):
+    """Reader of the files of a folder; use it as a context manager."""
+
+    def __init__(self) -> None:
+        super().__init__("raytriever.data.documents.reader_process", _MEMORY)
+
+    def read(self, file: SourceFile) -> ParsedDocument:
+        """Return the sections of a file; raises `DataError` if it cannot be read within the limits."""
+        kind = str(kind_of_document(file.path))
+        if file.size > most_bytes(kind):
+            most = format_size(most_bytes(kind))
+            raise DataError(f"has {format_size(file.size)}, more than {most}", file.where, "divide it")
+        first, for_each_mb = _SECONDS.get(kind, _SECONDS_OF_TEXT)
+        seconds = first + for_each_mb * file.size / 1e6
+        remedy = "print it to a new PDF file, or leave it out" if kind == PDF else "divide it, or leave it out"
+        try:
+            document: ParsedDocument = self.call(seconds, _read, file.where, kind)
+        except TimeoutError:
+            raise DataError(f"takes longer than {seconds:.0f} s to read", file.where, remedy) from None
+        except MemoryError:
+            raise DataError(f"needs more than {format_size(_MEMORY)} of memory to read", file.where, remedy) from None
+        except ChildProcessError as error:
+            raise DataError(f"ends the process that reads it ({error})", file.where, "leave it out") from None
+        return document
+
+
+def _read(where: str, kind: str) -> ParsedDocument:
+    with closing(open_stream(where)) as stream:
+        return read_document(stream, where, kind)

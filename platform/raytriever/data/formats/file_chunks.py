@@ -1,0 +1,136 @@
+"""Chunks of whole rows of a file, which one process reads and another parses.
+
+1. `read_chunks` streams a `Part`, one file of a data set, as `FileChunk`s of about 1 MiB, cut only between rows.
+2. `parse_chunk` turns a chunk into `Records` in any process: parts and chunks can be pickled.
+
+Memory is bounded by a chunk, and a chunk by its size or by its longest row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.formats import csv_tables
+from raytriever.data.formats import file_rows as rows
+from raytriever.data.formats.beir import read_ir_rows
+from raytriever.data.formats.plan import Part
+from raytriever.data.records_and_bad_rows import BadRow, Records, bad_entry
+
+Column = Literal["documents", "queries", "judgements", "negatives"]
+COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
+_READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
+    "parquet": rows.read_batches,
+    "arrow": rows.read_batches,
+    "array": rows.read_elements,
+    "ir": read_ir_rows,
+}
+
+
+@dataclass(frozen=True)
+class FileChunk:
+    """Whole rows of a part: `number` counts the chunks of the part from 0, `first_row` is its first row, from 1.
+
+    The payload is text whose rows end at `\\n`, also for tables, arrays, objects and `ir_datasets`; for `parquet` and
+    `arrow` it is an Arrow IPC stream.
+    """
+
+    part: int
+    number: int
+    first_row: int
+    payload: bytes
+
+
+@dataclass
+class Parsed:
+    """Parsed chunk: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
+
+    `marks` has, for each good row, its number and the lengths of the records' columns after it.
+    """
+
+    records: Records
+    bad: list[dict[str, Any]]
+    rows: int
+    marks: list[tuple[int, int, int, int, int]]
+
+    def rows_of(self, column: Column) -> Int64[ndarray, " records"]:
+        """Return the number, in the file, of the row that each record of a column of the records came from."""
+        marks = np.array(self.marks, dtype=np.int64).reshape(-1, 1 + len(COLUMNS))
+        return np.repeat(marks[:, 0], np.diff(marks[:, 1 + COLUMNS.index(column)], prepend=0))
+
+
+def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChunk]:
+    """Yield the chunks of a part in order, streamed.
+
+    Args:
+        index: its position among the parts, kept in each chunk.
+        size: the bytes after which a chunk is cut at the next row; Parquet is cut by rows of about that size.
+
+    Raises:
+        DataError: the file as a whole is missing, broken, empty or of another kind than it should be.
+    """
+    if part.rows is not None:
+        pieces = rows.read_object(part.where, size, part.rows)
+    elif part.kind in _READERS:
+        pieces = _READERS[part.kind](part.where, size)
+    else:
+        pieces = (csv_tables.read_rows if part.kind == "table" else rows.read_lines)(part.where, size, part.header)
+    for number, (first_row, payload) in enumerate(pieces):
+        yield FileChunk(index, number, first_row, payload)
+
+
+def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
+    """Return the records of a chunk; each bad row is quarantined alone, with its file, number and reason."""
+    parsed = Parsed(Records(), [], 0, [])
+    columns: list[list[Any]] = [getattr(parsed.records, column) for column in (*COLUMNS, "answers")]
+    lengths = [0] * len(columns)
+    raws, decode = _rows(part, chunk)
+    for number, raw in enumerate(raws, chunk.first_row):
+        if not raw or (type(raw) is bytes and raw.isspace()):
+            continue
+        parsed.rows += 1
+        try:
+            part.parse(decode(raw), parsed.records, part.split or "train")
+        except BadRow as bad:
+            parsed.bad.append(bad_entry(part.where, number, str(bad), _as_text(raw)))
+            for column, length in zip(columns, lengths, strict=True):
+                del column[length:]
+            continue
+        lengths = list(map(len, columns))
+        parsed.marks.append((number, *lengths[: len(COLUMNS)]))  # type: ignore[arg-type]
+    return parsed
+
+
+def last_row(part: Part, chunk: FileChunk) -> int:
+    """Return the number of the last row of a chunk, without parsing its rows."""
+    raws, _ = _rows(part, chunk)
+    return max((number for number, raw in enumerate(raws, chunk.first_row) if raw), default=chunk.first_row)
+
+
+def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
+    if part.kind in ("parquet", "arrow"):
+        return rows.rows_of(chunk.payload), _good
+    decoders = {"tsv": _columns, "table": csv_tables.row_of}
+    return chunk.payload.split(b"\n"), decoders.get(part.kind, rows.object_of)
+
+
+def _good(row: Any) -> Any:
+    if isinstance(row, BadRow):
+        raise row
+    return row
+
+
+def _columns(row: bytes) -> list[str]:
+    return rows.text_of(row.rstrip(b"\r")).split("\t")
+
+
+def _as_text(row: Any) -> bytes:
+    if isinstance(row, bytes):
+        return row.rstrip(b"\r")
+    return json.dumps(row, ensure_ascii=False, default=str).encode(errors="replace")

@@ -1,0 +1,220 @@
+"""Division of questions into train, dev and test by shares, decided by hashes: the same questions give the same splits.
+
+Questions with and without an answer are divided separately, so each split has its share of both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from raytriever.core.errors import ConfigError, DataError, flag_of, setting
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.data_sources import Source, SourceFile
+from raytriever.data.formats.plan import RowParser
+from raytriever.data.records_and_bad_rows import NO_ANSWER, Records
+
+Id = TypeVar("Id", int, str)
+TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
+ENOUGH = 50  # questions of dev and test that figures and thresholds should have
+_ROUNDING = 1e-9
+_SMALL, _LARGE = 0.1, 0.3  # bounds of the share of dev, and of test, that is not named
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the questions that become test and dev, 0 to 1. With a sum of 1 no question is train.
+
+    None is the default: 0.1, or more so that the split gets 50 questions, but at most 0.3 and half of what the other
+    share leaves.
+
+    Raises:
+        ConfigError: the sum is more than 1.
+    """
+
+    test: float | None = None
+    dev: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.test or 0.0) + (self.dev or 0.0) > 1 + _ROUNDING:
+            where = f"{setting('test_share', self.test)}, {setting('dev_share', self.dev)}"
+            raise ConfigError("are more than all questions", where, "give shares with a sum of at most 1")
+
+    @property
+    def has_train(self) -> bool:
+        """Return whether questions are left to train."""
+        return (self.test or 0.0) + (self.dev or 0.0) < 1 - _ROUNDING
+
+    def of(self, count: int) -> tuple[float, float]:
+        """Return the shares of test and dev for a number of questions."""
+        default = min(_LARGE, max(_SMALL, ENOUGH / max(1, count)))
+        test, dev = self.test, self.dev
+        if test is None:
+            test = min(default, (1 - (dev or 0.0)) / 2)
+        return test, min(default, (1 - test) / 2) if dev is None else dev
+
+    def sizes(self, count: int, total: int | None = None) -> tuple[int, int]:
+        """Return the numbers of test and dev questions among `count`; each is at least 1 unless its share is 0.
+
+        `total` is the number of all questions, which decides the default shares; `count` if None.
+        """
+        test, dev = (share and max(1, int(share * count + _ROUNDING)) for share in self.of(total or count))
+        test = min(int(test), count)
+        return test, min(int(dev), count - test) if self.has_train or not dev else count - test
+
+
+def shares_of(config: SplitConfig) -> Shares:
+    """Return the shares of dev and test; with a file of test questions the others are only train and dev."""
+    if not config.test_questions:
+        return Shares(config.test_share, config.dev_share)
+    if config.test_share:
+        what, remedy = "has no effect", f"leave out this or {setting('test_questions')}"
+        raise ConfigError(what, setting("test_share", config.test_share), remedy)
+    return Shares(0.0, config.dev_share)
+
+
+def test_file(config: SplitConfig) -> SourceFile | None:
+    """Return the file of test questions, None without; raises `DataError` if it is a folder of several files."""
+    if not config.test_questions:
+        return None
+    files = Source.open(config.test_questions).files
+    if len(files) != 1:
+        what = f"holds {len(files):,} files"
+        raise DataError(what, setting("test_questions", config.test_questions), "give one file")
+    return files[0]
+
+
+@dataclass(frozen=True)
+class HashSplit:
+    """Split of a text by the SHA-256 of seed and text: test up to the first bound, dev up to the second, else train."""
+
+    test: bytes = b""
+    dev: bytes = b""
+    seed: int = 0
+
+    @classmethod
+    def of(cls, texts: Iterable[str], sizes: tuple[int, int], seed: int = 0) -> HashSplit:
+        """Return the split in which the different texts of the smallest hashes fill test and then dev up to `sizes`."""
+        bounds = [b"", *sorted({hash_of(text, seed) for text in texts})]
+        test = min(sizes[0], len(bounds) - 1)
+        return cls(bounds[test], bounds[min(test + sizes[1], len(bounds) - 1)], seed)
+
+    @classmethod
+    def of_shares(cls, test: float, dev: float, seed: int = 0) -> HashSplit:
+        """Return the split in which each text is test or dev with a probability, whatever other texts there are."""
+        first, second = (min(int(share * 2**256), 2**256 - 1).to_bytes(32) for share in (test, test + dev))
+        return cls(first, second, seed)
+
+    def __call__(self, text: str) -> str:
+        """Return the split of a text."""
+        digest = hash_of(text, self.seed)
+        return TEST if digest <= self.test else DEV if digest <= self.dev else TRAIN
+
+
+def split_by_hash(
+    texts: Mapping[Id, str], sizes: tuple[int, int], seed: int = 0, known: Mapping[Id, str] | None = None
+) -> dict[Id, str]:
+    """Return the split of each text, given by id: that of `known`, or `HashSplit` up to the sizes of test and dev."""
+    known = known or {}
+    waiting = {name: text for name, text in texts.items() if name not in known}
+    have = Counter(known[name] for name in texts.keys() - waiting.keys())
+    test, dev = (max(0, size - have[split]) for split, size in zip((TEST, DEV), sizes, strict=True))
+    split_of = HashSplit.of(waiting.values(), (test, dev), seed)
+    return {name: known[name] if name in known else split_of(text) for name, text in texts.items()}
+
+
+def hash_of(text: str, seed: int = 0) -> bytes:
+    """Return the 32 bytes by which a path or a question is ordered."""
+    return hashlib.sha256((f"{seed}\0{text}" if seed else text).encode(errors="replace")).digest()
+
+
+@dataclass(frozen=True)
+class Division:
+    """Splits of the queries of a file by their texts; `unanswered` is that of the queries that no document answers."""
+
+    answered: HashSplit
+    unanswered: HashSplit
+
+    @classmethod
+    def of_file(
+        cls, config: SplitConfig, where: str, questions: Callable[[str], Iterable[tuple[int, str, bool]]]
+    ) -> tuple[Division, str]:
+        """Return the division of the queries of a file, and a description of it.
+
+        `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it.
+
+        Raises:
+            DataError: there are too few queries, or the file of test questions has one of them.
+        """
+        shares, test = shares_of(config), test_file(config)
+        asked = {(text, is_answered) for _, text, is_answered in questions(where)}
+        division = cls.of(asked, where, shares)
+        splits = {text: division.split_of(text, is_answered) for text, is_answered in asked}
+        counts = Counter(splits.values())
+        if test is not None:
+            from raytriever.data.hashed_ids import normalize  # imports NumPy, which `import raytriever` must not
+
+            known = {normalize(text) for text in splits}
+            for row, text, _ in questions(test.where):
+                if normalize(text) in known:
+                    what, remedy = f"the question is in {where} too", "remove it from one of the files"
+                    raise DataError(what, f"{test.where} row {row}", remedy)
+                counts[TEST] += 1
+        parts = ", ".join(f"{split} has {counts[split]:,}" for split in SPLITS)
+        few = few_questions(counts, shares)
+        return division, f"of its queries {parts}, by their digest" + (f". {few}" if few else "")
+
+    @classmethod
+    def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
+        """Return the splits of queries, each with whether a document answers it.
+
+        Raises:
+            DataError: there are too few different queries with an answer.
+        """
+        texts: dict[bool, set[str]] = {True: set(), False: set()}
+        for text, is_answered in queries:
+            texts[is_answered].add(text)
+        count, total = len(texts[True]), sum(map(len, texts.values()))
+        sizes = shares.sizes(count, total)
+        if sum(sizes) >= count + (not shares.has_train) or any(
+            share and not size for share, size in zip(shares.of(total), sizes, strict=True)
+        ):
+            kind = " with an answer" if texts[False] else ""
+            what = f"has {count} different queries{kind}, too few to divide into train, dev and test"
+            raise DataError(what, where, "give at least 3, or a column `split`")
+        return cls(HashSplit.of(texts[True], sizes), HashSplit.of(texts[False], shares.sizes(len(texts[False]), total)))
+
+    def split_of(self, text: str, is_answered: bool = True) -> str:
+        """Return the split of a query."""
+        return (self.answered if is_answered else self.unanswered)(text)
+
+
+def divided_row(parse: RowParser, division: Division, row: Any, records: Records, _: str) -> None:
+    """Parse a row; the split of its judgements follows from its query, or from the query's id in a row without text."""
+    queries, judgements = len(records.queries), len(records.judgements)
+    parse(row, records, TRAIN)
+    added = records.judgements[judgements:]
+    if added:
+        text = records.queries[-1].text if len(records.queries) > queries else added[0].query
+        split = division.split_of(text, all(one.document != NO_ANSWER for one in added))
+        records.judgements[judgements:] = [one._replace(split=split) for one in added]
+
+
+def few_questions(counts: Mapping[str, int], shares: Shares) -> str:
+    """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough.
+
+    `counts` are the questions by split. A split whose share is 0 is not wanted.
+    """
+    wanted = {split: share for split, share in zip((TEST, DEV), shares.of(sum(counts.values())), strict=True) if share}
+    few = [split for split in wanted if counts.get(split, 0) < ENOUGH]
+    if not few:
+        return ""
+    has = " and ".join(f"{split} has {counts.get(split, 0):,}" for split in few)
+    flags = " and ".join(f"{flag_of(f'{split}_share')} (now {wanted[split]:.2g})" for split in few)
+    return (
+        f"Of {sum(counts.values()):,} questions {has}, fewer than the {ENOUGH} that figures and thresholds should "
+        f"have: add questions, or raise {flags}."
+    )

@@ -1,0 +1,244 @@
+"""Assembly of shards to a data set: ids become positions, and repeated ids are resolved.
+
+1. Of rows with the same id the first counts. A row with the same content is skipped; one with other content is a bad
+   row.
+2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row. A
+   relevant unknown document of a known query is also stored for metrics (`absent/`): the query has this relevant
+   document, although no search can find it. A query without an answer (`unanswerable/`) that has a relevant document in
+   the same split is a bad row.
+3. The keys of all ids (`keys`, 16 bytes each, and as many for the contents) and the pairs are in memory; texts are not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.core.reading.arrays import Shape, read_arrays, read_arrow
+from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
+from raytriever.data.hashed_ids import Copies, KeyIndex, digest_of
+from raytriever.data.prepare import prepared
+from raytriever.data.prepare.text_shards import WORK, ShardReport, texts_of
+
+# Reason and content of each bad row, by part and number; a row with several errors is bad once.
+BadRows = dict[tuple[int, int], tuple[str, bytes]]
+_KEY: tuple[list[str], Shape] = (["uint64"], (None, 2))
+_NUMBER: tuple[list[str], Shape] = (["int64"], (None,))
+_BYTES: tuple[list[str], Shape] = (["uint8"], (None,))
+# Arrays of a work file for documents or queries, for pairs, and for texts of single queries; types and shapes.
+_ROWS = {"keys": _KEY, "contents": _KEY, "forms": (["uint64"], (None,)), "rows": _NUMBER, "repeated": (["int64"], ())}
+_PAIRS = {
+    "queries": _KEY,
+    "documents": _KEY,
+    "scores": (["int64", "float64"], (None,)),
+    "splits": (["str"], (None,)),
+    **dict.fromkeys(("ranks", "kinds", "rows", "query.offsets", "document.offsets"), _NUMBER),
+    "query.bytes": _BYTES,
+    "document.bytes": _BYTES,
+}
+_TEXTS = {"queries": _KEY, "text.bytes": _BYTES, "text.offsets": _NUMBER}
+_PAIR = np.dtype([(name, np.int64) for name in ("query", "document", "score", "kind", "rank", "row", "part")])
+_STORED = _PAIR.names[:5]  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class AssembledSide:
+    """Documents or queries of all shards.
+
+    Args:
+        live: rows that count, ascending.
+        meta: figures for the manifest, see `prepared.SideMeta`.
+    """
+
+    index: KeyIndex
+    live: Int64[ndarray, " positions"]
+    meta: dict[str, Any]
+
+    def positions(self, keys: ndarray) -> Int64[ndarray, " asked"]:
+        """Return the position of each key, -1 for an unknown one."""
+        rows = self.index.find(keys)
+        return np.where(rows >= 0, np.searchsorted(self.live, rows), -1)
+
+
+@activity("assembling the prepared shards")
+def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, AssembledSide], BadRows]:
+    """Write `live` and the pairs' tables into the folder of the shards; return documents and queries, and the bad rows
+    that only the whole data set reveals."""
+    bad: BadRows = {}
+    sides = {name: _resolve_ids(folder, name, reports, bad) for name in (prepared.DOCUMENTS, prepared.QUERIES)}
+    for name, side in sides.items():
+        if len(side.live) < side.meta["rows"]:
+            np.save(folder / f"{name}.live.npy", side.live)
+    _write_judgements(folder, reports, sides, bad)
+    _write_negatives(folder, reports, sides, bad)
+    for name in (FILE, PROMPTS):
+        _write_query_texts(folder, name, reports, sides[prepared.QUERIES])
+    return sides, bad
+
+
+def _arrays(
+    folder: Path, report: ShardReport, name: str, kinds: Mapping[str, tuple[Sequence[str], Shape]]
+) -> dict[str, ndarray]:
+    """Read the arrays of a work file whose names begin with `name`; return them by the rest of their names."""
+    wanted = {f"{name}.{column}": kind for column, kind in kinds.items()}
+    arrays = read_arrays(folder / WORK / f"{report.stem}.npz", wanted, PREPARE_AGAIN)
+    return {column: arrays[f"{name}.{column}"] for column in kinds}
+
+
+def _resolve_ids(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> AssembledSide:
+    loaded = [_arrays(folder, report, name, _ROWS) for report in reports]
+    lengths = [len(shard["rows"]) for shard in loaded]
+    within = sum(int(shard["repeated"]) for shard in loaded)
+    # Column by column, and each is released from its shard: millions of rows are not in memory twice.
+    keys, contents, forms, rows = (
+        np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "forms", "rows")
+    )
+    parts = np.repeat([report.part for report in reports], lengths)
+    index = KeyIndex(keys)
+    first = index.first()
+    repeated = first != np.arange(len(first))
+    again = np.flatnonzero(repeated)
+    other = again[(contents[again] != contents[first[again]]).any(axis=1)]
+    for row in other:
+        other_id = _id_at(folder / name, reports, lengths, int(row))
+        reason = f"id {other_id!r} was used before with a different text"
+        bad.setdefault((int(parts[row]), int(rows[row])), (reason, other_id.encode()))
+    live = np.flatnonzero(~repeated)
+    if len(again):
+        keys, contents, forms = keys[live], contents[live], forms[live]
+    digest = digest_of([keys], [contents])
+    np.save(folder / f"{name}.{prepared.FORMS}", forms)
+    repeated_rows, same_text = within + len(again) - len(other), len(Copies.of(forms))
+    meta = {"rows": len(first), "live": len(live), "digest": digest, "repeated": repeated_rows, "same_text": same_text}
+    return AssembledSide(index, live, meta)
+
+
+def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], index: int) -> str:
+    shard = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
+    columns = prepared.DOCUMENT_COLUMNS if folder.name == prepared.DOCUMENTS else prepared.QUERY_COLUMNS
+    ids = read_arrow(folder / f"{reports[shard].stem}.arrow", columns, PREPARE_AGAIN)["id"]
+    return str(ids[index - sum(lengths[:shard])].as_py())
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of a shard with positions, -1 for an unknown query or document; their splits, scores and documents' ids."""
+
+    rows: ndarray
+    splits: ndarray
+    scores: ndarray
+    documents: Any
+
+
+def _resolved(
+    folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
+) -> Iterator[_Pairs]:
+    """Yield the pairs of each shard that has any; a pair that names an unknown query or document is a bad row."""
+    for report in reports:
+        arrays = _arrays(folder, report, name, _PAIRS)
+        if not len(arrays["rows"]):
+            continue
+        rows = np.empty(len(arrays["rows"]), _PAIR)
+        rows["query"] = sides[prepared.QUERIES].positions(arrays["queries"])
+        rows["document"] = sides[prepared.DOCUMENTS].positions(arrays["documents"])
+        for name_of_field in ("kind", "rank", "row"):
+            rows[name_of_field] = arrays[f"{name_of_field}s"]
+        rows["score"], rows["part"] = arrays["scores"] if name == prepared.JUDGEMENTS else 0, report.part
+        ids = {end: texts_of(arrays, end) for end in ("query", "document")}
+        has_document = np.diff(arrays["document.offsets"]) > 0  # no document has an empty id: see `NO_ANSWER`
+        for index in np.flatnonzero((rows["query"] < 0) | ((rows["document"] < 0) & has_document)):
+            end = "query" if rows["query"][index] < 0 else "document"
+            unknown = ids[end][int(index)].as_py()
+            reason = f"unknown {end} id {unknown!r}"  # see `records.UNKNOWN_DOCUMENT`
+            bad.setdefault((report.part, int(rows["row"][index])), (reason, unknown.encode()))
+        yield _Pairs(rows, arrays["splits"], arrays["scores"], ids["document"])
+
+
+def _write_judgements(
+    folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
+) -> None:
+    judged, without = defaultdict[str, list[ndarray]](list), defaultdict[str, list[ndarray]](list)
+    absent: dict[str, dict[tuple[int, str], int]] = defaultdict(dict)
+    for pairs in _resolved(folder, prepared.JUDGEMENTS, reports, sides, bad):
+        for split in map(str, np.unique(pairs.splits)):
+            is_of_split = (pairs.splits == split) & (pairs.rows["query"] >= 0)
+            judged[split].append(pairs.rows[is_of_split & (pairs.rows["document"] >= 0)])
+            for index in np.flatnonzero(is_of_split & (pairs.rows["document"] < 0) & (pairs.rows["score"] > 0)):
+                row, name = pairs.rows[index], pairs.documents[int(index)].as_py()
+                if name:
+                    absent[split].setdefault((int(row["query"]), name), int(row["score"]))
+                else:
+                    without[split].append(pairs.rows[index : index + 1])
+    (folder / prepared.JUDGEMENTS).mkdir(exist_ok=True)
+    for split, tables in judged.items():
+        table = np.concatenate(tables)
+        table = table[np.lexsort((table["document"], table["query"]))]  # stable: of equal pairs the first row leads
+        is_first = np.ones(len(table), bool)
+        is_first[1:] = (np.diff(table["query"]) != 0) | (np.diff(table["document"]) != 0)
+        first = table[np.maximum.accumulate(np.where(is_first, np.arange(len(table)), 0))]
+        is_contrary = table["score"] != first["score"]
+        for row, score in zip(table[is_contrary], first["score"][is_contrary], strict=True):
+            reason = f"the pair was judged {score} before and is {row['score']} here"
+            bad.setdefault((int(row["part"]), int(row["row"])), (reason, b""))
+        table = table[is_first]
+        np.save(folder / prepared.JUDGEMENTS / f"{split}.npy", np.stack([table[name] for name in _STORED]))
+        if split in without:
+            answered = {*table["query"][table["score"] > 0].tolist(), *(query for query, _ in absent.get(split, ()))}
+            _write_unanswerable(folder, split, np.concatenate(without[split]), answered, bad)
+    for split, rows in absent.items():
+        _write_absent(folder, split, rows)
+
+
+def _write_unanswerable(folder: Path, split: str, rows: ndarray, answered: set[int], bad: BadRows) -> None:
+    is_answered = np.isin(rows["query"], list(answered))
+    for row in rows[is_answered]:
+        reason = f"conflicting: a query without an answer that has a relevant document in split {split!r}"
+        bad.setdefault((int(row["part"]), int(row["row"])), (reason, b""))
+    if not is_answered.all():
+        (folder / prepared.UNANSWERABLE).mkdir(exist_ok=True)
+        np.save(folder / prepared.UNANSWERABLE / f"{split}.npy", np.unique(rows["query"][~is_answered]))
+
+
+def _write_absent(folder: Path, split: str, rows: Mapping[tuple[int, str], int]) -> None:
+    import pyarrow as pa
+
+    (folder / prepared.ABSENT).mkdir(exist_ok=True)
+    queries, documents, scores = zip(*((*pair, rows[pair]) for pair in sorted(rows)), strict=True)
+    columns = pa.array(queries, pa.int64()), pa.array(documents, pa.large_string()), pa.array(scores, pa.int64())
+    write_table(folder / prepared.ABSENT / f"{split}.arrow", dict(zip(prepared.ABSENT_COLUMNS, columns, strict=True)))
+
+
+def _write_negatives(
+    folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
+) -> None:
+    rows, scores = [], []
+    for pairs in _resolved(folder, prepared.NEGATIVES, reports, sides, bad):
+        exist = (pairs.rows["query"] >= 0) & (pairs.rows["document"] >= 0)
+        rows.append(np.stack([pairs.rows[name][exist] for name in ("query", "document", "kind", "rank")]))
+        scores.append(pairs.scores[exist].astype(np.float32))
+    if rows:
+        np.save(folder / f"{prepared.NEGATIVES}.npy", np.concatenate(rows, axis=1))
+        np.save(folder / f"{prepared.NEGATIVES}.scores.npy", np.concatenate(scores))
+
+
+def _write_query_texts(folder: Path, name: str, reports: Sequence[ShardReport], queries: AssembledSide) -> None:
+    """Write the texts of single queries of all shards to the file `name`, ordered by query; of unknown ones none."""
+    import pyarrow as pa
+
+    loaded = [_arrays(folder, report, name, _TEXTS) for report in reports]
+    positions = queries.positions(np.concatenate([np.zeros((0, 2), np.uint64), *(each["queries"] for each in loaded)]))
+    order = np.argsort(positions, kind="stable")
+    order = order[positions[order] >= 0]
+    if name == PROMPTS:  # a query has one prompt; a row with another one is a bad row
+        order = order[np.unique(positions[order], return_index=True)[1]]
+    if len(order):
+        texts = pa.chunked_array([texts_of(each, "text") for each in loaded]).combine_chunks()
+        write_table(folder / name, {"query": positions[order], "text": texts.take(pa.array(order)).cast(pa.string())})

@@ -1,0 +1,103 @@
+"""Tokenization of texts without model, special tokens or truncation.
+
+Lengths, special tokens and padding are decided when a batch is read, so they can change without tokenizing again.
+Only the library `tokenizers` is imported here, because every worker of a preparation starts with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.models.prompts import PromptTable
+
+# A tokenizer needs about a hundred times the memory of the texts of a call. No model reads longer texts.
+MAX_CHARACTERS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """Serialized tokenizer of `tokenizers`, without truncation and padding, and the prompts in front of texts.
+
+    `table` has prompts by data set, from which `for_dataset` chooses; None if the two prompts are for all.
+    """
+
+    tokenizer: str = field(repr=False)
+    query_prompt: str = ""
+    passage_prompt: str = ""
+    table: PromptTable | None = field(default=None, repr=False)
+
+    def for_dataset(self, name: str) -> Tokenization:
+        """Return the tokenization of a data set with its own prompts."""
+        if self.table is None:
+            return self
+        prompts = self.table.of(name)
+        return replace(self, query_prompt=prompts.query, passage_prompt=prompts.passage, table=None)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over everything that decides the tokens."""
+        return _sha256("\0".join(map(_sha256, (self.tokenizer, self.query_prompt, self.passage_prompt))))
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 over the tokenizer alone."""
+        return _sha256(self.tokenizer)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Smallest integer type for every token id."""
+        return np.dtype("<u2" if _backend(self.tokenizer).get_vocab_size() <= 2**16 else "<u4")
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of possible token ids: the largest plus one."""
+        return _vocabulary(self.tokenizer)
+
+    def encode(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
+        """Return the token ids of each text, with the prompt in front; texts are cut at `MAX_CHARACTERS`."""
+        prepared = [prompt + text[:MAX_CHARACTERS] for text in texts]
+        backend, ids = _backend(self.tokenizer), []
+        for some in _slices(prepared):
+            ids += [encoding.ids for encoding in backend.encode_batch_fast(some, add_special_tokens=False)]
+        return ids
+
+
+def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut texts into slices of at most `MAX_CHARACTERS` in all, or of one text."""
+    first = characters = 0
+    for index, text in enumerate(texts):
+        characters += len(text)
+        if characters > MAX_CHARACTERS and index > first:
+            yield texts[first:index]
+            first, characters = index, len(text)
+    yield texts[first:]
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def flat(token_ids: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:
+    """Return the concatenated token ids, and the start of each text with the end of the last, as int64."""
+    offsets = np.zeros(len(token_ids) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in token_ids], out=offsets[1:])
+    return np.fromiter(chain.from_iterable(token_ids), dtype=dtype, count=offsets[-1]), offsets
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(tokenizer: str) -> int:
+    return max(_backend(tokenizer).get_vocab().values(), default=-1) + 1
+
+
+@lru_cache(maxsize=4)
+def _backend(tokenizer: str) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(tokenizer)

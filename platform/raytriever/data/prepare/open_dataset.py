@@ -1,0 +1,180 @@
+"""Opening of a data set by name, path or URI: it is prepared first if necessary, and copied to this node if remote.
+
+If a data set has no `dev` split, `dev` is taken from `train`: a tenth of the training queries (at most 1,000), those
+whose ids have the smallest SHA-256, and as large a share of those without an answer. `train` opened together with that
+`dev` excludes them; `train` alone is complete.
+
+Training reads documents in random order, so every node has a complete copy of a prepared data set in an object store
+(`store.remote_folders`) instead of reading each document from there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.core.errors import DataError, setting
+from raytriever.core.paths import expanded
+from raytriever.core.store.commit import MANIFEST
+from raytriever.core.store.object_stores import SCHEMES, address_of, copy_of
+from raytriever.core.store.remote_folders import pull
+from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
+from raytriever.data.formats.train_dev_test import DEV, TRAIN, split_by_hash
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.prepare_dataset import Report, Request, Runner, ignore_line, in_this_process, prepare
+from raytriever.data.prepare.prepared import PreparedDirectory
+
+_DEV_SHARE, _DEV_QUERIES = 0.1, 1000
+
+
+def open_dataset(
+    name_or_path: str | Path,
+    splits: Iterable[str],
+    *,
+    max_bad_rows: float = 0.01,
+    bm25_language: str | None = None,
+    tokenization: Tokenization | None = None,
+    run: Runner = in_this_process,
+    report: Report = ignore_line,
+) -> RetrievalDataset:
+    """Open a data set, and check and prepare it first if necessary. Its `quarantine` lists the rows left out.
+
+    Args:
+        name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
+        splits: splits whose judgements are read.
+        max_bad_rows: allowed share of bad rows of each file, 0 to 1.
+        bm25_language: see `Documents`.
+        tokenization: tokenizer and prompts; None for texts without tokens.
+        report: called with a line about what is prepared.
+
+    Raises:
+        DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
+    """
+    requested = list(splits)
+    request = Request(str(name_or_path), tokenization, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
+    directory, location = _locate(request, run, report)
+    return _read_splits(directory, requested, request, location, bm25_language)
+
+
+def open_all_splits(
+    name_or_path: str | Path,
+    checked: Iterable[str] | None = None,
+    *,
+    max_bad_rows: float = 0.01,
+    bm25_language: str | None = None,
+    run: Runner = in_this_process,
+    report: Report = ignore_line,
+) -> RetrievalDataset:
+    """Open a data set without tokens, with the judgements of every split: a positive of any split is no negative.
+
+    `checked` names splits that must exist, and whose files are checked; None checks the files of all splits. The other
+    arguments and the errors are those of `open_dataset`.
+    """
+    required = [] if checked is None else list(checked)
+    splits = None if checked is None else _with_lender(required)
+    request = Request(str(name_or_path), max_bad_rows=max_bad_rows, splits=splits)
+    directory, location = _locate(request, run, report)
+    return _read_splits(directory, [*required, *directory.splits], request, location, bm25_language)
+
+
+def _with_lender(splits: list[str]) -> tuple[str, ...]:
+    """Return the splits whose files are read: `dev` may be taken from `train`."""
+    return (*splits, TRAIN) if DEV in splits else tuple(splits)
+
+
+def _read_splits(
+    directory: PreparedDirectory, splits: list[str], request: Request, location: str, bm25_language: str | None
+) -> RetrievalDataset:
+    requested, there = list(dict.fromkeys(splits)), directory.splits
+    lent = DEV in requested and DEV not in there and TRAIN in there
+    directory.require_splits([split for split in requested if not (lent and split == DEV)], request.dataset)
+    vocabulary = request.tokenization.vocabulary if request.tokenization else None
+    dataset = directory.open([TRAIN, *requested] if lent else requested, vocabulary)
+    if lent:
+        dataset = with_lent_dev(dataset, request.dataset)
+    if request.tokenization is not None and dataset.tokens is not None:
+        dataset = replace(dataset, tokens=_with_prompts(dataset.tokens, dataset, request.tokenization))
+    return replace(
+        dataset,
+        documents=replace(dataset.documents, bm25_language=bm25_language),
+        judgements={split: dataset.judgements[split] for split in requested},
+        absent={split: rows for split, rows in dataset.absent.items() if split in requested},
+        unanswerable={split: rows for split, rows in dataset.unanswerable.items() if split in requested},
+        location=location,
+        has_lent_dev=lent,
+    )
+
+
+def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenization: Tokenization) -> Tokens:
+    prompts = tokenization.for_dataset(dataset.name)
+    return replace(
+        tokens,
+        tokenizer=tokenization.tokenizer_digest,
+        query_prompts=TextPrompts(((len(dataset.queries), prompts.query_prompt),), dataset.prompts),
+        document_prompts=TextPrompts(((len(dataset.documents), prompts.passage_prompt),)),
+    )
+
+
+def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDirectory, str]:
+    """Return the directory that the request names or `prepare` makes, and the path or URI to open it elsewhere."""
+    is_stored = request.dataset.partition("://")[0] in SCHEMES
+    folder = Path(copy_of(request.dataset)) if is_stored else expanded(request.dataset)
+    if address_of(folder):  # large files are copied when the data set is opened
+        pull(folder / MANIFEST)
+        if PreparedDirectory.find(folder) is not None:
+            pull(folder)
+    directory = PreparedDirectory.find(folder) if os.path.isdir(folder) else None
+    if directory is None:
+        directory = prepare(request, run, report=report)
+        return directory, str(directory.folder)
+    wanted = request.tokenization and request.tokenization.for_dataset(directory.meta["name"])
+    if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
+        tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"
+        remedy = f"prepare it with {setting('model')} as it is trained, or name its source"
+        raise DataError(f"was prepared with {tokens}", str(folder), remedy)
+    return directory, request.dataset if is_stored else os.path.abspath(folder)
+
+
+def lent_dev_line(dataset: RetrievalDataset) -> str:
+    """Return a line about the dev split of an open data set if it was held out from `train`, else nothing."""
+    if not dataset.has_lent_dev:
+        return ""
+    count = len(np.unique(dataset.judgements[DEV].queries))
+    return f"{dataset.name}: without a dev split, {count:,} of the training queries are held out as one"
+
+
+def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
+    """Return the data set with `train` divided into `train` and `dev`, by the hashes of the query ids."""
+    train = dataset.judgements[TRAIN]
+    queries = np.unique(train.queries)
+    if len(queries) < 2:
+        raise DataError("one query only, too few to hold out a dev split", where, "add judgements of a dev split")
+    of_dev = _held_out(queries, dataset)
+    is_dev = np.isin(train.queries, of_dev)
+    judgements = {**dataset.judgements, TRAIN: train.where(~is_dev), DEV: train.where(is_dev)}
+    absent = dict(dataset.absent)
+    if TRAIN in absent:
+        lost = absent.pop(TRAIN)
+        is_dev = np.isin(lost.queries, of_dev)
+        divided = {TRAIN: lost.where(~is_dev), DEV: lost.where(is_dev)}
+        absent |= {split: rows for split, rows in divided.items() if len(rows)}
+    unanswerable = dict(dataset.unanswerable)
+    if TRAIN in unanswerable:
+        queries = unanswerable.pop(TRAIN)
+        is_dev = np.isin(queries, _held_out(queries, dataset))
+        unanswerable |= {
+            split: rows for split, rows in ((TRAIN, queries[~is_dev]), (DEV, queries[is_dev])) if len(rows)
+        }
+    return replace(dataset, judgements=judgements, absent=absent, unanswerable=unanswerable)
+
+
+def _held_out(queries: ndarray, dataset: RetrievalDataset) -> list[int]:
+    """Return the queries of `train` that become `dev`, by the hashes of their ids."""
+    names: dict[int, str] = {query: dataset.queries.ids[query] for query in np.unique(queries).tolist()}
+    count = min(_DEV_QUERIES, max(1, int(len(names) * _DEV_SHARE)))
+    return [query for query, split in split_by_hash(names, (0, count)).items() if split == DEV]

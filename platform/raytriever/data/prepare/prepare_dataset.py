@@ -1,0 +1,292 @@
+"""Preparation of a data set: from files of any known format to a directory of shards, once.
+
+1. The files are listed and the format is recognized; the key is the digest of their bytes and of the settings.
+2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process, in a
+   pool of processes, or by a `Runner` that uses Ray.
+   Positions are computed (`assemble`). A preparation that was killed is continued (`shards`).
+3. Bad rows are listed in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError, StorageError, setting
+from raytriever.core.processes import ProcessDeath, map_in_processes
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.store.capacity import check_disk, format_size
+from raytriever.core.store.commit import FORMAT, FileEntry, committed_directory
+from raytriever.core.store.disk import files_below
+from raytriever.core.store.unfinished_parts import make_once
+from raytriever.data.data_settings import SplitConfig
+from raytriever.data.data_sources import Source
+from raytriever.data.file_digests import content_digest
+from raytriever.data.formats.file_chunks import FileChunk, read_chunks
+from raytriever.data.formats.known_formats import recognize
+from raytriever.data.formats.plan import Part, Plan
+from raytriever.data.formats.train_dev_test import test_file
+from raytriever.data.prepare.assemble_shards import BadRows, assemble
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, PreparedDirectory
+from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter, begin, bytes_of_shards, find_unfinished
+from raytriever.data.pydocs import PYDOCS, pydocs_folder
+from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry, check_share
+
+# Raise it when the same files give other rows: the cache is then made again. Prepared directories stay readable.
+_READING = 1
+_SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
+# Sources from this size on are waited for until the disk has them: a smaller one is prepared again in a minute.
+_DURABLE_FROM = 64 << 20
+_REPORT_SECONDS = 10
+
+# Makes the shards of all parts, in any order: `run(writer, total_bytes)`, with the number of bytes of all files.
+Runner = Callable[[ShardWriter, int], Iterator[ShardReport]]
+Report = Callable[[str], None]
+
+
+def ignore_line(text: str) -> None:
+    """Do nothing: the report of callers that need none."""
+
+
+def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
+    """Make the shards one after another in this process."""
+    for index, part in enumerate(writer.parts):
+        for chunk in read_chunks(part, index, chunk_bytes(total_bytes)):
+            yield writer(chunk)
+
+
+def chunk_bytes(total_bytes: int) -> int:
+    """Return the size of chunks, for a few hundred within limits."""
+    return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
+
+
+@dataclass(frozen=True)
+class Request:
+    """Request to prepare a data set; see `sources.Source.open`, `recognize` and `open.open_dataset`.
+
+    `division` divides a single file of queries and passages.
+    Bad rows in files of other splits than `splits` are quarantined and stop nothing; None checks all files.
+    """
+
+    dataset: str
+    tokenization: Tokenization | None = None
+    format: str | None = None
+    max_bad_rows: float = 0.01
+    splits: tuple[str, ...] | None = None
+    columns: str = ""
+    division: SplitConfig = field(default_factory=SplitConfig)
+
+    @activity("comparing the data set's files with the cache")
+    def key(self, source: Source, plan: Plan) -> str:
+        """Return the SHA-256 over the bytes of the files, their paths, and all settings that decide the shards.
+
+        The paths count because bad rows are listed by path.
+        """
+        tokens = self.tokenization.digest if self.tokenization else None
+        read = {part.where for part in plan.parts}
+        files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
+        decides: list[Any] = [FORMAT, _READING, plan.format, tokens, source.where, files, sorted(read)]
+        decides += [part.header for part in plan.parts if part.kind == "table"]
+        decides += [plan.division] if plan.division else []
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+
+    def check_files(self, files: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `DataError` if a file of the checked splits, of the figures of `count_rows`, has too many bad rows."""
+        for file in files:
+            if self.splits is None or file["split"] is None or file["split"] in self.splits:
+                check_share(file["where"], file["rows"], file["bad"], file["first"], self.max_bad_rows)
+
+
+def prepare(
+    request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
+) -> PreparedDirectory:
+    """Return a prepared data set; prepare it first if necessary, in `output` or in the cache.
+
+    Raises:
+        DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
+        StorageError: `output` holds something else, or cannot be written.
+    """
+    is_embedded = request.dataset == PYDOCS
+    source = Source.open(pydocs_folder() if is_embedded else request.dataset)
+    source = replace(source, name=request.dataset) if is_embedded else source
+    if request.tokenization is not None:
+        request = replace(request, tokenization=request.tokenization.for_dataset(source.name))
+    if (tested := test_file(request.division)) is not None and tested.where not in {one.where for one in source.files}:
+        source = replace(source, files=(*source.files, tested))
+    plan = recognize(source, request.format, request.columns, request.division)
+    if plan.note:
+        report(plan.note)
+    work = _Preparation(request, source, plan, request.key(source, plan), run, report)
+    if output is not None:  # its command holds the lock
+        directory = PreparedDirectory.find(output)
+        if directory is not None and directory.meta["key"] != work.key and directory.meta["source"] != source.where:
+            what, remedy = (
+                f"holds {directory.meta['source']}, prepared",
+                f"give another {setting('output')}, or remove it",
+            )
+            raise StorageError(what, str(output), remedy)
+        if directory is None or directory.meta["key"] != work.key:
+            return work.make(output, replace=directory is not None, durable=True)
+        return work.known(directory)
+    folder = cache_folder() / "datasets" / f"{source.name}-{work.key[:16]}"
+    found: list[PreparedDirectory] = []
+
+    def make() -> None:
+        found[:] = [work.make(folder, replace=folder.exists(), durable=work.size >= _DURABLE_FROM)]
+
+    make_once(folder, make, lambda _: found.append(work.known(work.cached(folder))))
+    return found[0]
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    request: Request
+    source: Source
+    plan: Plan
+    key: str
+    run: Runner
+    report: Report
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Path and size of each file that is read."""
+        read = {part.where for part in self.plan.parts}
+        return [(file.where, file.size) for file in self.source.files if file.where in read]
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of all files."""
+        return sum(size for _, size in self.sizes)
+
+    def cached(self, folder: Path) -> PreparedDirectory:
+        """Return a cached data set; raise `StorageError` if it is missing or damaged."""
+        directory = PreparedDirectory.find(folder)
+        if directory is None or directory.meta["key"] != self.key:
+            raise StorageError("has no manifest of a prepared data set", str(folder))
+        directory.check()
+        return directory
+
+    def known(self, directory: PreparedDirectory) -> PreparedDirectory:
+        """Return a data set that was prepared before, if its bad rows are few enough for the request."""
+        self.request.check_files(directory.meta["files"])
+        self.report(f"{self.source.name}: prepared before (digest {self.key[:12]}), read from {directory.folder}")
+        return directory
+
+    def make(self, folder: Path, replace: bool, durable: bool) -> PreparedDirectory:
+        """Prepare the data set, or continue a preparation that was killed."""
+        name, tokenized = self.source.name, self.request.tokenization is not None
+        unfinished_key = f"{self.key} {chunk_bytes(self.size)}"
+        begun = find_unfinished(folder, unfinished_key)
+        there = sum(file.stat().st_size for file in files_below(begun)) if begun else 0
+        check_disk(folder, max(0, bytes_of_shards(self.sizes, tokenized) - there), "the shards of the data set")
+        self.report(f"{name}: preparing {format_size(self.size)} of {self.plan.format} data")
+        meta, entries = dict[str, Any](), dict[str, FileEntry]()
+        with (
+            activity(f"{name}: preparing"),
+            committed_directory(folder, meta, replace=replace, begun=begun, durable=durable, entries=entries) as aside,
+        ):
+            if shards := begin(aside, unfinished_key):
+                self.report(f"{name}: a preparation was killed; continuing after {shards:,} shards")
+            reports = self._write_shards(aside)
+            sides, late = assemble(aside, reports)
+            files, bad = count_rows(self.plan.parts, reports, late)
+            QuarantineReport(tuple(bad)).write(aside)
+            shutil.rmtree(aside / WORK)
+            for shard in reports:
+                entries.update(shard.files)
+            meta |= {"kind": "dataset", "key": self.key, "source": self.source.where, "name": name}
+            meta |= {
+                "format": self.plan.format,
+                "files": files,
+                "sides": {end: side.meta for end, side in sides.items()},
+            }
+            meta["tokenisation"] = self.request.tokenization.digest if self.request.tokenization else None
+            self.request.check_files(files)
+            for end, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
+                if not len(sides[end].live) and (end == DOCUMENTS or self.plan.has_queries):
+                    raise DataError(f"no {what} in it", self.source.where, "give a data set with documents and queries")
+        directory = PreparedDirectory.find(folder)
+        assert directory is not None
+        directory.check(is_new=True)
+        return directory
+
+    def _write_shards(self, folder: Path) -> list[ShardReport]:
+        """Write the shards of all files; a file whose first rows are all bad is not read to its end."""
+        reports, first, checked = list[ShardReport](), dict[int, ShardReport](), 0
+        rows, last_report = 0, time.monotonic()
+        for shard in self.run(ShardWriter(self.plan.parts, folder, self.request.tokenization), self.size):
+            if shard.number == 0:
+                first[shard.part] = shard
+            while checked in first:  # in the order of the files: of several bad ones the error names the first
+                begin_of_file, where = first.pop(checked), self.plan.parts[checked].where
+                count, bad = begin_of_file.rows, begin_of_file.bad
+                if count == len(bad):
+                    check_share(where, count, len(bad), bad[0] if bad else None, self.request.max_bad_rows)
+                checked += 1
+            reports.append(shard)
+            rows += shard.rows
+            if time.monotonic() - last_report > _REPORT_SECONDS:
+                self.report(f"{self.source.name}: {rows:,} rows")
+                last_report = time.monotonic()
+        return sorted(reports, key=lambda shard: shard.stem)
+
+
+def count_rows(
+    parts: Sequence[Part], reports: Sequence[ShardReport], late: BadRows
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the figures of each file (rows, bad rows, the first bad row), and all bad rows by file and row."""
+    rows: Counter[int] = Counter()
+    bad: list[list[dict[str, Any]]] = [[] for _ in parts]
+    for report in reports:
+        rows[report.part] += report.rows
+        bad[report.part] += report.bad
+    for (part, row), reason in late.items():
+        bad[part].append(bad_entry(parts[part].where, row, *reason))
+    for entries in bad:
+        entries.sort(key=lambda entry: entry["row"])
+    files = [
+        {
+            "where": part.where,
+            "split": part.split,
+            "rows": rows[index],
+            "bad": len(entries),
+            "first": next(iter(entries), None),
+        }
+        for index, (part, entries) in enumerate(zip(parts, bad, strict=True))
+    ]
+    return files, [entry for entries in bad for entry in entries]
+
+
+# PyArrow imports pandas, if it is installed, with the first array of Python objects: 0.2 s of each process.
+_SHARED = [__name__, "pyarrow", "pandas"]
+
+
+def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
+    """Make the shards in a pool of processes; reports arrive in the order of completion. Raise `DataError` if a file is
+    broken, or several processes died over one chunk."""
+    size = chunk_bytes(total_bytes)
+    chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
+    try:
+        yield from map_in_processes(_write, chunks, _SHARED, _begin, writer)
+    except ProcessDeath as death:
+        raise writer.fatal(*death.args) from death
+
+
+_writers: list[ShardWriter] = []
+
+
+def _begin(writer: ShardWriter) -> None:
+    _writers.append(writer)
+
+
+def _write(chunk: FileChunk) -> ShardReport:
+    return _writers[0](chunk)

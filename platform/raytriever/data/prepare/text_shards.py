@@ -1,0 +1,292 @@
+"""Shard writer: checks, tokenizes and writes one chunk of rows as one shard, with a report of a few bytes.
+
+1. The rows are parsed. Each bad row is quarantined alone, with its number and reason.
+2. Texts go to Arrow files and tokens to flat arrays next to them, in the folders of the data set.
+3. The file `work/STEM.npz` is written last. It has the ids and contents as keys, from which `assemble` computes
+   positions when every shard exists, and the report with the digests of the other files. With it the shard is finished.
+
+Every file is written aside and renamed. A killed preparation leaves its hidden directory, and the next preparation of
+the same key continues in it. A process that outlived the killed command cannot write there, because the directory has
+another name then."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.core.errors import DataError, StorageError, disk_errors
+from raytriever.core.processes import TRIES
+from raytriever.core.reading.arrays import read_arrays
+from raytriever.core.reading.json_and_yaml import parse_json
+from raytriever.core.store.commit import FileEntry, entry_of, leftovers, put_file
+from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
+from raytriever.data.dataset import joined
+from raytriever.data.formats.file_chunks import FileChunk, Parsed, last_row, parse_chunk
+from raytriever.data.formats.plan import Part
+from raytriever.data.hashed_ids import Forms, forms_of, key_of, keys_of
+from raytriever.data.prepare.corpus_tokenization import Tokenization, flat
+from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
+from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, Judgement, Negative, bad_entry
+from raytriever.models.prompts import TITLE, fill_title
+
+# Bytes by bytes of uncompressed source; texts include keys and judgements.
+_SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
+WORK, _KEY, _REPORT = "work", "key", "report"
+
+
+@dataclass(frozen=True)
+class Side:
+    """Documents or queries of a chunk: the stored columns, and for each text what the tokenizer reads behind the
+    prompt, the number of its row, and the key of its content."""
+
+    columns: Mapping[str, Sequence[str]]
+    texts: Sequence[str]
+    prompt: str
+    rows: Int64[ndarray, " texts"]
+    contents: Sequence[bytes]
+    forms: Forms
+
+    @classmethod
+    def of_documents(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
+        """Return the documents of a chunk; the tokenizer reads title and text joined, or the prompt with the title."""
+        ids, titles, texts = _columns(parsed.records.documents, 3)
+        passages = list(map(joined, titles, texts))
+        prompt, read = tokenization.passage_prompt if tokenization else "", passages
+        if TITLE in prompt:
+            read = [fill_title(prompt, title) + text for title, text in zip(titles, texts, strict=True)]
+            prompt = ""
+        columns = {"id": ids, "title": titles, "text": texts}
+        return cls(
+            columns, read, prompt, parsed.rows_of("documents"), list(map(key_of, titles, texts)), forms_of(passages)
+        )
+
+    @classmethod
+    def of_queries(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
+        """Return the queries of a chunk; a prompt of the row replaces that of the data set."""
+        ids, texts, prompts = _columns(parsed.records.queries, 3)
+        default = tokenization.query_prompt if tokenization else ""
+        read = [(prompt or default) + text for prompt, text in zip(prompts, texts, strict=True)]
+        contents = [
+            key_of(prompt, text) if prompt else key_of(text) for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        return cls({"id": ids, "text": texts}, read, "", parsed.rows_of("queries"), contents, forms_of(texts))
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]
+
+
+def _tokenize(tokenization: Tokenization, prompt: str, texts: list[str]) -> tuple[list[list[int]], dict[int, str]]:
+    def encode(some: list[str]) -> list[list[int]] | BaseException:
+        try:
+            return tokenization.encode(some, prompt)
+        except BaseException as error:  # a panic of the tokenizer is no `Exception`
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            return error
+
+    if not isinstance(tokens := encode(texts), BaseException):
+        return tokens, {}
+    results = [encode([text]) for text in texts]
+    errors = {index: result for index, result in enumerate(results) if isinstance(result, BaseException)}
+    reasons = {
+        index: f"cannot be tokenized ({type(error).__name__}: {str(error)[:120]})" for index, error in errors.items()
+    }
+    return [[] if isinstance(result, BaseException) else result[0] for result in results], reasons
+
+
+def _pairs(
+    name: str, pairs: Sequence[Judgement] | Sequence[Negative], kinds: list[int], splits: list[str], rows: ndarray
+) -> dict[str, ndarray]:
+    """Return judgements or negatives as arrays: queries and documents by key for matching, and by id for messages."""
+    arrays = {
+        "queries": keys_of(key_of(pair.query) for pair in pairs),
+        "documents": keys_of(key_of(pair.document) for pair in pairs),
+        "scores": np.array([pair.score for pair in pairs]),
+        "ranks": np.array([pair.rank for pair in pairs], np.int64),
+        "kinds": np.array(kinds, np.int64),
+        "splits": np.array(splits, np.str_),
+        "rows": rows,
+        **_packed("query", [pair.query for pair in pairs]),
+        **_packed("document", [pair.document for pair in pairs]),
+    }
+    return {f"{name}.{column}": values for column, values in arrays.items()}
+
+
+def _packed(name: str, texts: Iterable[str]) -> dict[str, ndarray]:
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return {f"{name}.bytes": np.frombuffer(b"".join(encoded), np.uint8), f"{name}.offsets": offsets}
+
+
+def texts_of(arrays: Mapping[str, ndarray], name: str) -> Any:
+    """Return the texts that `_packed` has put in arrays, as an Arrow array."""
+    import pyarrow as pa
+
+    offsets = arrays[f"{name}.offsets"]
+    return pa.LargeStringArray.from_buffers(
+        len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(arrays[f"{name}.bytes"])
+    )
+
+
+def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
+    """Estimate the bytes that a preparation of files, given by path and size, writes, temporary files included."""
+    texts = sum(size * (_EXPANSION if where.endswith(_COMPRESSED) else 1) for where, size in files)
+    return int(texts * (_SHARE_OF_TEXTS + (_SHARE_OF_TOKENS if tokens else 0)))
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """Report of a shard.
+
+    Args:
+        number: number of the chunk of the part, from 0.
+        rows: number of rows read, bad ones included.
+        bad: bad rows, from `records.bad_entry`.
+        files: size and digest of its files, by their names in the data set.
+    """
+
+    part: int
+    number: int
+    rows: int
+    bad: tuple[dict[str, Any], ...] = ()
+    files: dict[str, FileEntry] = field(default_factory=dict)
+
+    @property
+    def stem(self) -> str:
+        """Stem of the names of its files. Sorted by name, shards are in the order of the rows."""
+        return f"{self.part:05d}-{self.number:06d}"
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Writer of the shards of all parts, sent to the processes that write them.
+
+    Args:
+        folder: directory of the data set, which every process can write.
+        tokenization: tokenizer and prompts; None for texts without tokens.
+    """
+
+    parts: tuple[Part, ...]
+    folder: Path
+    tokenization: Tokenization | None
+
+    def __call__(self, chunk: FileChunk) -> ShardReport:
+        """Write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
+        stem = ShardReport(chunk.part, chunk.number, 0).stem
+        with disk_errors(self.folder):
+            return self._finished(stem) or self._write(chunk, stem)
+
+    def fatal(self, chunk: FileChunk) -> DataError:
+        """Return the error of a chunk over which `TRIES` processes died."""
+        part = self.parts[chunk.part]
+        where = f"{part.where}, rows {chunk.first_row:,} to {last_row(part, chunk):,}"
+        what = f"{TRIES} processes died while they wrote these rows"
+        return DataError(what, where, "free memory, or correct the rows")
+
+    def _finished(self, stem: str) -> ShardReport | None:
+        file = self.folder / WORK / f"{stem}.npz"
+        with suppress(FileNotFoundError, StorageError, BadZipFile, RuntimeError, EOFError, zlib.error):
+            with ZipFile(file) as archive:
+                if archive.testzip() is not None:
+                    return None
+            [text] = read_arrays(file, {_REPORT: (["uint8"], (None,))}, PREPARE_AGAIN).values()
+            report = parse_json(text.tobytes(), str(file), ShardReport, PREPARE_AGAIN)
+            if all(entry_of(self.folder / name) == entry for name, entry in report.files.items()):
+                return report
+        return None
+
+    def _write(self, chunk: FileChunk, stem: str) -> ShardReport:
+        part = self.parts[chunk.part]
+        parsed = parse_chunk(part, chunk)
+        records, bad, files, arrays = parsed.records, [*parsed.bad], dict[str, FileEntry](), dict[str, ndarray]()
+        for name, side in (
+            (DOCUMENTS, Side.of_documents(parsed, self.tokenization)),
+            (QUERIES, Side.of_queries(parsed, self.tokenization)),
+        ):
+            reasons, entries, keys = self._write_side(f"{name}/{stem}", side)
+            bad += [bad_entry(part.where, row, reason, b"") for row, reason in reasons.items()]
+            files |= entries
+            arrays |= {f"{name}.{column}": values for column, values in keys.items()}
+        judgements, negatives = records.judgements, records.negatives
+        kinds, splits = [SOURCES.index(pair.source) for pair in judgements], [pair.split for pair in judgements]
+        arrays |= _pairs(JUDGEMENTS, judgements, kinds, splits, parsed.rows_of("judgements"))
+        kinds = [ORIGINS.index(pair.origin) for pair in negatives]
+        arrays |= _pairs(NEGATIVES, negatives, kinds, [], parsed.rows_of("negatives"))
+        prompts = [(query.id, query.prompt) for query in records.queries if query.prompt]
+        for name, texts in ((FILE, records.answers), (PROMPTS, prompts)):
+            arrays[f"{name}.queries"] = keys_of(key_of(query) for query, _ in texts)
+            arrays |= _packed(f"{name}.text", [text for _, text in texts])
+        report = ShardReport(chunk.part, chunk.number, parsed.rows, tuple(bad), files)
+        arrays[_REPORT] = np.frombuffer(json.dumps(asdict(report)).encode(), np.uint8)
+        self._put(f"{WORK}/{stem}.npz", lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+        return report
+
+    def _write_side(self, stem: str, side: Side) -> tuple[dict[int, str], dict[str, FileEntry], dict[str, ndarray]]:
+        """Write texts and tokens, each pair of id and content once. Return the reasons by row for texts that cannot be
+        tokenized, which are left out, the entries of the files, and the keys for `assemble`."""
+        keys = list(map(key_of, side.columns["id"]))
+        first: dict[tuple[bytes, bytes], int] = {}
+        for index, pair in enumerate(zip(keys, side.contents, strict=True)):
+            first.setdefault(pair, index)
+        kept = list(first.values())
+        reasons, entries = dict[int, str](), dict[str, FileEntry]()
+        token_ids: Sequence[list[int]] = []
+        if self.tokenization and kept:
+            tokens, errors = _tokenize(self.tokenization, side.prompt, [side.texts[i] for i in kept])
+            reasons = {int(side.rows[kept[index]]): reason for index, reason in errors.items()}
+            kept = [row for index, row in enumerate(kept) if index not in errors]
+            token_ids = [ids for index, ids in enumerate(tokens) if index not in errors]
+        if kept:
+            columns = {name: [column[index] for index in kept] for name, column in side.columns.items()}
+            entries[f"{stem}.arrow"] = entry_of(self._put(f"{stem}.arrow", lambda file: _write_texts(file, columns)))
+            if self.tokenization:
+                ids, offsets = flat(token_ids, self.tokenization.dtype)
+                for name, values in ((f"{stem}.tokens.npy", ids), (f"{stem}.offsets.npy", offsets)):
+                    entries[name] = entry_of(self._put(name, partial(np.save, arr=values)))
+        arrays = {
+            "keys": keys_of(keys[i] for i in kept),
+            "contents": keys_of(side.contents[i] for i in kept),
+            "forms": side.forms[kept],
+            "rows": side.rows[kept],
+            "repeated": np.array(len(keys) - len(first)),
+        }
+        return reasons, entries, arrays
+
+    def _put(self, name: str, save: Callable[[Path], object]) -> Path:
+        return put_file(self.folder / name, self.folder / WORK, save)
+
+
+def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
+    import pyarrow as pa
+
+    write_table(file, {name: pa.array(column, pa.large_string()) for name, column in columns.items()})
+
+
+def find_unfinished(folder: Path, key: str) -> Path | None:
+    """Return the hidden directory of a killed preparation of `folder` with this key, if there is one."""
+    for leftover in leftovers(folder):
+        with suppress(OSError, ValueError):
+            if (leftover / WORK / _KEY).read_text() == key:
+                return leftover
+    return None
+
+
+def begin(folder: Path, key: str) -> int:
+    """Make the folders of the shards, and return the number of finished shards that a killed preparation left."""
+    for name in (*SIDES, WORK):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / WORK / _KEY).write_text(key)
+    return len(list((folder / WORK).glob("*-*.npz")))

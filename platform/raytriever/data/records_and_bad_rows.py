@@ -1,0 +1,195 @@
+"""Records that the rows of every format become: documents, queries, judged pairs, and hard negatives; and bad rows.
+
+The row parser of a format adds to a `Records`; what a bad row has added is removed. Pairs refer to queries and
+documents by id, in any file or row. The ids become positions after everything has been read.
+
+A bad row is quarantined with its file, row and reason, and too many of them stop the job. A few bad rows of millions
+should not cost a night; a column that is wrong everywhere should not train.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from raytriever.core.errors import DataError, setting
+from raytriever.core.reading.json_and_yaml import parse_json
+from raytriever.core.store.commit import remove, write_atomically
+
+SOURCES = ("human", "llm")
+# Document of the judgement of a query without an answer in the corpus. No document has an empty id.
+NO_ANSWER = ""
+ORIGINS = ("gold", "bm25", "dense", "cross-query", "random")
+
+
+class Document(NamedTuple):
+    """One passage; its title or its text may be empty, not both."""
+
+    id: str
+    title: str
+    text: str
+
+
+class Query(NamedTuple):
+    """One query; the text is not empty. The prompt is the one that its row has, "" if it has none."""
+
+    id: str
+    text: str
+    prompt: str = ""
+
+
+class Judgement(NamedTuple):
+    """Judged pair of a split.
+
+    It is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank` counts the positives of a query from 0,
+    the most useful first; it is 0 for all if the order is unknown.
+    """
+
+    split: str
+    query: str
+    document: str
+    score: int
+    source: str = SOURCES[0]
+    rank: int = 0
+
+
+class Negative(NamedTuple):
+    """Hard negative of a query.
+
+    `origin` is one of `ORIGINS`. `rank` counts from 0, hardest first. `score` is by the retriever or the teacher, NaN
+    if the data set has none.
+    """
+
+    query: str
+    document: str
+    origin: str
+    rank: int = 0
+    score: float = math.nan
+
+
+@dataclass(slots=True)
+class Records:
+    """Records of a chunk, in the order of the rows; an answer is the id of its query and a text."""
+
+    documents: list[Document] = field(default_factory=list)
+    queries: list[Query] = field(default_factory=list)
+    judgements: list[Judgement] = field(default_factory=list)
+    negatives: list[Negative] = field(default_factory=list)
+    answers: list[tuple[str, str]] = field(default_factory=list)
+
+
+def content_id(*texts: str) -> str:
+    """Return an id for a text that has none: 20 hexadecimal digits of a hash, equal for equal texts."""
+    state = hashlib.blake2b(digest_size=10)
+    for text in texts:
+        raw = text.encode()
+        state.update(len(raw).to_bytes(8, "little"))
+        state.update(raw)
+    return state.hexdigest()
+
+
+QUARANTINE = "quarantine.jsonl"
+UNKNOWN_DOCUMENT = "unknown document id"
+_RAW_BYTES = 200
+
+
+class BadEntry(TypedDict):
+    """Bad row in the form of `quarantine.jsonl`."""
+
+    file: str
+    row: int
+    reason: str
+    raw: str
+
+
+class BadRow(ValueError):
+    """A row cannot be used. The reader, which knows the number of the row, catches this error."""
+
+
+@dataclass(frozen=True)
+class QuarantineReport:
+    """Bad rows of a data set, each `{"file", "row", "reason", "raw"}`, and the path of their file, if it exists."""
+
+    entries: tuple[Mapping[str, Any], ...] = ()
+    path: Path | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Bad rows by file."""
+        return dict(Counter(entry["file"] for entry in self.entries))
+
+    @property
+    def total(self) -> int:
+        """Bad rows of all files."""
+        return len(self.entries)
+
+    @classmethod
+    def read(cls, folder: Path | str) -> QuarantineReport:
+        """Read the report that `write` wrote; empty without a file. Raises `StorageError` for a damaged file."""
+        path = Path(folder) / QUARANTINE
+        if not path.exists():
+            return cls()
+        rows = path.read_bytes().split(b"\n")
+        remedy = "make the directory again"
+        entries = [
+            parse_json(row, f"{path} line {number}", BadEntry, remedy) for number, row in enumerate(rows, 1) if row
+        ]
+        return cls(tuple(entries), path)
+
+    def without(self, files: Set[str]) -> QuarantineReport:
+        """Return the report without the rows of these files."""
+        return replace(self, entries=tuple(entry for entry in self.entries if entry["file"] not in files))
+
+    def write(self, folder: Path | str) -> QuarantineReport:
+        """Write the rows to `folder/quarantine.jsonl`; without rows, remove the file of an earlier reading. Return the
+        report with the path of the file."""
+        path = Path(folder) / QUARANTINE
+        if not self.entries:
+            remove(path)
+            return replace(self, path=None)
+        write_atomically(path, "".join(json.dumps(dict(entry), ensure_ascii=False) + "\n" for entry in self.entries))
+        return replace(self, path=path)
+
+    def __str__(self) -> str:
+        if not self.entries:
+            return "no bad rows"
+        files = ", ".join(f"{count} in {file}" for file, count in self.counts.items())
+        rows = "row was" if self.total == 1 else "rows were"
+        return f"{self.total} bad {rows} left out ({files})" + (f": see {self.path}" if self.path else "")
+
+
+def bad_entry(where: str, row: int, reason: str, raw: bytes) -> dict[str, Any]:
+    """Return a bad row in the form of `quarantine.jsonl`: `row` counts from 1, `raw` is cut to 200 bytes."""
+    return {"file": where, "row": row, "reason": reason, "raw": raw[:_RAW_BYTES].decode(errors="replace")}
+
+
+def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_share: float) -> None:
+    """Check the share of bad rows of a file that was read to its end.
+
+    `first` is the first bad row. `max_share`, from 0 to 1, is rounded up to a whole row; below 1 not all may be bad.
+
+    Raises:
+        DataError: too many rows are bad.
+    """
+    # Rounded up: one bad row is more than 1 % of a small file, and no reason to refuse the others.
+    if first is None or (bad <= math.ceil(max_share * rows) and (bad < rows or max_share == 1)):
+        return
+    if str(first["reason"]).startswith(UNKNOWN_DOCUMENT) and bad > rows / 2:
+        raise DataError(
+            f"the judgements seem to belong to another corpus: {bad} of {rows} rows are bad, the first "
+            f"for an {first['reason']}",
+            where=f"{where} row {first['row']}",
+            remedy="give the corpus that was judged",
+        )
+    raise DataError(
+        f"{first['reason']}; {bad} of {rows} rows {'is' if bad == 1 else 'are'} bad ({bad / rows:.2%}), more "
+        f"than the {max_share * 100:g} % allowed by {setting('max_bad_rows')}",
+        where=f"{where} row {first['row']}",
+        remedy=f"correct the rows, or raise {setting('max_bad_rows')}",
+    )

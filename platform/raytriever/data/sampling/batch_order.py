@@ -1,0 +1,159 @@
+"""Order of the examples: the batch of step t is a pure function of (examples, batch size, seed, t).
+
+1. A stream is endless: a sequence of epochs of equal size, each computed from its number alone. The plain stream has
+   one permutation for each epoch; `mixture` and `spread` make others.
+2. Step t reads positions tb to tb + b - 1 of the stream, with any number of workers; each worker reads its share.
+3. So the last batch of an epoch is filled from the next epoch. Nothing is dropped or padded, and every example occurs
+   once in each epoch. Resuming at any step costs the order of one epoch, or of two if the batch is across two epochs.
+
+All random choices are pure functions of their purpose: there is no state that a restart could lose. numpy guarantees
+that the raw words of its generators do not change, and guarantees nothing for shuffles and samples. So all draws are
+made from words: of Philox (Salmon et al. 2011) for a whole epoch, of splitmix64 (Steele et al. 2014) for a few numbers
+of each example.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+from numpy import ndarray
+
+from raytriever.core.errors import ConfigError, setting
+
+
+class Epoch(NamedTuple):
+    """Epoch of a stream: the example in each slot, and the number of its own epoch."""
+
+    examples: Int64[ndarray, " slots"]
+    seen_in: Int64[ndarray, " slots"]
+
+
+class Stream(Protocol):
+    """Endless sequence of epochs of `size` slots."""
+
+    @property
+    def size(self) -> int:
+        """Number of slots of an epoch."""
+
+    def epoch(self, number: int) -> Epoch:
+        """Return epoch `number`, from 0, read-only. It does not depend on earlier calls."""
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Stream with another permutation of `size` examples in each epoch."""
+
+    size: int
+    seed: int
+
+    def epoch(self, number: int) -> Epoch:
+        """See `Stream`."""
+        return Epoch(permutation(self.size, self.seed, number), np.broadcast_to(np.int64(number), self.size))
+
+
+@dataclass(frozen=True)
+class Order:
+    """Order of the training examples of an epoch, in global batches over all workers.
+
+    `stream` is the stream that is read, see `mixture.arrange`; `Shuffled` by default.
+    """
+
+    examples: int
+    batch_size: int
+    seed: int
+    stream: Stream | None = None
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise ConfigError("there is no training example", remedy="give a split with judgements above 0")
+        if self.batch_size < 1:
+            raise ConfigError(f"{self.batch_size} is out of range", setting("batch_size"), "give at least 1")
+
+    def batch(self, step: int) -> Int64[ndarray, " batch"]:
+        """Return the example indices of step `step`, counted from 0."""
+        return self._read(step).examples
+
+    def epochs(self, step: int) -> Int64[ndarray, " batch"]:
+        """Return the epoch of each example of the step's batch, from 0: with several data sets, that of its own."""
+        return self._read(step).seen_in
+
+    def steps(self, epochs: float) -> int:
+        """Return the number of steps that see all examples of `epochs` epochs; the last may reach into the next."""
+        return int(np.ceil(epochs * self.examples / self.batch_size))
+
+    def _read(self, step: int) -> Epoch:
+        start = step * self.batch_size
+        return read(self._stream, start, start + self.batch_size)
+
+    @cached_property
+    def _stream(self) -> Stream:
+        return self.stream or Shuffled(self.examples, self.seed)
+
+
+def read(stream: Stream, start: int, stop: int) -> Epoch:
+    """Return positions `start` to `stop - 1` of a stream."""
+    examples, seen_in = np.empty(stop - start, dtype=np.int64), np.empty(stop - start, dtype=np.int64)
+    at = start
+    while at < stop:
+        number, slot = divmod(at, stream.size)
+        count = min(stop - at, stream.size - slot)
+        epoch = stream.epoch(number)
+        rows = slice(at - start, at - start + count)
+        examples[rows] = epoch.examples[slot : slot + count]
+        seen_in[rows] = epoch.seen_in[slot : slot + count]
+        at += count
+    return Epoch(examples, seen_in)
+
+
+def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64[ndarray, " local"]:
+    """Return the contiguous share of worker `rank` of `size`; raises `ConfigError` if the shares are not equal."""
+    if len(batch) % size:
+        multiple = f"{size}, such as {-(-len(batch) // size) * size}"
+        remedy = f"give a multiple of {multiple}, or another {setting('num_workers')}"
+        raise ConfigError(f"{len(batch)} is not divisible by {size} workers", setting("batch_size"), remedy)
+    local = len(batch) // size
+    return batch[rank * local : (rank + 1) * local]
+
+
+WORD = 2**64 - 1
+
+
+@lru_cache(maxsize=2)
+def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
+    """Return a permutation of `size` items for each (seed, epoch). Two are cached, for a batch across two epochs."""
+    key = np.array([seed & WORD, epoch & WORD], dtype=np.uint64)
+    order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
+    order.setflags(write=False)
+    return order
+
+
+def words(
+    seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
+) -> UInt64[ndarray, "..."]:
+    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or for each draw, `[batch, columns]`.
+
+    Args:
+        epochs, examples: `[batch]`.
+        purpose: number of the purpose: draws of one example for two purposes must be independent.
+        columns: numbers of the draws of each example.
+    """
+    state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
+    state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
+    state = _mix(state ^ np.asarray(examples).astype(np.uint64))
+    return state if columns is None else _mix(state[:, None] ^ columns.astype(np.uint64)[None, :])
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """Return the seed of part `number`, so that the parts are drawn independently."""
+    return int(_mix(_mix(np.array([seed & WORD], dtype=np.uint64)) ^ np.uint64(number + 1))[0])
+
+
+def _mix(state: ndarray) -> ndarray:
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

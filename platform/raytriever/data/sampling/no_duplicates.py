@@ -1,0 +1,70 @@
+"""Batches without two queries that share a positive, from any stream; each epoch stays complete.
+
+An example that shares a document with its batch waits for the next batch. All relevant documents of a query count,
+sampled or not: they would be false negatives. A few pairs stay, and are counted (`shared`): a document with more
+queries than batches occurs twice in one, the last batches take what still waits, and a batch across two epochs is
+arranged without regard to the earlier one, so that an epoch can be computed from its number alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from raytriever.data.dataset import Positives, positions_of_runs
+from raytriever.data.sampling.batch_order import Epoch, Order, Stream
+
+# Waiting examples that are tried for each place of a batch: more cost time where a document is frequent.
+_TRIED = 64
+
+
+class Spread:
+    """Stream (`order.Stream`) that rearranges the epochs of another for one batch size, given all positives."""
+
+    def __init__(self, stream: Stream, batch_size: int, positives: Positives) -> None:
+        self._stream, self._batch = stream, batch_size
+        self._offsets, self._documents = positives.offsets.tolist(), positives.documents.tolist()
+        self.epoch = lru_cache(maxsize=2)(self._arranged)
+
+    @property
+    def size(self) -> int:
+        """Number of slots of an epoch."""
+        return self._stream.size
+
+    def _arranged(self, number: int) -> Epoch:
+        epoch = self._stream.epoch(number)
+        order, waiting = list[int](), list[int]()
+        room, taken = self._batch - number * self.size % self._batch, set[int]()
+        documents = [self._documents[self._offsets[one] : self._offsets[one + 1]] for one in epoch.examples.tolist()]
+        for slot in range(len(documents)):
+            waiting.append(slot)
+            while waiting:
+                free = (at for at, one in enumerate(waiting[:_TRIED]) if taken.isdisjoint(documents[one]))
+                if (at := next(free, None)) is None:
+                    break
+                order.append(waiting.pop(at))
+                taken.update(documents[order[-1]])
+                room -= 1
+                if not room:
+                    room, taken = self._batch, set()
+        slots = np.array(order + waiting)
+        arranged = Epoch(epoch.examples[slots], epoch.seen_in[slots])
+        for column in arranged:
+            column.setflags(write=False)
+        return arranged
+
+
+def shared(order: Order, positives: Positives, steps: range) -> int:
+    """Return the number of queries of these steps that share a positive with an earlier one of their batch."""
+    if not steps:
+        return 0
+    items = np.concatenate([order.batch(step) for step in steps])
+    counts = np.diff(positives.offsets)[items]
+    documents = positives.documents[positions_of_runs(positives.offsets[items], counts)]
+    owners = np.repeat(np.arange(len(items)), counts)
+    # A document of a batch is there again, unless this is its first.
+    again = np.ones(len(owners), bool)
+    batches = owners // order.batch_size * (documents.max() + 1)
+    again[np.unique(batches + documents, return_index=True)[1]] = False
+    return len(np.unique(owners[again]))

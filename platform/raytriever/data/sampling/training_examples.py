@@ -1,0 +1,324 @@
+"""Training example: a query, some of its positives, and hard negatives, all by position.
+
+Every draw is a hash of (seed, epoch, example) (`draws`). It is the same on any worker and after any restart, and
+differs between epochs.
+
+The source of its judgements decides the positives of a group. `all` uses every relevant document. `human` and `llm`
+make groups of one source. `human-first` makes mixed groups: one human positive first, then LLM ones. A query without
+the first positive of its group is no example. In every group, all relevant documents of a query stay known: none is its
+negative. Those of equal queries are known too, and a document is known with all its copies (`data.hashed_ids`): known
+documents are the first of equal ones.
+
+Negatives by origin. Every group follows the shares as closely as whole numbers allow. A group of n negatives gets floor
+or ceil of n times the share of an origin, drawn so that the expectation is exact, also for n = 1. The shares are laid
+end to end on [0, n]. One number u in [0, 1), drawn for each (seed, epoch, example), shifts the integer grid that counts
+them (systematic sampling, Madow 1949). If a query has no negative of an origin, the others share its part in
+proportion. Random documents get it only if no other origin is left."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+from numpy import ndarray
+
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.data.combine_datasets import starts_of
+from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_runs
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.hashed_ids import NO_COPIES, Copies
+from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES
+from raytriever.data.sampling.batch_order import WORD, words
+
+ALL, HUMAN_FIRST = "all", "human-first"
+
+
+def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, tuple[Positives, ...]]:
+    """Return the queries that are examples, and the positives that their groups are drawn from.
+
+    The latter are the positives that the first one of a group is drawn from, and, for `human-first`, those that the
+    others are drawn from, of which a query may have none.
+
+    Raises:
+        DataError: no query has such a positive.
+    """
+    if which == ALL:
+        return positives, (positives,)
+    human, llm = (_of_source(positives, source) for source in SOURCES)
+    drawn = {"human": (human,), "llm": (llm,), HUMAN_FIRST: (human, llm)}[which]
+    begins = np.diff(drawn[0].offsets) > 0
+    if not begins.any():
+        source = "llm" if which == "llm" else "human"
+        remedy = f"choose another value of {setting('positives')}"
+        raise DataError(f"no query has a positive of source {source!r}", where, remedy)
+    return positives.where(begins), tuple(each.where(begins) for each in drawn)
+
+
+def _of_source(positives: Positives, source: str) -> Positives:
+    keep = positives.sources == SOURCES.index(source)
+    before = np.concatenate([[0], np.cumsum(keep)])
+    columns = (column[keep] for column in (positives.documents, positives.sources, positives.ranks))
+    return Positives(positives.queries, before[positives.offsets], *columns)
+
+
+# Purposes of draws: draws of one example for two purposes must be independent.
+_POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _SHARE = 1, 2, 3, 4, 5
+
+
+def check_positives(positives: Positives, dataset: RetrievalDataset, split: str) -> None:
+    """Raise `DataError` if a split has no positive, or a query to which every document is relevant."""
+    if not len(positives):
+        raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "give another split")
+    query_starts, document_starts = starts_of(dataset)
+    part = np.searchsorted(query_starts, positives.queries, "right") - 1
+    if (np.diff(positives.offsets) >= np.diff(document_starts)[part]).any():
+        raise DataError("every document is relevant to some query", dataset.name, "add other documents")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Training examples of a split: one for each query with positives.
+
+    Args:
+        positives: queries and all their relevant documents.
+        drawn: positives that groups are drawn from, see `groups_of`.
+        starts: first example of each combined data set, and last the number of examples.
+        document_starts: first document of each combined data set, and last the number of documents. Random negatives of
+            a query are documents of its own data set.
+        negatives: table of hard negatives. Queries without any get random documents.
+        shares: shares of the negatives by origin, see above; None for equal weights of a query's rows.
+        ranked: use the positives of the lowest ranks instead of drawing them in each epoch.
+        query_copies, document_copies: texts that count as one.
+    """
+
+    positives: Positives
+    drawn: tuple[Positives, ...]
+    starts: Int64[ndarray, " parts+1"]
+    document_starts: Int64[ndarray, " parts+1"]
+    seed: int
+    negatives: NegativesTable | None = None
+    shares: Float64[ndarray, " origins"] | None = None
+    ranked: bool = False
+    query_copies: Copies = NO_COPIES
+    document_copies: Copies = NO_COPIES
+
+    @classmethod
+    def of(
+        cls,
+        dataset: RetrievalDataset,
+        split: str,
+        seed: int,
+        negatives: NegativesTable | None = None,
+        *,
+        sources: str = ALL,
+        ranked: bool = False,
+        shares: Float64[ndarray, " origins"] | None = None,
+    ) -> Examples:
+        """Return the examples of an opened split of one data set, or of several combined (`combine`).
+
+        `sources` are those of the positives in groups: `all`, `human`, `llm` or `human-first`.
+
+        Raises:
+            DataError: the split has no positive (of the source), or only positives, or the table does not fit.
+        """
+        known = dataset.positives(split)
+        check_positives(known, dataset, split)
+        positives, drawn = groups_of(known, sources, f"{dataset.name} {split}")
+        query_starts, document_starts = starts_of(dataset)
+        starts = np.searchsorted(positives.queries, query_starts)
+        if negatives is not None and len(negatives.offsets) != len(dataset.queries) + 1:
+            what = f"the negatives table is of {len(negatives.offsets) - 1} queries, not {len(dataset.queries)}"
+            raise DataError(what, dataset.name, "mine the negatives of this data set")
+        copies = dataset.queries.copies, dataset.documents.copies
+        return cls(positives, drawn, starts, document_starts, seed, negatives, shares, ranked, *copies)
+
+    def __len__(self) -> int:
+        return len(self.positives)
+
+    def queries(self, examples: Int64[ndarray, " batch"]) -> Int64[ndarray, " batch"]:
+        """Return the query positions of a batch of examples."""
+        return self.positives.queries[examples]
+
+    def known(
+        self, examples: Int64[ndarray, " batch"]
+    ) -> tuple[Int64[ndarray, " positives"], Int64[ndarray, " positives"]]:
+        """Return all known relevant documents of a batch of examples: the index of the example of each, and the
+        document, the first of equal ones."""
+        offsets, documents = self._known
+        starts = offsets[examples]
+        counts = offsets[examples + 1] - starts
+        return np.repeat(np.arange(len(examples)), counts), documents[positions_of_runs(starts, counts)]
+
+    def drawn_positives(
+        self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
+    ) -> Int64[ndarray, "batch count"]:
+        """Return at most `count` positives of each query, -1 in empty slots: drawn in each epoch, or by rank."""
+        if len(self.drawn) == 1:
+            return self._choice(self.drawn[0], examples, epochs, count, _POSITIVE)
+        first = self._choice(self.drawn[0], examples, epochs, 1, _POSITIVE)
+        further = self._choice(self.drawn[1], examples, epochs, count - 1, _FURTHER_POSITIVE)
+        return np.concatenate([first, further], axis=1)
+
+    def groups(
+        self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], positives: int, negatives: int
+    ) -> tuple[Int64[ndarray, "batch positives"], Int64[ndarray, "batch positives+negatives"]]:
+        """Return the positives of each example, -1 behind those that have fewer, and its whole group of passages: the
+        positives, then hard negatives, so many that all groups are of one size."""
+        drawn = self.drawn_positives(examples, epochs, positives)
+        counts = (drawn >= 0).sum(axis=1)
+        hard = self._hard(examples, epochs, negatives + positives - counts, negatives + positives)
+        # The negatives after those that every group has fill the slots of missing positives.
+        columns = np.maximum(negatives + np.arange(positives)[None, :] - counts[:, None], 0)
+        lacking = np.take_along_axis(hard, columns, axis=1)
+        return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
+
+    def _choice(self, among: Positives, examples: ndarray, epochs: ndarray, count: int, purpose: int) -> ndarray:
+        rows, there = _rows(among.offsets, examples, count)
+        if not len(among.documents):
+            return np.full((len(examples), count), -1, dtype=np.int64)
+        if self.ranked:
+            keys = among.ranks[rows].astype(np.uint64)
+        else:
+            keys = words(self.seed, epochs, examples, purpose, np.arange(rows.shape[1]))
+        order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")[:, :count]
+        return np.take_along_axis(np.where(there, among.documents[rows], -1), order, axis=1)
+
+    def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, width: int) -> ndarray:
+        """Return `width` negatives of each example. Its first `needed`, the number that is used, follow the shares.
+        They are drawn without repetition from the query's rows of the table, and repeated in the drawn order if there
+        are fewer rows. A query without rows gets random non-positives of its data set."""
+        columns = np.arange(width)
+        documents = self._random(examples, epochs, columns)
+        table = self.negatives
+        if table is None or not len(table) or not width:
+            return documents
+        rows, there = _rows(table.offsets, self.queries(examples), 1)
+        keys = words(self.seed, epochs, examples, _NEGATIVE, np.arange(rows.shape[1]))
+        if self.shares is None:
+            return _filled(documents, columns, table.documents[rows], there, keys)
+        origins = np.where(there, table.origins[rows], -1)
+        by_origin = np.stack([(origins == code).any(axis=1) for code in range(len(self.shares))], axis=1)
+        shift = words(self.seed, epochs, examples, _SHARE) / 2.0**64
+        counts = counts_by_origin(self.shares, by_origin, needed, shift * (1 - 2.0**-53))
+        ends = np.cumsum(counts, axis=1)
+        for code in range(len(self.shares)):
+            if code != RANDOM:
+                along = columns[None, :] - (ends - counts)[:, code, None]
+                mine = (along >= 0) & (columns[None, :] < ends[:, code, None])
+                of_origin = _filled(documents, along, table.documents[rows], origins == code, keys)
+                documents = np.where(mine, of_origin, documents)
+        return documents
+
+    def _random(self, examples: ndarray, epochs: ndarray, columns: ndarray) -> Int64[ndarray, "batch count"]:
+        part = np.searchsorted(self.starts, examples, side="right") - 1
+        first = self.document_starts[part][:, None]
+        size = self.document_starts[part + 1][:, None] - first
+        documents = (words(self.seed, epochs, examples, _RANDOM, columns) % size.astype(np.uint64)).astype(np.int64)
+        total = self.document_starts[-1]
+        for _ in range(int(size.max())):
+            pair_keys = examples[:, None] * total + self.document_copies.first(first + documents)
+            nearest = np.minimum(np.searchsorted(self._pairs, pair_keys), len(self._pairs) - 1)
+            clash = self._pairs[nearest] == pair_keys
+            if not clash.any():
+                return first + documents
+            documents = np.where(clash, (documents + 1) % size, documents)
+        raise DataError("every document has the text of a document that is relevant", "a query", "add other documents")
+
+    @cached_property
+    def _pairs(self) -> Int64[ndarray, " known"]:
+        """Ascending keys of all (example, known document): one binary search decides whether a pair is known."""
+        offsets, documents = self._known
+        return np.repeat(np.arange(len(self)), np.diff(offsets)) * self.document_starts[-1] + documents
+
+    @cached_property
+    def _known(self) -> tuple[Int64[ndarray, " examples+1"], Int64[ndarray, " known"]]:
+        """Known documents of each example, ascending: those of example i are from offset i to offset i + 1."""
+        own, size = self.positives, self.document_starts[-1]
+        documents = self.document_copies.first(own.documents)
+        if not len(self.query_copies) and not len(self.document_copies):
+            return own.offsets, documents
+        queries = self.query_copies.first(own.queries)
+        owner = np.repeat(queries, np.diff(own.offsets))
+        pairs = np.unique(owner * size + documents)  # of a query and its copies together
+        starts, ends = (np.searchsorted(pairs, (queries + more) * size) for more in (0, 1))
+        counts = ends - starts
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return offsets, pairs[positions_of_runs(starts, counts)] % size
+
+
+def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
+    """Return the rows of each, side by side, at least `least` columns: their places, and whether there is one."""
+    starts, ends = offsets[of], offsets[of + 1]
+    columns = np.arange(max(least, int((ends - starts).max())))
+    there = columns < (ends - starts)[:, None]
+    return np.minimum(starts[:, None] + columns, max(0, int(offsets[-1]) - 1)), there
+
+
+def _filled(otherwise: ndarray, columns: ndarray, documents: ndarray, there: ndarray, keys: ndarray) -> ndarray:
+    """Return, for each column, the document at that index of the drawn order, cyclically; else `otherwise`."""
+    order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")
+    known = there.sum(axis=1)[:, None]
+    wrapped = np.broadcast_to(columns, otherwise.shape) % np.maximum(known, 1)
+    mined = np.take_along_axis(documents, np.take_along_axis(order, wrapped, axis=1), axis=1)
+    return np.where(known > 0, mined, otherwise)
+
+
+RANDOM = ORIGINS.index("random")
+_FLAG = setting("negatives_mix")
+
+
+def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
+    """Parse shares such as `bm25=0.5,random=0.5`, in the order of `records.ORIGINS` with the sum 1; None for "".
+
+    Raises:
+        ConfigError: an unknown origin, one named twice, or a share that is not above 0.
+    """
+    if not text.strip():
+        return None
+    shares = np.zeros(len(ORIGINS))
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if name not in ORIGINS:
+            raise ConfigError(f"unknown origin {name!r}", _FLAG, did_you_mean(name, ORIGINS))
+        try:
+            share = float(number)
+        except ValueError:
+            share = math.nan
+        if not 0 < share < math.inf:
+            raise ConfigError(f"the share of {name!r} is {number!r}", _FLAG, "give a number above 0, as in bm25=0.5")
+        origin = ORIGINS.index(name)
+        if shares[origin]:
+            raise ConfigError(f"{name!r} is named twice", _FLAG, "give each origin one share")
+        shares[origin] = share
+    return shares / shares.sum()
+
+
+def counts_by_origin(
+    shares: Float64[ndarray, " origins"],
+    there: Bool[ndarray, "batch origins"],
+    wanted: Int64[ndarray, " batch"],
+    shift: Float64[ndarray, " batch"],
+) -> Int64[ndarray, "batch origins"]:
+    """Return the number of negatives of each origin in each group; the sum of a row is `wanted`.
+
+    Args:
+        shares: shares with the sum 1.
+        there: True if the query has a negative of the origin. Random documents always exist.
+        wanted: number of negatives of each group, at least 0.
+        shift: drawn number in [0, 1).
+    """
+    mined = np.where(there, shares, 0.0)
+    mined[:, RANDOM] = 0
+    left = mined.sum(axis=1, keepdims=True)
+    random = np.where(left > 0, shares[RANDOM], 1.0)
+    of_query = mined * ((1 - random) / np.where(left > 0, left, 1.0))
+    of_query[:, RANDOM] = random[:, 0]
+    ends = np.cumsum(of_query, axis=1)
+    # Against rounding: the sum of a row must be exact, and an origin without a share must get no negative.
+    ends[ends > 1 - 1e-9] = 1.0
+    marks = np.minimum(np.floor(ends * wanted[:, None] + shift[:, None]).astype(np.int64), wanted[:, None])
+    return np.diff(marks, axis=1, prepend=0)

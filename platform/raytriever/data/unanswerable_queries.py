@@ -1,0 +1,63 @@
+"""Further queries of a data set that no document answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from raytriever.data.combine_datasets import Chained
+from raytriever.data.dataset import Judgements, RetrievalDataset
+from raytriever.data.hashed_ids import forms_of, key_of
+
+
+def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], kind: str) -> RetrievalDataset:
+    """Return the data set with further queries of a split that no document answers.
+
+    Args:
+        dataset: any data set; the positions of its queries and documents stay.
+        split: split of the queries; it may be new.
+        kind: prefix of their ids: `KIND:0`, `KIND:1` and so on.
+
+    Returns:
+        A data set in memory, with another digest and without tokens. `location` stays that of the documents.
+
+    Raises:
+        ValueError: an id is there already.
+
+    Examples:
+        >>> more = with_questions(dataset, "test", ["who painted the moon"], "other-domain")
+        >>> more.unanswerable["test"]
+    """
+    queries, first = dataset.queries, len(dataset.queries)
+    ids = [f"{kind}:{number}" for number in range(len(texts))]
+    if taken := set(ids).intersection(queries.ids):
+        raise ValueError(f"query id {min(taken)!r} exists already")
+    state = hashlib.sha256(queries.digest.encode())
+    for name, text in zip(ids, texts, strict=True):
+        state.update(key_of(name, text))
+    forms = None if queries.stored_forms is None else np.concatenate([queries.stored_forms, forms_of(texts)])
+    before = dataset.unanswerable.get(split, np.zeros(0, np.int64))
+    empty = np.zeros(0, np.int64)
+    return RetrievalDataset(
+        name=dataset.name,
+        documents=dataset.documents,
+        queries=replace(
+            queries,
+            ids=Chained([queries.ids, ids]),
+            texts=Chained([queries.texts, texts]),
+            stored_digest=state.hexdigest(),
+            stored_forms=forms,
+        ),
+        judgements={split: Judgements(empty, empty, empty), **dataset.judgements},
+        quarantine=dataset.quarantine,
+        negatives=dataset.negatives,
+        answers=dataset.answers,
+        prompts=dataset.prompts,
+        location=dataset.location,
+        absent=dataset.absent,
+        unanswerable={**dataset.unanswerable, split: np.append(before, np.arange(first, first + len(texts)))},
+        added_queries=dataset.added_queries + len(texts),
+    )

@@ -1,0 +1,288 @@
+"""Calibration of a system for a corpus: made from ranked questions of two splits, and written into the directory of the
+evaluation, and into that of its model if it has one.
+
+Thresholds and maps are fitted on one split, and measured on the other one. With few questions those of both splits fit
+them and are counted; the errors of the maps are then of folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError, StorageError
+from raytriever.core.paths import expanded
+from raytriever.core.store.commit import write_atomically
+from raytriever.core.store.disk import check_writable
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.dataset_statistics import MOST_SHARED, overlaps
+from raytriever.evaluation.answer_decisions import ModelDecision
+from raytriever.evaluation.evaluated_datasets import distinct_names
+from raytriever.evaluation.kept_passages import PassageDecision
+from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.protocol import aim_text, is_missed
+from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
+from raytriever.metrics.answer_confidence import FOLDS, RankedQuestions, folds_of
+from raytriever.metrics.answer_threshold import AnswerAim, AnswerDecision
+from raytriever.metrics.passage_threshold import DEPTH, KEPT
+from raytriever.metrics.score_to_probability import (
+    CalibrationError,
+    IsotonicMap,
+    PlattMap,
+    calibration_error,
+    fit_isotonic,
+    fit_platt,
+)
+from raytriever.models.directory.hub_or_local import has_files
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import resolve_model
+from raytriever.retrieval.search.calibration_file import (
+    FILE,
+    FORMAT,
+    AnswerThreshold,
+    Calibration,
+    PassageThreshold,
+    read_calibration,
+    sample_of,
+)
+
+# Folder of the calibrations in an evaluation directory, and a calibration with its model.
+FOLDER = "calibration"
+Calibrated = tuple[EvaluatedModel, Calibration]
+# A curve of any shape needs as many relevant pairs, and as many others.
+FEWEST_FOR_ISOTONIC = 500
+LATER = slice(1, 10)  # ranks 2 to 10
+_NO_ERROR = CalibrationError(0, 0, 0)
+
+
+def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> None:
+    """Raise `DataError` if more than 5 % of the queries of a split have the text of a query of the other one."""
+    [overlap] = overlaps([(dataset, chosen_on)], [(dataset, checked_on)])
+    if overlap.share > MOST_SHARED:
+        raise DataError(
+            f"{overlap.shared:,} of {overlap.queries:,} queries of split {checked_on!r} are queries of {chosen_on!r} "
+            f"too, more than {MOST_SHARED:.0%}, so thresholds chosen there cannot be checked",
+            dataset.name,
+            "choose them on another split, or remove these queries from one",
+        )
+
+
+@activity("calibrating the scores")
+def make_calibration(
+    dataset: RetrievalDataset,
+    system: tuple[str, str],
+    splits: tuple[str, str],
+    answers: AnswerDecision,
+    passages: PassageDecision | None = None,
+) -> Calibration:
+    """Fit maps from confidence and from score to probability, and put them together with the thresholds.
+
+    Args:
+        system: name and digest of the system; such as `DenseSystem.digest`.
+        splits: split on which thresholds were to be chosen, and the one on which they were to be checked.
+        passages: thresholds of the passages to keep, of which the first that is reached counts.
+    """
+    (chosen, values), (checked, seen) = answers.chosen, answers.checked
+    first = _fit(*_finite(values, chosen.right))
+    later = _fit(*_later(chosen)[:2])
+    if not answers.is_checked_apart:
+        both = " and ".join(dict.fromkeys(splits))
+        splits = both, both
+        errors = [_held_out_error(*_finite(values, chosen.right)), _held_out_error(*_later(chosen))]
+    else:
+        scores, relevant, queries = _later(checked)
+        best, right = _finite(seen, checked.right)
+        errors = [
+            calibration_error(first.probability(best), right),
+            calibration_error(later.probability(scores), relevant, queries) if len(scores) else _NO_ERROR,
+        ]
+    reached = [
+        PassageThreshold(**vars(kept), wanted=cast("float", threshold.wanted), score=threshold.score, depth=DEPTH)
+        for threshold, kept in (passages.thresholds if passages else ())
+        if kept is not None
+    ]
+    return Calibration(
+        format=FORMAT,
+        date=datetime.now(UTC).date().isoformat(),
+        system=system[0],
+        digest=system[1],
+        dataset=dataset.name,
+        data=dataset.digest,
+        corpus=dataset.documents.digest,
+        passages=len(dataset.documents),
+        sample=sample_of(dataset.documents),
+        chosen_on=splits[0],
+        chosen_queries=len(chosen),
+        checked_on=splits[1],
+        checked_queries=len(checked),
+        confidence=answers.confidence,
+        thresholds=[
+            AnswerThreshold(
+                **vars(achieved),
+                aim=cast("AnswerAim", threshold.aim),
+                wanted=threshold.wanted,
+                score=threshold.score,
+            )
+            for threshold, achieved in answers.thresholds
+            if achieved is not None
+        ],
+        kept=reached[0] if reached else None,
+        first=first,
+        later=later,
+        first_error=errors[0],
+        later_error=errors[1],
+    )
+
+
+def _finite(values: ndarray, right: ndarray) -> tuple[ndarray, ndarray]:
+    """Return the confidences of questions for which a document was found, and whether these are right."""
+    found = np.isfinite(values)
+    return values[found], right[found]
+
+
+def _later(questions: RankedQuestions) -> tuple[ndarray, ndarray, ndarray]:
+    """Return the pairs at ranks 2 to 10 of all questions as they were asked: score, relevance and query."""
+    scores = questions.scores[:, LATER]
+    rows, columns = np.nonzero(np.isfinite(scores))
+    return scores[rows, columns], questions.relevant[:, LATER][rows, columns], rows
+
+
+def _held_out_error(scores: ndarray, relevant: ndarray, queries: ndarray | None = None) -> CalibrationError:
+    """Return the calibration error of maps that were fitted on the queries of the other folds; each pair is of its own
+    query if `queries` is None."""
+    if len(scores) < FOLDS:
+        return _NO_ERROR
+    queries = np.arange(len(scores)) if queries is None else queries
+    fold = folds_of(int(queries.max()) + 1)[queries]
+    probabilities = np.empty(len(scores))
+    for number in range(FOLDS):
+        curve = _fit(scores[fold != number], relevant[fold != number])
+        probabilities[fold == number] = curve.probability(scores[fold == number])
+    return calibration_error(probabilities, relevant, queries)
+
+
+def write_calibrations(
+    folder: Path,
+    measured: DatasetMeasurement,
+    decisions: Sequence[ModelDecision],
+    job: EvaluationJob,
+    log: Callable[[str], None],
+) -> list[Calibrated]:
+    """Write the calibration of each system for a data set into the directory of an evaluation.
+
+    `log` gets a line where there is none, as without an aim of answers. Return the calibrations with their models.
+    """
+    source, written = measured.source, []
+    by_name = {one.model: one for one in decisions}
+    for model in job.models if job.aims else ():
+        decided = by_name.get(model.name)
+        if decided is None:
+            continue
+        if decided.answers is None:
+            log(f"{model.name} gets no {FILE}: precision and recall are of pairs; add an aim of answers, such as f1")
+            continue
+        if source.is_divided:
+            log(f"{source.name}: there is no {FILE} of several corpora; evaluate one part")
+            break
+        splits = job.calibration_split, source.split
+        name = model.name if model.form else distinct_names([model.location or model.name])[0]
+        system = name, measured.digests[model.name]
+        made = make_calibration(measured.parts[0].dataset, system, splits, decided.answers, decided.passages)
+        write_atomically(folder / FOLDER / model.name / f"{source.name}.json", made.to_json())
+        written.append((model, made))
+    return written
+
+
+def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Callable[[str], None]) -> None:
+    """Write the calibrations of an evaluation into the directories of their models.
+
+    A model has one calibration. With several data sets they are only in the directory of the evaluation.
+    """
+    datasets = {made.dataset for _, made in calibrations}
+    if len(datasets) > 1:
+        log(f"a model has one {FILE}: those of {len(datasets)} data sets are only in {output / FOLDER}")
+        return
+    for model, made in calibrations:
+        if model.config is None or model.form is not None or not _is_own(model.config):
+            file = output / FOLDER / model.name / f"{made.dataset}.json"
+            log(f"{file}: {describe_calibration(made)}")
+        else:
+            log(save_calibration(made, model.config))
+
+
+def _is_own(config: ModelConfig) -> bool:
+    path = expanded(config.model)
+    return has_files(config.model) and resolve_model(config.model, config.revision) in (path, path / "model")
+
+
+def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
+    """Write a calibration into the directory of its model, if it is writable.
+
+    Return a line with the file, or with the reason why there is none.
+    """
+    file = resolve_model(config.model, config.revision) / FILE
+    try:
+        earlier = _earlier_threshold(file, calibration)
+        before = f"{earlier.score:.4f}, chosen for {aim_text(earlier.aim, earlier.wanted)}" if earlier else ""
+        if earlier and calibration.threshold is None and calibration.kept is None:
+            return f"{file}: no aim was reached; the earlier threshold {before}, stays"
+        check_writable(file.parent)
+        write_atomically(file, calibration.to_json())
+    except StorageError as error:
+        return f"{FILE} is only in the results: {error}"
+    replaces = f"; replaces {before}" if earlier and earlier != calibration.threshold else ""
+    return f"{file}: {describe_calibration(calibration)}{replaces}"
+
+
+def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold | None:
+    with suppress(StorageError):  # a damaged file has none
+        earlier = read_calibration(file)
+        if earlier and (earlier.digest, earlier.corpus) == (calibration.digest, calibration.corpus):
+            return earlier.threshold
+    return None
+
+
+def describe_calibration(calibration: Calibration) -> str:
+    """Describe the deciding threshold of a calibration, and that of the passages to keep, in one line."""
+    threshold, kept = calibration.threshold, calibration.kept
+    keeps = kept and (
+        f"keep passages of score {kept.score:.4f} or more ({aim_text(KEPT, kept.wanted)}): {kept.passages:.1f} for "
+        f"each question, with {kept.share:.3f} of the relevant ones (95 %: {kept.low:.3f} to {kept.high:.3f})"
+    )
+    if threshold is None:
+        return keeps or "probabilities, but no threshold, because no aim was reached"
+    shown, right = threshold.answered, threshold.top_precision
+    precision = f" ({right.value:.2f}, 95 %: {right.low:.2f} to {right.high:.2f})" if right.whole else ""
+    checked = f"on {'the same questions of ' * (not calibration.is_checked_apart)}{calibration.checked_on}"
+    kinds = "".join(
+        f", and {one.part:,} of {one.whole:,} without ({kind})" for kind, one in threshold.unanswerable.items()
+    )
+    aim, aimed = aim_text(threshold.aim, threshold.wanted), threshold.of(threshold.aim)
+    missed = is_missed(threshold.aim, threshold.wanted, aimed.low, aimed.high)
+    return (
+        f"threshold {threshold.score:.4f} of {calibration.confidence.name}, chosen for {aim}"
+        f"{', which it misses' * missed}; {checked} "
+        f"{shown.part:,} of {shown.whole:,} queries with an answer are shown one{kinds}, and {right.part:,} of the "
+        f"{right.whole:,} shown are relevant{precision}{f'; {keeps}' if keeps else ''}"
+    )
+
+
+def _fit(scores: ndarray, relevant: ndarray) -> IsotonicMap | PlattMap:
+    """Fit a map: of any monotone shape if there are many pairs, otherwise a logistic curve.
+
+    No probability is nearer to 0 or 1 than the rule of succession allows for the number of pairs.
+    """
+    if not len(scores):  # a corpus of one passage has no later hits
+        return PlattMap(0.0, 0.0)
+    if min(int(relevant.sum()), int((~relevant).sum())) < FEWEST_FOR_ISOTONIC:
+        return fit_platt(scores, relevant)
+    curve, least = fit_isotonic(scores, relevant), 1 / (len(scores) + 2)
+    return replace(curve, probabilities=np.clip(curve.probabilities, least, 1 - least).tolist())

@@ -1,0 +1,165 @@
+"""Metrics of several rows on several data sets, by seed and by query, and comparisons of rows over both.
+
+Both seeds and queries make results uncertain: another seed gives another encoder, and other queries other figures. A
+difference counts if the test of `metrics.significance_tests.combined_t_test` gives p < 0.05. Its error has a part of
+the queries (their differences, each the mean over the seeds) and a part of each trained row (the values of its seeds).
+The pooled AUC has no value for a single query; the test uses its pseudo-values (`metrics.auc`). A metric that does not
+come from queries, as a number of steps, has the error of the seeds alone. A row that was trained with one seed cannot
+be tested: nothing tells how far another seed would be from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+from scipy.special import stdtrit
+
+from raytriever.evaluation.differences.system_significance import corrected
+from raytriever.evaluation.results import TestedPair
+from raytriever.metrics.significance_tests import LEVEL, combined_t_test
+
+ABOVE, BELOW, NOISE, UNTESTED = "above", "below", "within noise", "not tested"
+Cell = tuple[str, str]  # a row of the table, a data set
+
+
+@dataclass(frozen=True)
+class SeedMetrics:
+    """Metrics of one training on one data set.
+
+    Args:
+        seed: seed of the training; None if the row is not trained.
+        metrics: metrics by name, including those that do not come from queries, as `steps_to_best`.
+        per_query: values by query, in the same order for all trainings, of the metrics that have them; NaN
+            for a query without a value.
+    """
+
+    seed: int | None
+    metrics: Mapping[str, float]
+    per_query: Mapping[str, Float64[ndarray, " queries"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SeedComparison:
+    """Comparison of a row with another one on one data set and metric.
+
+    `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW`, `NOISE`, or `UNTESTED`
+    where a row has one seed; then the other numbers are NaN.
+    """
+
+    difference: float
+    p: float = math.nan
+    outcome: str = UNTESTED
+    low: float = math.nan
+    high: float = math.nan
+
+
+@dataclass(frozen=True)
+class SeededResults:
+    """Metrics of each seed, seeds ascending, by row and data set."""
+
+    cells: Mapping[Cell, Sequence[SeedMetrics]]
+
+    @property
+    def rows(self) -> list[str]:
+        """Rows in the order of the table."""
+        return list(dict.fromkeys(row for row, _ in self.cells))
+
+    @property
+    def datasets(self) -> list[str]:
+        """Names of the data sets in the order of the table."""
+        return list(dict.fromkeys(dataset for _, dataset in self.cells))
+
+    def has(self, row: str, dataset: str, metric: str) -> bool:
+        """Return whether every seed of the row has this metric on this data set."""
+        seeds = self.cells.get((row, dataset))
+        return bool(seeds) and all(metric in one.metrics for one in seeds or ())
+
+    def values(self, row: str, dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
+        """Return the value of each seed."""
+        return np.array([one.metrics[metric] for one in self.cells[row, dataset]], np.float64)
+
+    def mean(self, row: str, dataset: str, metric: str) -> float:
+        """Return the mean over the seeds."""
+        return float(self.values(row, dataset, metric).mean())
+
+    def deviation(self, row: str, dataset: str, metric: str) -> float:
+        """Return the standard deviation over the seeds; NaN if there is only one."""
+        values = self.values(row, dataset, metric)
+        return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+
+    def per_query(self, row: str, dataset: str, metric: str) -> Float64[ndarray, "seeds queries"] | None:
+        """Return the values by seed and query; None if the metric has no values by query."""
+        seeds = self.cells[row, dataset]
+        if any(metric not in one.per_query for one in seeds):
+            return None
+        return np.stack([one.per_query[metric] for one in seeds])
+
+    def compare(self, row: str, other: str, dataset: str, metric: str) -> SeedComparison:
+        """Compare `row` - `other`."""
+        return self.contrast({row: 1, other: -1}, [dataset], metric)
+
+    def contrast(
+        self, weights: Mapping[str, float], datasets: Sequence[str], metric: str, against: float = 0.0
+    ) -> SeedComparison:
+        """Compare a sum of rows by their weights with a number, on average over data sets of equal weight."""
+        by_seed = {row: np.mean([self.values(row, one, metric) for one in datasets], axis=0) for row in weights}
+        difference = float(sum(weight * by_seed[row].mean() for row, weight in weights.items()))
+        errors = []
+        for row, weight in weights.items():
+            if self.cells[row, datasets[0]][0].seed is not None:
+                if len(by_seed[row]) < 2:
+                    return SeedComparison(difference)
+                errors.append(_squared_error(weight * by_seed[row]))
+        for one in datasets:
+            by_query = [(weight, self.per_query(row, one, metric)) for row, weight in weights.items()]
+            if all(values is not None for _, values in by_query):
+                values = sum(weight * values.mean(axis=0) for weight, values in by_query if values is not None)
+                values = values[np.isfinite(values)] / len(datasets)
+                if len(values) < 2:
+                    return SeedComparison(difference)
+                errors.append(_squared_error(values))
+        if not errors:
+            return SeedComparison(difference)
+        test = combined_t_test(difference - against, errors)
+        outcome = NOISE if not test.p_value < LEVEL else ABOVE if difference > against else BELOW
+        margin = float(stdtrit(test.degrees, 1 - LEVEL / 2)) * math.sqrt(sum(error for error, _ in errors))
+        return SeedComparison(difference, test.p_value, outcome, difference - margin, difference + margin)
+
+
+def seeded_pair_rows(
+    results: SeededResults, wanted: Callable[[str, str], bool] = lambda row, other: True
+) -> list[TestedPair]:
+    """Test every pair of rows on each data set, as `significance.pair_rows` does, but over queries and seeds.
+
+    Holm's correction is over the pairs and data sets of a metric. Pairs that cannot be tested are left out.
+
+    Args:
+        wanted: whether two rows are compared.
+    """
+    rows: list[TestedPair] = []
+    for metric in dict.fromkeys(name for seeds in results.cells.values() for name in seeds[0].metrics):
+        tested: list[TestedPair] = []
+        for dataset, pair in itertools.product(results.datasets, itertools.combinations(results.rows, 2)):
+            if wanted(*pair) and all(results.has(row, dataset, metric) for row in pair):
+                better, worse = sorted(pair, key=lambda row: -results.mean(row, dataset, metric))
+                one = results.compare(better, worse, dataset, metric)
+                if one.outcome != UNTESTED:
+                    numbers = one.difference, one.low, one.high, one.p, one.p
+                    tested.append(TestedPair(dataset, metric, better, worse, *numbers))
+        rows += corrected(tested)
+    return rows
+
+
+def format_outcome(p: float, outcome: str) -> str:
+    """Return p-value and outcome of a comparison in brackets."""
+    return f"({outcome})" if math.isnan(p) else f"(p {p:.2g}, {outcome})"
+
+
+def _squared_error(values: Float64[ndarray, " values"]) -> tuple[float, int]:
+    return float(values.var(ddof=1) / len(values)), len(values) - 1

@@ -1,0 +1,228 @@
+"""Evaluation of a retriever on one split: ranking metrics, and the AUC of its pooled scores.
+
+1. Every query of the split that has a relevant document is searched in the whole corpus. A document with the query's
+   own id is left out of its results, but a judgement of it counts, as in BEIR's evaluator.
+2. Ranking metrics are means over those queries (`metrics.ranking_metrics`). They use the results that the run file
+   holds: 100, or as many as a metric needs. A query without results counts 0.
+3. AUC compares the scores of all positives with the 500 highest-scoring non-positives of each query, all queries in one
+   pool (Optimizing What Matters, section 5.1). So it also measures whether scores of different queries compare.
+   Documents that are judged not relevant are non-positives too. A positive to which the system gives no score is below
+   all pairs of the pool.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol as Interface
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.hashed_ids import normalize
+from raytriever.evaluation.protocol import (
+    ACCURACY,
+    AUC,
+    QUERY_AUC,
+    REMOVED,
+    JudgedQueries,
+    Protocol,
+    accuracy_cutoff,
+    check_answers,
+    select_judged_queries,
+)
+from raytriever.metrics.answer_confidence import DEPTH
+from raytriever.metrics.auc import auc_per_query, pooled_auc
+from raytriever.metrics.ranking_metrics import PerQuery, Relevance, accuracy, measure_ranking
+from raytriever.retrieval.mining.filters import contains_answer
+
+AUC_NEGATIVES = 500
+
+
+@dataclass(frozen=True)
+class UnansweredRanking:
+    """Documents of queries without an answer in the corpus, best first; none is relevant, and -1 is no document."""
+
+    queries: Int64[ndarray, " queries"]
+    ranking: Int64[ndarray, "queries depth"]
+    scores: Float32[ndarray, "queries depth"]
+
+
+class System(Interface):
+    """Retrieval system on one data set, such as an encoder or BM25; queries and documents are positions in it."""
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """Return scores and documents of each query's best results, best first, -1 for no document."""
+
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """Return the score of each pair of a query and a document, NaN if the system has none."""
+
+
+class PreparedSystem(System, Interface):
+    """System of which a search is timed."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that decides the scores but the documents: thresholds are of one system alone."""
+
+    def prepare(self) -> None:
+        """Do what the first search needs once, such as encoding or indexing the documents."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results of one system on one split.
+
+    Args:
+        queries: positions in the data set, in the order of `per_query` and `ranking`.
+        ranking: positions of the best documents, best first, -1 for none.
+        positive_queries, negative_queries: index into `queries` of each pooled score.
+        per_query: values of each metric that has one per query.
+        unanswered: rankings of the queries without an answer, by kind. The kind `removed` has all of `queries`, with
+            their relevant documents, and copies of these, left out of the corpus.
+        search_seconds: duration of the search of `queries`.
+        notes: sentences on what the system does not know.
+    """
+
+    queries: Int64[ndarray, " queries"]
+    ranking: Int64[ndarray, "queries depth"]
+    scores: Float32[ndarray, "queries depth"]
+    positive_scores: Float32[ndarray, " positives"]
+    negative_scores: Float32[ndarray, " negatives"]
+    positive_queries: Int64[ndarray, " positives"]
+    negative_queries: Int64[ndarray, " negatives"]
+    per_query: dict[str, Float64[ndarray, " queries"]]
+    metrics: dict[str, float]
+    unanswered: dict[str, UnansweredRanking] = field(default_factory=dict)
+    search_seconds: float = 0.0
+    notes: Sequence[str] = ()
+
+
+@activity("computing the metrics")
+def evaluate(
+    dataset: RetrievalDataset,
+    split: str,
+    system: System,
+    protocol: Protocol | None = None,
+    judged: JudgedQueries | None = None,
+) -> Evaluation:
+    """Search every judged query of a split and measure the results. Every evaluation of the package is this one.
+
+    `judged` are the judged queries of the split by this protocol, if they are selected already.
+
+    Raises:
+        DataError: no query of the split has a relevant document, or the protocol needs answers and there are none.
+    """
+    protocol = protocol or Protocol()
+    judged = judged or select_judged_queries(dataset, split, protocol)
+    queries, relevance = judged.queries, judged.relevance
+    positive = judged.is_relevant & judged.is_in_corpus & ~judged.is_own
+    owner, documents = relevance.queries[positive], relevance.documents[positive]
+    most = int(np.bincount(owner, minlength=1).max())
+    result_count = protocol.kept_of(relevance)
+    depth = min(len(dataset.documents), max(result_count, AUC_NEGATIVES + most) + 1)
+    began = time.monotonic()
+    scores, ranking = system.search(queries, depth)
+    search_seconds = time.monotonic() - began
+    scores, ranking = _drop_own(scores, ranking, judged.own_documents)
+
+    positives = Relevance(owner, documents, np.ones(len(owner), np.int64), len(queries))
+    negative = (positives.gains(ranking) == 0) & (ranking >= 0)
+    negative &= np.cumsum(negative, axis=1) <= AUC_NEGATIVES
+    positive_scores, notes = _below_all(
+        system.score(queries[owner], documents) if len(owner) else np.zeros(0, np.float32), scores[negative]
+    )
+    pools = (
+        positive_scores,
+        scores[negative].astype(np.float32),
+        owner,
+        np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
+    )
+    # Only the results of the run file are measured, so trec_eval computes the same figures from it.
+    per_query = measure_ranking(ranking[:, :result_count], relevance, protocol.ranking_metrics, protocol.level)
+    if QUERY_AUC in protocol.metrics:
+        per_query[QUERY_AUC] = auc_per_query(pools[0], pools[2], pools[1], pools[3], len(queries))
+    if protocol.wants_answers:
+        cutoffs = [cutoff for name in protocol.metrics if (cutoff := accuracy_cutoff(name))]
+        per_query |= _accuracy_per_query(dataset, split, queries, ranking, cutoffs)
+    # A query whose documents are all relevant has no AUC of its own.
+    means = {name: float(np.nanmean(values)) for name, values in per_query.items()}
+    if AUC in protocol.metrics:
+        means[AUC] = pooled_auc(pools[0], pools[1])
+    return Evaluation(
+        queries,
+        ranking[:, :result_count],
+        scores[:, :result_count].astype(np.float32),
+        *pools,
+        {name: per_query[name] for name in protocol.metrics if name in per_query},
+        {name: means[name] for name in protocol.metrics},
+        {
+            REMOVED: _without_answers(judged, positives, scores, ranking),
+            **{
+                kind: UnansweredRanking(some, *_ranked(*system.search(some, min(len(dataset.documents), DEPTH))))
+                for kind, some in judged.unanswerable.items()
+                if len(some)
+            },
+        },
+        search_seconds,
+        notes,
+    )
+
+
+def _below_all(positives: ndarray, negatives: ndarray) -> tuple[Float32[ndarray, " positives"], list[str]]:
+    """Return the scores of positives, those without one below all others, and a sentence on these."""
+    missing = np.isnan(positives)
+    if not missing.any():
+        return positives, []
+    known = np.concatenate([positives[~missing], negatives]).astype(np.float32)
+    lowest = np.nextafter(known.min(), np.float32(-np.inf)) if len(known) else np.float32(0)
+    share = f"{missing.sum():,} of {len(positives):,} relevant passages"
+    return np.where(missing, lowest, positives), [f"{share} have no score; in the AUC they are below all others"]
+
+
+def _without_answers(
+    judged: JudgedQueries, positives: Relevance, scores: ndarray, ranking: ndarray
+) -> UnansweredRanking:
+    copies, size = judged.dataset.documents.copies, len(judged.dataset.documents)
+    rows = np.arange(len(ranking))[:, None] * size
+    answers = positives.queries * size + copies.first(positives.documents)
+    is_answer = np.isin(rows + copies.first(ranking), answers) & (ranking >= 0)
+    order = np.argsort(is_answer, axis=1, kind="stable")[:, :DEPTH]
+    kept = np.where(np.take_along_axis(is_answer, order, 1), -1, np.take_along_axis(ranking, order, 1))
+    return UnansweredRanking(judged.queries, *_ranked(np.take_along_axis(scores, order, 1), kept))
+
+
+def _ranked(scores: ndarray, ranking: ndarray) -> tuple[ndarray, ndarray]:
+    return ranking, np.where(ranking >= 0, scores, np.nan).astype(np.float32)
+
+
+def _accuracy_per_query(
+    dataset: RetrievalDataset, split: str, queries: ndarray, ranking: ndarray, cutoffs: list[int]
+) -> dict[str, PerQuery]:
+    """Compute Acc@K (Karpukhin et al., 2020, DPR): 1 if one of a query's K best passages holds an answer, else 0.
+
+    Passages are read with their titles, from the best on, until one holds an answer.
+    """
+    check_answers(dataset, split, queries)
+    answers = dataset.answers
+    assert answers is not None
+    hits = np.zeros((len(queries), max(cutoffs)), bool)
+    for row, query in enumerate(queries.tolist()):
+        answer_texts = [normalize(answer) for answer in answers.of(query)]
+        for rank, document in enumerate(ranking[row, : max(cutoffs)].tolist()):
+            if document >= 0 and contains_answer(normalize(dataset.passage_text(document)), answer_texts):
+                hits[row, rank] = True
+                break
+    return {f"{ACCURACY}{cutoff}": accuracy(hits, cutoff) for cutoff in cutoffs}
+
+
+def _drop_own(scores: ndarray, ranking: ndarray, own: ndarray) -> tuple[ndarray, ndarray]:
+    is_own = ranking == own[:, None]
+    order = np.argsort(is_own, axis=1, kind="stable")
+    scores, ranking = np.take_along_axis(scores, order, 1), np.take_along_axis(ranking, order, 1)
+    ranking[is_own.any(1), -1] = -1
+    return scores, ranking

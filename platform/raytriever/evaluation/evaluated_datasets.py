@@ -1,0 +1,335 @@
+"""Data sets of an evaluation: single ones, those divided into parts, the whole suite of BEIR, and samples of a corpus.
+
+Names of data sets and of models are short, distinct and safe in files. They follow from paths and hub names.
+
+A folder that is no data set itself, but holds folders in BEIR layout, is one data set of several parts. Its metrics are
+means over the parts, as BEIR counts CQADupStack.
+
+Encoding a whole corpus for every checkpoint is expensive. A sample holds all judged documents and as many others as
+wanted: half of these are BM25's best results for the queries, taken rank by rank, and the rest is drawn at random.
+Figures on a sample are higher than on the whole corpus, and comparable only with each other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.core.errors import ConfigError, UserError, setting
+from raytriever.core.paths import expanded
+from raytriever.data.data_sources import IR_DATASETS
+from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
+from raytriever.evaluation.protocol import Protocol
+from raytriever.models.prompts import PromptTable
+from raytriever.retrieval.mining.bm25 import Bm25Index
+
+CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
+# Length of the reason for which a data set of a suite is missing.
+REASON_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class EvaluationDataset:
+    """Data set of an evaluation, and how it is read and measured.
+
+    Args:
+        parts: paths or hub names of its parts, by name; an undivided one has one of its own name.
+        task: its name in MTEB, if it is one of BEIR's.
+        bm25_language: language of BM25's analyzer; None to detect it.
+        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
+    """
+
+    name: str
+    parts: dict[str, str]
+    split: str
+    task: str | None = None
+    protocol: Protocol = field(default_factory=Protocol)
+    bm25_language: str | None = None
+    max_bad_rows: float = 0.01
+
+    @property
+    def is_divided(self) -> bool:
+        """True if metrics are means over parts."""
+        return list(self.parts) != [self.name]
+
+    def label(self, part: str) -> str:
+        """Return the name of a part in paths; that of an undivided data set is its own."""
+        return f"{self.name}/{part}" if self.is_divided else self.name
+
+    def prompt_names(self, part: str) -> tuple[str, ...]:
+        """Return the names under which a model may store prompts of a part, the most specific one first."""
+        names = (part, self.name, self.task) if self.is_divided else (self.name, self.task)
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the parts in paths."""
+        return [self.label(part) for part in self.parts]
+
+    @property
+    def sources(self) -> list[str]:
+        """Absolute paths or hub names of the parts."""
+        return [os.path.abspath(expanded(one)) if expanded(one).exists() else one for one in self.parts.values()]
+
+    @property
+    def folder(self) -> str:
+        """Path of the data set; if it is divided, the folder of its parts."""
+        return os.path.dirname(self.sources[0]) if self.is_divided else self.sources[0]
+
+    def rename(self, name: str) -> EvaluationDataset:
+        """Return the data set under another name."""
+        return replace(
+            self, name=name, parts=self.parts if self.is_divided else {name: next(iter(self.parts.values()))}
+        )
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Data set of BEIR: its names in MTEB, below `beir/` in `ir_datasets` and below `mteb/` on the hub, if they differ
+    from BEIR's, and the split with judgements.
+    """
+
+    task: str
+    registered: str | None = None
+    hub: str | None = None
+    split: str = "test"
+
+
+BEIR = {
+    "msmarco": _Member("MSMARCO", split="dev"),
+    "trec-covid": _Member("TRECCOVID"),
+    "nfcorpus": _Member("NFCorpus"),
+    "nq": _Member("NQ"),
+    "hotpotqa": _Member("HotpotQA"),
+    "fiqa": _Member("FiQA2018"),
+    "arguana": _Member("ArguAna"),
+    "webis-touche2020": _Member("Touche2020", "webis-touche2020/v2", "touche2020"),
+    "cqadupstack": _Member("CQADupstackRetrieval"),
+    "quora": _Member("QuoraRetrieval"),
+    "dbpedia-entity": _Member("DBPedia", hub="dbpedia"),
+    "scidocs": _Member("SCIDOCS"),
+    "fever": _Member("FEVER"),
+    "climate-fever": _Member("ClimateFEVER"),
+    "scifact": _Member("SciFact"),
+}
+
+
+def describe_datasets(
+    sources: Sequence[str],
+    split: str,
+    protocol: Protocol | None = None,
+    max_bad_rows: float = 0.01,
+    bm25_language: str | None = None,
+) -> list[EvaluationDataset]:
+    """Describe each data set that a user named; nothing is opened."""
+    described = []
+    for source in sources:
+        path, parts = expanded(source), find_parts(source)
+        named = Path(os.path.abspath(path)).name if path.exists() else _registered_name(source)
+        name = safe_name(named)
+        files = dict(zip(unique_names(distinct_names(parts)), parts, strict=True)) or {name: source}
+        task = BEIR[name].task if name in BEIR else None
+        described.append(
+            EvaluationDataset(name, files, split, task, protocol or Protocol(), bm25_language, max_bad_rows)
+        )
+    return described
+
+
+def _registered_name(source: str) -> str:
+    return source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0]
+
+
+def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
+    """Return the data sets with names that differ in tables and file names.
+
+    Data sets of one name get the folders before it into their names, as far as these differ, and a number otherwise.
+    """
+    for index, one in enumerate(datasets):
+        measured = one.sources, one.split, one.protocol
+        if any(measured == (other.sources, other.split, other.protocol) for other in datasets[:index]):
+            raise ConfigError(
+                f"two data sets are called {one.name!r}",
+                setting("datasets"),
+                f"give each data set once, or evaluate them one by one, each with its own {setting('output')}",
+            )
+    names = [one.name for one in datasets]
+    longer = distinct_names([one.folder for one in datasets])
+    new_names = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
+    new_names = unique_names(new_names)
+    return [one if one.name == name else one.rename(name) for one, name in zip(datasets, new_names, strict=True)]
+
+
+def check_prompts(prompts: Mapping[str, str], datasets: Sequence[EvaluationDataset]) -> None:
+    """Raise `ConfigError` if the prompts of a user are of none of the data sets."""
+    PromptTable(own=prompts).check(name for one in datasets for part in one.parts for name in one.prompt_names(part))
+
+
+def find_beir(
+    root: Path | None,
+    describe: Callable[[Sequence[str], str], list[EvaluationDataset]],
+    check: Callable[[EvaluationDataset], object],
+) -> tuple[list[EvaluationDataset], list[str]]:
+    """Find the public data sets of BEIR (Thakur et al., 2021, arXiv:2104.08663), in the order of its tables.
+
+    Each is searched as a folder of `root` under the name of BEIR's archives, then in `ir_datasets`, then on the hub,
+    where MTEB keeps them in BEIR's layout. The last two may download it. A folder of `root` is the only candidate if it
+    exists, so that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04, do not
+    belong to the suite. Return the data sets, and a line with the name of each missing one and the reasons. `describe`
+    is `describe_datasets`. `check` opens a data set, and raises a `UserError` if that is impossible.
+    """
+    datasets, missing = [], []
+    for name, member in BEIR.items():
+        reasons = [f"no folder {root / name}"] if root is not None and not (root / name).is_dir() else []
+        for source in _sources(root, name, member):
+            try:
+                [one] = describe([source], member.split)
+                one = replace(one.rename(name), task=member.task)
+                check(one)
+            except UserError as error:
+                reasons.append(textwrap.shorten(str(error), REASON_CHARACTERS, placeholder=" ..."))
+            else:
+                datasets.append(one)
+                break
+        else:
+            missing.append(f"{name} ({'; '.join(dict.fromkeys(reasons))})")
+    return datasets, missing
+
+
+def find_parts(source: str) -> list[str]:
+    """Return the folders, or the names in `ir_datasets`, of a divided data set's parts; none if it is undivided."""
+    if source.startswith(IR_DATASETS):
+        return _registered_parts(source.removeprefix(IR_DATASETS))
+    folder = expanded(source)
+    if not folder.is_dir() or _is_beir(folder):
+        return []
+    visible = [one for one in folder.iterdir() if not one.name.startswith((".", "_"))]
+    # A file may hold rows; notes next to the parts do not.
+    if any(one.is_file() and one.suffix not in ("", ".md", ".txt") for one in visible):
+        return []
+    return sorted(str(one) for one in visible if _is_beir(one))
+
+
+def _registered_parts(name: str) -> list[str]:
+    """Return the names below one of `ir_datasets` that has no documents itself, such as `beir/cqadupstack`."""
+    try:
+        import ir_datasets
+    except ImportError:
+        return []  # the error for the missing package comes when the data set is opened
+    registry = set(ir_datasets.registry)
+    if name in registry:
+        return []
+    return [f"{IR_DATASETS}{one}" for one in sorted(registry) if one.startswith(f"{name}/")]
+
+
+def _is_beir(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in CORPUS)
+
+
+def _sources(root: Path | None, name: str, member: _Member) -> list[str]:
+    if root is not None and (root / name).is_dir():
+        return [str(root / name)]
+    hub = f"hf://datasets/mteb/{member.hub or name}"
+    return [f"{IR_DATASETS}beir/{member.registered or name}", *([hub] if name != "cqadupstack" else [])]
+
+
+# Results of BM25 per query: the usual depth of the metrics.
+DEPTH = 100
+
+
+def sample_corpus(
+    dataset: RetrievalDataset, split: str, others: int, seed: int, index_of: Callable[[RetrievalDataset], Bm25Index]
+) -> RetrievalDataset:
+    """Return the data set with all documents that the split judges and `others` more, in their order.
+
+    A corpus without so many is kept whole. The result is in memory, without tokens and negatives; its queries keep
+    their positions. `index_of` builds the BM25 index of a data set, and is called only if it is needed.
+    """
+    judged = np.unique(dataset.judgements[split].documents)
+    total = len(dataset.documents)
+    if total <= len(judged) + others:
+        return dataset
+    chosen = judged
+    if others >= 2:
+        ranked = _best_documents(dataset, split, index_of(dataset))
+        hard = ranked[~np.isin(ranked, judged)][: others // 2]
+        chosen = np.union1d(judged, hard)
+    rest = np.setdiff1d(np.arange(total), chosen)
+    sample = np.random.default_rng(seed).choice(rest, len(judged) + others - len(chosen), replace=False)
+    return _select_documents(dataset, split, np.union1d(chosen, sample))
+
+
+def _best_documents(dataset: RetrievalDataset, split: str, index: Bm25Index) -> Int64[ndarray, " documents"]:
+    """Return BM25's results for the split's queries, each document once: all first ranks, then all second ranks."""
+    queries = np.unique(dataset.judgements[split].queries)
+    _, documents = index.search([dataset.queries.texts[int(query)] for query in queries], DEPTH)
+    by_rank = documents.T.reshape(-1)
+    _, first = np.unique(by_rank, return_index=True)
+    return by_rank[np.sort(first)]
+
+
+def _select_documents(
+    dataset: RetrievalDataset, split: str, positions: Int64[ndarray, " documents"]
+) -> RetrievalDataset:
+    documents, rows = dataset.documents, dataset.judgements[split]
+    ids, titles, texts = (
+        [column[position] for position in positions.tolist()]
+        for column in (documents.ids, documents.titles, documents.texts)
+    )
+    moved = Judgements(
+        rows.queries, np.searchsorted(positions, rows.documents).astype(np.int64), rows.scores, rows.sources, rows.ranks
+    )
+    return replace(
+        dataset,
+        documents=Documents(ids, titles, texts),
+        judgements={split: moved},
+        tokens=None,
+        negatives=None,
+        location=None,
+    )
+
+
+def distinct_names(sources: Sequence[str]) -> list[str]:
+    """Return the last part of each path or hub name, with as many parts before it as make it distinct.
+
+    Parts are joined by `_`. A last part `model` belongs to a run's directory, and the directory's name is used. Every
+    character that file systems and metric names of MLflow do not share becomes `_`. Equal sources get equal names.
+    """
+    all_parts = [_parts(source) for source in sources]
+    names = []
+    for parts in all_parts:
+        others = [other for other in all_parts if other != parts]
+        length = next(
+            (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), max(1, len(parts))
+        )
+        names.append(safe_name("_".join(parts[-length:])))
+    return names
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return the names, all different: a repeated name gets a number, `a`, `a-2`, `a-3`."""
+    unique: list[str] = []
+    for name in names:
+        number, candidate = 1, name
+        while candidate in unique or (number > 1 and candidate in names):
+            number += 1
+            candidate = f"{name}-{number}"
+        unique.append(candidate)
+    return unique
+
+
+def safe_name(name: str) -> str:
+    """Replace everything but letters, digits, `-`, `.` and `_`."""
+    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
+
+
+def _parts(source: str) -> list[str]:
+    parts = [part for part in PurePath(source).parts if part not in ("/", "..")]
+    return parts[:-1] if len(parts) > 1 and parts[-1] == "model" else parts or [source]

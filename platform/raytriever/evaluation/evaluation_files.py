@@ -1,0 +1,235 @@
+"""Files of an evaluation directory: TREC runs, results per query, pooled scores and tables.
+
+docs/reference/output-files.md lists them. `report` writes the figures and the page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+from urllib.parse import quote
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError, disk_errors
+from raytriever.core.reading.arrays import read_arrays
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import write_atomically
+from raytriever.data.columns import texts_at
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.evaluate_split import Evaluation
+from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.protocol import AUC
+from raytriever.metrics.pair_threshold import ScoredPools
+
+PER_QUERY, LATEX = "per_query", "table.tex"
+# Contents of `per_query/`: documents ranked, relevant documents, characters of a text.
+TOP, RELEVANT, CHARACTERS = 5, 3, 300
+_MOST_BYTES = 4 << 30  # a million queries of ten models
+# Types and shapes of pooled scores and of the queries of these.
+_SCORES, _QUERIES = (["float32", "float64"], (None,)), (["int64"], (None,))
+_RUN_QUERIES = 64  # whose lines of a run are in memory at a time
+
+
+class QueryMetrics(TypedDict):
+    """One model in `per_query/DATASET.json`: values of each metric by query, and the best documents of each query.
+
+    `auc` are the pseudo-values of the pooled AUC, by which it is tested.
+    """
+
+    metrics: dict[str, list[Any]]
+    top: list[list[Any]]
+    auc: NotRequired[list[Any]]
+
+
+def values_of(model: QueryMetrics) -> dict[str, Float64[ndarray, " queries"]]:
+    """Return the values of each query for every metric that can be tested, NaN for none."""
+    auc = {AUC: model["auc"]} if "auc" in model else {}
+    return {name: np.array(values, np.float64) for name, values in {**model["metrics"], **auc}.items()}
+
+
+class QueryValues(TypedDict):
+    """Content of `per_query/DATASET.json`, see `per_query_content`. The file's name is a safe form of `dataset`."""
+
+    dataset: str
+    queries: list[str]
+    texts: list[str]
+    models: dict[str, QueryMetrics]
+    relevant: list[list[Any]]
+
+
+@activity("writing the rankings")
+def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
+    """Write what was measured on one data set: TREC runs, pooled scores and results per query."""
+    name = measured.source.name
+    for model in measured.models:
+        for part in measured.parts:
+            run = folder / "runs" / model / f"{measured.label(part)}.trec"
+            write_run(run, part.evaluations[model], part.dataset, model)
+        pools = measured.pools(model)
+        scores = scores_file(folder, model, name)
+        with disk_errors(scores):
+            scores.parent.mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
+    write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
+
+
+def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
+    """Write rankings as a TREC run: `query Q0 document rank score tag`, one result per line.
+
+    The format cannot hold white space inside an id, so such ids are percent-encoded.
+    """
+    write_atomically(path, _run_pieces(evaluation, dataset, tag))
+
+
+def _run_pieces(evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> Iterator[str]:
+    """Yield the lines of a run, those of some queries at a time: a line takes more memory than its entry."""
+    for start in range(0, len(evaluation.queries), _RUN_QUERIES):
+        rows = slice(start, start + _RUN_QUERIES)
+        queries, ranking = evaluation.queries[rows], evaluation.ranking[rows]
+        ranked = np.unique(ranking[ranking >= 0])
+        documents = dict(zip(ranked.tolist(), map(_column, texts_at(dataset.documents.ids, ranked)), strict=True))
+        names = map(_column, texts_at(dataset.queries.ids, queries))
+        yield "".join(
+            f"{name} Q0 {documents[document]} {rank} {score:.9g} {tag}\n"
+            for name, found, scores in zip(names, ranking.tolist(), evaluation.scores[rows].tolist(), strict=True)
+            for rank, (document, score) in enumerate(zip(found, scores, strict=True), start=1)
+            if document >= 0
+        )
+
+
+def per_query_content(measured: DatasetMeasurement) -> str:
+    """Return the text of `per_query/DATASET.json`: every model's results for every query, with texts.
+
+        {"dataset": NAME, "queries": [id], "texts": [text],
+         "models": {NAME: {"metrics": {metric: [value of each query]},
+                           "auc": [pseudo-value of the pooled AUC of each query],
+                           "top": [[[document id, title, first 300 characters, score, grade or null], ... 5], ...]}},
+         "relevant": [[[document id, title, first 300 characters, grade], ... 3], ...]}
+
+    `top` and `relevant` have an entry for each query. Queries of a divided data set follow part by part, with ids
+    `PART/ID`.
+    """
+    content: dict[str, Any] = {"dataset": measured.source.name, "queries": [], "texts": [], "relevant": []}
+    content["models"] = {model: {"metrics": {}, "top": []} for model in measured.models}
+    for part in measured.parts:
+        dataset, queries, relevance = part.dataset, part.judged.queries, part.judged.relevance
+        prefix = f"{part.name}/" if measured.source.is_divided else ""
+        content["queries"] += [prefix + dataset.queries.ids[query] for query in queries.tolist()]
+        content["texts"] += [str(dataset.queries.texts[query]) for query in queries.tolist()]
+        judgements = zip(relevance.queries, relevance.documents, relevance.scores, strict=True)
+        grades = {(int(query), int(document)): int(grade) for query, document, grade in judgements}
+        grades = {pair: grade for pair, grade in grades.items() if pair[1] < len(dataset.documents)}
+        content["relevant"] += _relevant_documents(dataset, grades, len(queries), part.judged.level)
+        for model, evaluation in part.evaluations.items():
+            entry = content["models"][model]
+            entry["top"] += _top_documents(dataset, evaluation, grades)
+            for name, values in evaluation.per_query.items():
+                entry["metrics"].setdefault(name, []).extend(
+                    value if np.isfinite(value) else None for value in values.tolist()
+                )
+    for model, entry in content["models"].items():
+        auc = measured.testable_values(model).get(AUC)
+        if auc is not None:
+            entry["auc"] = [value if np.isfinite(value) else None for value in auc.tolist()]
+    return json.dumps(content, ensure_ascii=False) + "\n"
+
+
+def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
+    """Read a file that `per_query_content` wrote."""
+    content = read_json(file, QueryValues, remedy, most=_MOST_BYTES)
+    models = content["models"].items()
+    lists: dict[str, list[Any]] = {"texts": content["texts"], "relevant": content["relevant"]}
+    lists |= {f"models.{name}.top": model["top"] for name, model in models}
+    lists |= {f"models.{name}.metrics.{key}": row for name, model in models for key, row in model["metrics"].items()}
+    lists |= {f"models.{name}.metrics.{AUC}": model["auc"] for name, model in models if "auc" in model}
+    for name, entries in lists.items():
+        if len(entries) != len(content["queries"]):
+            reason = f"{name!r} has {len(entries)} entries for {len(content['queries'])} queries"
+            raise StorageError(f"is damaged or changed: {reason}", str(file), remedy)
+        if not _is_valid(name, entries):
+            raise StorageError(f"is damaged or changed: {name!r} holds other values", str(file), remedy)
+    return content
+
+
+def scores_file(folder: Path, model: str, dataset: str) -> Path:
+    """Return the file of the pooled scores of a model in the directory of an evaluation."""
+    return folder / "scores" / model / f"{dataset}.npz"
+
+
+def read_pools(folder: Path, model: str, dataset: str, remedy: str = "evaluate again") -> ScoredPools:
+    """Read pooled scores; raises `StorageError` if the file was damaged or changed."""
+    path, sides = scores_file(folder, model, dataset), ("positives", "negatives")
+    kinds = dict.fromkeys(sides, _SCORES) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
+    arrays = read_arrays(path, kinds, remedy)
+    for side in sides:
+        if len(arrays[side]) != len(arrays[f"{side[:-1]}_queries"]):
+            raise StorageError(f"is damaged or changed: some of its {side} have no query", str(path), remedy)
+    return ScoredPools(**arrays)
+
+
+def read_queries(folder: Path) -> dict[str, QueryValues]:
+    """Return the content of `per_query/` in a directory, by data set."""
+    contents = (read_per_query(path) for path in sorted((folder / PER_QUERY).glob("*.json")))
+    return {content["dataset"]: content for content in contents}
+
+
+def _column(name: str) -> str:
+    return name if name.split() == [name] else quote(name, safe="")
+
+
+def _relevant_documents(
+    dataset: RetrievalDataset, grades: dict[tuple[int, int], int], queries: int, level: int
+) -> list[list[list[Any]]]:
+    relevant: list[list[tuple[int, int]]] = [[] for _ in range(queries)]
+    for (query, document), grade in grades.items():
+        if grade >= level:
+            relevant[query].append((-grade, document))
+    return [
+        [[*_excerpt(dataset, document), -grade] for grade, document in sorted(rows)[:RELEVANT]] for rows in relevant
+    ]
+
+
+def _top_documents(
+    dataset: RetrievalDataset, evaluation: Evaluation, grades: dict[tuple[int, int], int]
+) -> list[list[list[Any]]]:
+    rankings, scores = evaluation.ranking[:, :TOP].tolist(), evaluation.scores[:, :TOP].tolist()
+    return [
+        [
+            [*_excerpt(dataset, document), score, grades.get((query, document))]
+            for document, score in zip(*results, strict=True)
+            if document >= 0
+        ]
+        for query, results in enumerate(zip(rankings, scores, strict=True))
+    ]
+
+
+def _excerpt(dataset: RetrievalDataset, document: int) -> Sequence[str]:
+    documents = dataset.documents
+    return str(documents.ids[document]), str(documents.titles[document]), str(documents.texts[document])[:CHARACTERS]
+
+
+def _is_valid(name: str, entries: list[Any]) -> bool:
+    if name == "texts":
+        return True
+    if ".metrics." in name:
+        return all(map(_is_number, entries))
+    length = 4 if name == "relevant" else 5  # three texts, then numbers
+    return all(
+        type(row) is list
+        and len(row) == length
+        and all(type(text) in (str, type(None)) for text in row[:3])
+        and all(map(_is_number, row[3:]))
+        for rows in entries
+        for row in rows
+    )
+
+
+def _is_number(value: object) -> bool:
+    """Return True for null and for a number that a float holds."""
+    return value is None or type(value) is float or (type(value) is int and abs(value) < 1 << 63)

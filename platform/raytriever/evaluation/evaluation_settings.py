@@ -1,0 +1,133 @@
+"""Settings of an evaluation. This module imports nothing heavy, because the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.options import Need, did_you_mean, option
+from raytriever.core.paths import FOLDER
+
+# Those of `metrics.answer_confidence`, which imports NumPy.
+CONFIDENCES = ("score", "entropy", "combined")
+MTEB = "mteb"
+DTYPES = ("fp32", "int8", "binary", "ubinary")
+
+
+def read_dtypes(text: str) -> str:
+    """Return types of stored embeddings, separated by commas, each once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"give one or more of {', '.join(DTYPES)}")
+    for name in names:
+        if name not in DTYPES:
+            raise ValueError(did_you_mean(name, DTYPES))
+    return ",".join(dict.fromkeys(names))
+
+
+def read_widths(text: str) -> str:
+    """Return numbers of components, separated by commas, each once."""
+    try:
+        widths = dict.fromkeys(int(width) for width in text.split(","))
+    except ValueError as error:
+        raise ValueError("give whole numbers, such as 64,128,256") from error
+    for width in widths:
+        if width < 1:
+            raise ConfigError(f"{width} is out of range", setting("truncate_dim"), "give a value at least 1")
+    return ",".join(map(str, widths))
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Split, metrics and rules of an evaluation."""
+
+    split: str = option("test", "split with judgements that is evaluated", needs=Need("suite", MTEB, negated=True))
+    metrics: str = option(
+        "ndcg@10,mrr@10,recall@100,auc",
+        "metrics, separated by commas: ndcg, mrr, recall, map, precision, success, r-precision, judged, acc (one of "
+        "the best passages holds an answer), auc, query-auc; with cutoffs such as @10, or @100 without one",
+    )
+    relevance_level: int = option(
+        1,
+        "lowest grade of a relevant document; use 2 for the passages of TREC DL",
+        minimum=1,
+        needs=Need("suite", MTEB, negated=True),
+    )
+    drop_own_id: bool = option(
+        True,
+        f"leave a document with the query's own id out of its results, as BEIR does; "
+        f"{flag_of('drop_own_id', False)} keeps it",
+    )
+    suite: str | None = option(
+        None,
+        "evaluate all data sets of BEIR, of which missing ones are named in the output; or tasks of MTEB",
+        choices=("beir", MTEB),
+    )
+    tasks: str | None = option(
+        None, "tasks of MTEB, separated by commas", form="NAME,...", needs=Need("suite", MTEB), reads=str
+    )
+    benchmark: str | None = option(
+        None,
+        "benchmark of MTEB, such as 'MTEB(eng, v2)', BEIR, NanoBEIR, BRIGHT or LongEmbed",
+        form="NAME",
+        needs=Need("suite", MTEB),
+        reads=str,
+    )
+    data_root: str = option(
+        "",
+        "folder of local copies of the suite's data sets, each in a folder of its name",
+        reads=FOLDER,
+        form="DIR",
+        needs=Need("suite", "beir"),
+    )
+    calibration_split: str = option(
+        "dev",
+        f"split on which {flag_of('calibrate')} chooses thresholds; with few queries, or if it is that of "
+        f"{flag_of('split')}, they are counted on the same queries",
+        needs="calibrate",
+    )
+    confidence: str = option(
+        "entropy",
+        "what decides whether a query is answered: its best score, the entropy of its 20 best scores, or combined, "
+        "which asks BM25 too",
+        choices=CONFIDENCES,
+        needs="calibrate",
+    )
+    dtype: str | None = option(
+        None,
+        f"types of stored embeddings, separated by commas, measured at each {flag_of('truncate_dim')}: "
+        f"{', '.join(DTYPES)}",
+        form="TYPE,...",
+        needs=Need("suite", MTEB, negated=True),
+        reads=read_dtypes,
+    )
+    truncate_dim: str | None = option(
+        None,
+        f"number of first components of an embedding to keep; several numbers, or one with {flag_of('dtype')}, are "
+        "measured next to the whole embedding, which is encoded once",
+        form="N,...",
+        reads=read_widths,
+    )
+    rescore_multiplier: int | None = option(
+        None,
+        "a search of quantized embeddings rescores this many times its results with the query in fp32 (default: 2)",
+        minimum=1,
+        needs="dtype",
+    )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The numbers of components of `truncate_dim`."""
+        return tuple(map(int, self.truncate_dim.split(","))) if self.truncate_dim else ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The types of `dtype`; fp32 alone if only several widths are given, none if neither is."""
+        if self.dtype:
+            return tuple(self.dtype.split(","))
+        return ("fp32",) if len(self.widths) > 1 else ()
+
+    @property
+    def model_width(self) -> int | None:
+        """The single width with which models are read; None if stored forms are measured, or all is kept."""
+        return self.widths[0] if self.widths and not self.dtypes else None

@@ -1,0 +1,105 @@
+"""Thresholds of the passages to keep: chosen and checked on the rankings of one system.
+
+They read the rankings and scores alone, so they are the same for every system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from raytriever.evaluation.evaluate_split import Evaluation
+from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.protocol import JudgedQueries, is_missed
+from raytriever.evaluation.result_tables import Cell
+from raytriever.evaluation.results import ThresholdRow
+from raytriever.metrics.answer_threshold import WORTH, Threshold, has_two_splits
+from raytriever.metrics.passage_threshold import (
+    DEPTH,
+    PassagesKept,
+    RankedPassages,
+    achieve_kept,
+    choose_kept_threshold,
+    unreachable_kept,
+)
+from raytriever.metrics.ranking_metrics import Relevance
+
+KEPT_TITLES = ["relevant passages kept", "passages kept per question"]
+KEPT_ABOUT = f" Relevant passages kept: the mean over the questions; of each at most {DEPTH} passages are kept."
+
+
+@dataclass(frozen=True)
+class PassageDecision:
+    """Thresholds of the passages to keep.
+
+    Args:
+        thresholds: for each aim, with what they keep of the checked questions; None if the aim is out of reach.
+        chosen: the ranked passages that chose them.
+        is_checked_apart: whether they were checked on other questions.
+    """
+
+    thresholds: list[tuple[Threshold, PassagesKept | None]]
+    chosen: RankedPassages
+    is_checked_apart: bool
+
+
+def decide_passages(measured: DatasetMeasurement, model: str, wanted: Sequence[float]) -> PassageDecision:
+    """Choose thresholds of the passages to keep on one split, and check them on the other.
+
+    If a split has few questions, all questions of both choose the thresholds and are counted at them, as
+    `metrics.answer_threshold.decide` does.
+    """
+    checking = reduce(
+        RankedPassages.joined, [ranked_passages(part.judged, part.evaluations[model]) for part in measured.parts]
+    )
+    choosing = checking
+    if measured.parts[0].calibration[model] is not measured.parts[0].evaluations[model]:
+        parts = [(part.calibration_judged or part.judged, part.calibration[model]) for part in measured.parts]
+        choosing = reduce(RankedPassages.joined, [ranked_passages(*part) for part in parts])
+    is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
+    every = choosing if is_split or choosing is checking else choosing.joined(checking)
+    checked, worth = (checking, 1.0) if is_split else (every, WORTH)
+    thresholds = []
+    for share in wanted:
+        threshold = choose_kept_threshold(every, share)
+        thresholds.append((threshold, achieve_kept(checked, threshold.score, worth) if threshold.reached else None))
+    return PassageDecision(thresholds, every, is_split)
+
+
+def ranked_passages(judged: JudgedQueries, evaluation: Evaluation) -> RankedPassages:
+    """Return the best passages of the questions of a split that have a relevant passage in the corpus."""
+    owners, found = evaluation.positive_queries, evaluation.ranking[:, :DEPTH]
+    positive = judged.is_relevant & judged.is_in_corpus & ~judged.is_own
+    documents = judged.relevance.documents[positive]
+    relevance = Relevance(owners, documents, np.ones(len(owners), np.int64), len(evaluation.queries))
+    counts = np.bincount(owners, minlength=len(evaluation.queries))
+    scores = np.where(found >= 0, evaluation.scores[:, :DEPTH], np.nan)
+    has_answer = counts > 0
+    return RankedPassages(scores[has_answer], (relevance.gains(found) > 0)[has_answer], counts[has_answer])
+
+
+def notes_on_passages(row: ThresholdRow, chosen: RankedPassages) -> list[str]:
+    """Return sentences on a missing or missed threshold; `chosen` are the passages that chose it."""
+    assert row.wanted is not None
+    if row.kept is None:
+        return [f"There is no threshold: {unreachable_kept(row.wanted, chosen)}."]
+    if not is_missed(row.aim, row.wanted, row.kept.low, row.kept.high):
+        return []
+    found = f"{row.kept.share:.3f} ({row.kept.low:.3f} to {row.kept.high:.3f})"
+    return [f"The aim is missed on {row.checked_on}: {found}. Give a stricter aim, or more questions to choose on."]
+
+
+def kept_cells(kept: PassagesKept | None) -> list[Cell]:
+    """Return the cells of `KEPT_TITLES`."""
+    if kept is None:
+        return [Cell("-"), Cell("-")]
+    share = Cell(f"{kept.share:.3f} ({kept.low:.3f} to {kept.high:.3f})", kept.share)
+    return [share, Cell(f"{kept.passages:.1f}", kept.passages)]
+
+
+def kept_points(kept: PassagesKept) -> dict[str, float | None]:
+    """Return the numbers by their names in the tracker."""
+    return {"kept": kept.share, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}

@@ -1,0 +1,321 @@
+"""Evaluation of models on tasks of MTEB, task by task, with results in the layout of MTEB's `ResultCache`.
+
+    OUTPUT/results/MODEL/REVISION/TASK.json, model_meta.json, run_settings.jsonl   written by MTEB
+    OUTPUT/results/MODEL/REVISION/retrieval/TASK/                                  our figures of a retrieval task
+    OUTPUT/results/MODEL/REVISION/TASK.error.txt                                   traceback of a task that failed
+    OUTPUT/table.md                                                                all tasks in one table
+
+The models, the tasks by name or benchmark, and our figures are checked first. A task is finished when its result and,
+for retrieval, our figures of all its splits exist. The same command continues after the last finished task, and inside
+a task after the last encoded shard of its corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from raytriever.core.errors import ConfigError, DataError, UserError, setting
+from raytriever.core.options import nearest
+from raytriever.core.store.commit import remove, write_atomically
+from raytriever.core.store.disk import check_writable
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
+from raytriever.evaluation.mteb.mteb_encoder import require_mteb
+from raytriever.evaluation.mteb.search_protocol import MtebJob, TaskSearch
+from raytriever.evaluation.protocol import Protocol, asks_removed, parse_aims, read_metrics, removed_share
+from raytriever.evaluation.report_document import points_of
+from raytriever.evaluation.requested_models import EvaluatedModel, pin_models
+from raytriever.evaluation.result_tables import MetricTables, printed
+from raytriever.evaluation.results import Results
+from raytriever.evaluation.system_names import system_text
+from raytriever.evaluation.systems import Encoders, RetrievalBackend
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.directory.hub_or_local import has_files
+from raytriever.models.retriever import Retriever
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
+
+SUITE = setting("suite", "mteb")
+
+
+def build_mteb_job(
+    models: Sequence[EvaluatedModel],
+    config: EvaluationConfig,
+    aims: Sequence[str],
+    unanswerable: Sequence[str],
+    precision: str | None,
+    max_bad_rows: float,
+) -> MtebJob:
+    """Build the request that settings describe, with hub models pinned to commits.
+
+    The precision is fp32 if none is given.
+    """
+    require_mteb(SUITE)
+    for model in models:
+        if model.config is None:
+            what = f"{system_text(model.system)} is no encoder"
+            raise ConfigError(what, setting("model"), f"leave it out with {SUITE}")
+        if not has_files(model.config.model):
+            raise ConfigError(f"{model.config.model} has no files, which MTEB describes", setting("model"))
+    metrics = read_metrics(config.metrics)
+    if any(name.startswith("accuracy_at_") for name in metrics):
+        raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")
+    return MtebJob(
+        tasks=read_tasks(config.tasks, config.benchmark),
+        models=pin_models(models),
+        protocol=Protocol(metrics),
+        aims=parse_aims(aims),
+        calibration_split=config.calibration_split,
+        confidence=config.confidence,
+        removed=removed_share(unanswerable),
+        foreign=[word for word in unanswerable if not asks_removed(word)],
+        precision=precision or MtebJob.precision,
+        max_bad_rows=max_bad_rows,
+    )
+
+
+def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
+    """Return tasks of MTEB by their names, separated by commas, or those of a benchmark."""
+    import mteb
+
+    words = [word.strip() for word in (names or "").split(",") if word.strip()]
+    if bool(words) == bool(benchmark):
+        one, other = setting("tasks"), setting("benchmark")
+        what = f"both {one} and {other} are given" if words else f"neither {one} nor {other} is given"
+        raise ConfigError(what, SUITE, f"name tasks by {one} NAME,... or one benchmark by {other}")
+    if benchmark:
+        tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark").tasks)
+    else:
+        tasks = [_look_up(mteb.get_task, word, "task") for word in dict.fromkeys(words)]
+    for task in tasks:
+        others = sorted(set(task.metadata.modalities) - {"text"})
+        if others:
+            raise ConfigError(
+                f"{task.metadata.name} needs {' and '.join(others)}", SUITE, "raytriever encodes texts; leave it out"
+            )
+    return tasks
+
+
+def _look_up(find: Callable[[str], Any], name: str, kind: str) -> Any:
+    import mteb
+
+    try:
+        return find(name)
+    except KeyError:
+        if kind == "task":
+            tasks = mteb.get_tasks(exclude_superseded=False, exclude_private=False, exclude_beta=False)
+            names = [task.metadata.name for task in tasks]
+        else:
+            names = [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]
+        # The nearest name without regard to case; a list of a thousand names would help nobody.
+        folded = {each.casefold(): each for each in names}
+        close = nearest(name.casefold(), folded)
+        remedy = "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
+        raise ConfigError(f"unknown {kind} {name!r}", setting("tasks" if kind == "task" else kind), remedy) from None
+
+
+TABLE, TRACEBACK = "table.md", ".error.txt"
+
+
+def raise_missing(results: Results) -> None:
+    """Raise `DataError` that names the tasks without a result, if there are any."""
+    if results.missing:
+        remedy = "run the same command again to try them once more"
+        raise DataError(f"no result of {', '.join(results.missing)}", None, remedy)
+
+
+def run_mteb(
+    job: MtebJob,
+    output: Path,
+    fresh: bool,
+    tracker: Callable[[], Tracker],
+    log: Callable[[str], None],
+    backend: RetrievalBackend | None = None,
+    on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
+) -> Results:
+    """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded or MTEB's code of a task
+    fails, the others go on.
+
+    `fresh` removes earlier results of the models in the output. `on_result` gets the metrics of each task.
+
+    Returns:
+        By model and task `main_score` of MTEB, and the means of our metrics over the splits of the task. `missing` are
+        the names of the tasks that could not be evaluated.
+    """
+    from mteb import ResultCache
+
+    if output.is_dir() and any(output.iterdir()) and not (output / "results").is_dir():
+        what, where = "is not empty and holds no results of MTEB", setting("output", output)
+        raise ConfigError(what, where, "give another directory")
+    check_writable(output)
+    device, cache = default_device(), ResultCache(cache_path=output)
+    encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
+    runs = [_ModelRun(job, model, encoders, cache, backend or RetrievalBackend(), log) for model in job.models]
+    for run in runs:
+        run.check_revision(fresh)
+    results, tracked = Results(models={model.name: {} for model in job.models}), tracker()
+    with closing(tracked):
+        tracked.describe(*_description(job, encoders), {STAGE: "mteb"})
+        for run in runs:
+            for task in job.tasks:
+                name = task.metadata.name
+                try:
+                    metrics = run.evaluate(task)
+                except DataError as error:
+                    results.missing += [name] * (name not in results.missing)
+                    log(f"MISSING: {error}")
+                else:
+                    results.models[run.model.name][name] = dict(metrics)
+                    if on_result is not None:
+                        on_result(run.model.name, name, metrics)
+        tracked.log(points_of(results))
+        write_atomically(output / TABLE, printed(MetricTables(results.models, [], []).in_print({})))
+        tracked.log_file(output / TABLE)
+    return results
+
+
+def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], DatasetRecord]:
+    models = {model.name: encoders.systems[model.name] for model in job.models}
+    tasks = {task.metadata.name: str(task.metadata.revision) for task in job.tasks}
+    digest = hashlib.sha256(repr(sorted(tasks.items())).encode()).hexdigest()
+    settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **job.measures}
+    return settings, DatasetRecord("mteb", "mteb", digest, {"tasks": len(tasks)})
+
+
+@dataclass
+class _ModelRun:
+    job: MtebJob
+    model: EvaluatedModel
+    encoders: Encoders
+    cache: Any
+    backend: RetrievalBackend
+    log: Callable[[str], None]
+
+    def check_revision(self, fresh: bool) -> None:
+        """Refuse results of another revision of the model, or remove all of the model's results if `fresh`."""
+        meta = self._searcher(self.job.tasks[0]).mteb_model_meta
+        revision = self.cache.get_task_result_path("TASK", meta.model_copy(update={"experiment_kwargs": None})).parent
+        if fresh:
+            remove(revision.parent)
+        others = sorted(one.name for one in revision.parent.glob("*") if one.is_dir() and one.name != revision.name)
+        if others:
+            what = f"holds results of revision {others[0]} of {meta.name}, which is now {revision.name}"
+            remedy = f"give another {setting('output')}, or {setting('fresh', True)} to remove them"
+            raise ConfigError(what, setting("output", self.cache.cache_path), remedy)
+
+    def evaluate(self, task: Any) -> dict[str, float]:
+        """Return the result of a task: the stored one, or a new one, which is stored.
+
+        If its data cannot be loaded or read, or MTEB's code fails, it raises `DataError` and keeps the traceback.
+        """
+        from mteb.abstasks import AbsTaskRetrieval
+        from mteb.abstasks.aggregated_task import AbsTaskAggregate
+
+        searcher = self._searcher(task)
+        is_retrieval = isinstance(task, AbsTaskRetrieval)
+        name = task.metadata.name
+        stored = self._stored(task, searcher)
+        figures = searcher.figures() if is_retrieval else {}
+        if stored is not None and figures is not None:
+            self.log(f"{name}: {self.model.name} was evaluated before, see {searcher.folder}")
+            return _metrics(stored, figures)
+        if isinstance(task, AbsTaskAggregate):
+            for part in task.tasks:
+                self.evaluate(part)
+        else:
+            self._load(task, is_retrieval)
+        self.log(f"{name}: {task.metadata.type}, {self.model.name}")
+        report = searcher.folder / f"{name}{TRACEBACK}"
+        try:
+            result = self._run(searcher, task, again=is_retrieval)
+            remove(report)
+        except UserError:
+            raise
+        except Exception as error:  # of the code of a task, which may be anything
+            report.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(report, traceback.format_exc())
+            raise DataError(
+                f"the task failed in {self.model.name} ({_first_line(error)})", name, f"the traceback is in {report}"
+            ) from error
+        finally:
+            if not isinstance(task, AbsTaskAggregate):
+                task.unload_data()
+        return _metrics(result, (searcher.figures() if is_retrieval else {}) or {})
+
+    def _run(self, searcher: TaskSearch, task: Any, again: bool) -> Any:
+        import mteb
+
+        results = mteb.evaluate(
+            searcher,
+            task,
+            cache=self.cache,
+            overwrite_strategy="always" if again else "only-missing",
+            encode_kwargs={"batch_size": 32, "show_progress_bar": False},
+            show_progress_bar=False,
+            co2_tracker=False,
+        )
+        return results.task_results[0]
+
+    def _searcher(self, task: Any) -> TaskSearch:
+        assert self.model.config is not None
+        return TaskSearch(
+            config=self.model.config,
+            retriever=cast(Retriever, self.encoders[self.model.config]),  # `build_mteb_job` refuses others
+            label=self.model.name,
+            task=task,
+            job=self.job,
+            cache=self.cache,
+            backend=self.backend,
+            log=self.log,
+        )
+
+    def _stored(self, task: Any, searcher: TaskSearch) -> Any:
+        """Return MTEB's result of a task if it is complete; a damaged one, from a killed command, is removed."""
+        path = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta)
+        try:
+            result = self.cache.load_task_result(task.metadata.name, searcher.mteb_model_meta)
+        except ValueError:  # of JSON, or of a field
+            self.log(f"{path}: is damaged; the task is evaluated again")
+            remove(path)
+            return None
+        return None if result is None or result.get_missing_evaluations(task) else result
+
+    def _load(self, task: Any, is_retrieval: bool) -> None:
+        """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it."""
+        splits, chosen_on = list(task.eval_splits), self.job.calibration_split
+        if is_retrieval and self.job.aims and chosen_on not in splits:
+            try:
+                task.filter_eval_splits([*splits, chosen_on]).load_data()
+            except Exception as error:  # the libraries have no common error for a split that does not exist
+                name, reason = task.metadata.name, _first_line(error)
+                self.log(f"{name}: the calibration split {chosen_on!r} cannot be loaded ({reason}); it is left out")
+                if task.data_loaded:
+                    task.unload_data()
+            finally:
+                task.filter_eval_splits(splits)
+        try:
+            task.load_data()
+        except Exception as error:  # of the network, the hub, a loading script or a file
+            what = f"the data set {task.metadata.dataset['path']} cannot be loaded ({_first_line(error)})"
+            raise DataError(what, task.metadata.name, "go online, or leave the task out") from error
+
+
+def _metrics(result: Any, figures: Mapping[str, Results]) -> dict[str, float]:
+    """Return MTEB's main score, and the means of our metrics over the splits and subsets of a task."""
+    rows = [metrics for content in figures.values() for sets in content.models.values() for metrics in sets.values()]
+    values = {
+        name: [value for row in rows if (value := row.get(name)) is not None]
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
+    means = {name: float(np.mean(own)) for name, own in values.items() if own}
+    return {"main_score": float(result.get_score()), **means}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,163 @@
+"""Stored forms of a model's embeddings: fewer components and smaller types, measured from its embeddings in fp32.
+
+A form is a system of the evaluation like a model. Nothing is encoded for it. A form in fp32 keeps the first components,
+normalized again for a cosine, and equals the model read with `truncate_dim`. The other types are those of
+`index.quantized_search`: the first results, as many as the run file holds, are chosen among `rescore_multiplier` times
+as many candidates. The scores of all its results, also those in the AUC, are the scores of rescoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.core.errors import DataError, setting
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.protocol import RUN_DEPTH, aim_text
+from raytriever.evaluation.requested_models import StoredForm
+from raytriever.evaluation.results import FormRow, ThresholdRow
+from raytriever.evaluation.systems import DenseSystem, score_pairs
+from raytriever.metrics.answer_confidence import SCORE
+from raytriever.metrics.pair_threshold import achieve_pairs, best_f1_threshold
+from raytriever.retrieval.index.exact_top_k import top_k_of_blocks
+from raytriever.retrieval.index.quantized_search import FP32, INT8, QuantisedDocuments, Quantizer, bytes_per_document
+from raytriever.retrieval.search.calibration_file import digest_of
+
+# Documents of the sample from which int8 takes its ranges, at equal distances in the corpus.
+SAMPLE, FEWEST = 10_000, 2
+
+
+def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDataset]) -> None:
+    """Raise `DataError` if a corpus has fewer than two documents, the least from which int8 takes its ranges."""
+    for dataset in datasets:
+        if any(form.dtype == INT8 for form in forms) and len(dataset.documents) < FEWEST:
+            raise DataError(
+                "has no calibration sample for int8, which needs two documents",
+                dataset.name,
+                f"leave int8 out of {setting('dtype')}",
+            )
+
+
+@dataclass
+class FormSystem:
+    """Stored form of the embeddings of a dense system: a `System`.
+
+    `kept` is the number of results of each query that are chosen by rescoring; see `Protocol.kept_of`.
+    """
+
+    dense: DenseSystem
+    form: StoredForm
+    kept: int = RUN_DEPTH
+
+    @property
+    def digest(self) -> str:
+        """See `evaluate.PreparedSystem.digest`."""
+        return digest_of(self.dense.digest, self.form.dtype, self.form.width, self.form.rescore_multiplier)
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """See `System.search`."""
+        if self.quantized is None:
+            return top_k_of_blocks(self.encode(queries), self.blocks(), depth, self.dense.ties)
+        return self.quantized.search(self.encode(queries), depth, self.form.rescore_multiplier * self.kept)
+
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """See `System.score`."""
+        if self.quantized is None:
+            return score_pairs(self.encode, self.read, queries, documents)
+        asked, rows = np.unique(queries, return_inverse=True)
+        return self.quantized.score(self.encode(asked), rows, documents)
+
+    def prepare(self) -> None:
+        """See `evaluate.PreparedSystem.prepare`."""
+        _ = self.quantized
+
+    def encode(self, queries: ndarray) -> Float32[ndarray, "queries components"]:
+        """Return the embeddings of queries, given by their positions."""
+        return self._cut(self.dense.encode(queries))
+
+    @cached_property
+    def quantized(self) -> QuantisedDocuments | None:
+        """Quantized documents; None for a form in fp32."""
+        if self.form.dtype == FP32:
+            return None
+        store = self.dense.encode_corpus()
+        sample = np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64)
+        quantizer = Quantizer.fit(self.form.dtype, self.read(sample))
+        return QuantisedDocuments(quantizer, self.blocks, self.read, self.dense.ties)
+
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+        """Yield first rows and embeddings of the documents."""
+        return ((first, self._cut(values)) for first, values in self.dense.encode_corpus().blocks())
+
+    def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
+        """Return the embeddings of documents."""
+        return self._cut(self.dense.encode_corpus().read(rows))
+
+    def _cut(self, embeddings: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows components"]:
+        if self.form.width is None:
+            return embeddings
+        cut = embeddings[:, : self.form.width]
+        if self.dense.retriever.description.similarity != "cosine":
+            return cut
+        norms = np.linalg.norm(cut, axis=1, keepdims=True)
+        return cut / np.maximum(norms, np.finfo(np.float32).tiny)
+
+
+def form_rows(
+    measured: DatasetMeasurement,
+    forms: Sequence[StoredForm],
+    systems: Mapping[str, Mapping[str, Any]],
+    thresholds: Sequence[ThresholdRow] = (),
+) -> list[FormRow]:
+    """Return a row for each model that has stored forms, and for each of its forms.
+
+    The threshold is chosen on the scores of the model itself, in fp32 with all components: for the first aim that is
+    reached, else the score of highest F1 on the evaluated split.
+    """
+    rows = []
+    for model in dict.fromkeys(form.model for form in forms):
+        threshold, chosen = _threshold(measured, model, thresholds)
+        answered = _answered(measured, model, threshold)
+        whole = StoredForm(model, FP32, None, 1)
+        for form in [whole, *(form for form in forms if form.model == model)]:
+            name = model if form is whole else form.name
+            achieved = achieve_pairs(measured.pools(name), threshold)
+            width = systems[name]["width"]
+            rows.append(
+                FormRow(
+                    dataset=measured.source.name,
+                    model=model,
+                    system=name,
+                    dtype=form.dtype,
+                    width=width,
+                    bytes=bytes_per_document(form.dtype, width),
+                    metrics=measured.metrics(name),
+                    threshold=threshold,
+                    chosen=chosen,
+                    precision=achieved.precision.value if achieved.precision.whole else None,
+                    recall=achieved.recall.value,
+                    changed=float((_answered(measured, name, threshold) != answered).mean()),
+                )
+            )
+    return rows
+
+
+def _threshold(measured: DatasetMeasurement, model: str, rows: Sequence[ThresholdRow]) -> tuple[float, str]:
+    for row in rows:
+        is_own = (row.dataset, row.model, row.confidence) == (measured.source.name, model, SCORE)
+        if is_own and row.threshold is not None:
+            return row.threshold, f"{aim_text(row.aim, row.wanted)} on {row.chosen_on}"
+    pools = measured.pools(model)
+    return best_f1_threshold(pools.positives, pools.negatives)[0], f"highest F1 on {measured.source.split}"
+
+
+def _answered(measured: DatasetMeasurement, system: str, threshold: float) -> ndarray:
+    best = [part.evaluations[system] for part in measured.parts]
+    return np.concatenate([(one.ranking[:, 0] >= 0) & (one.scores[:, 0] >= threshold) for one in best])

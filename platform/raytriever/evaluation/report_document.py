@@ -1,0 +1,399 @@
+"""Document of an evaluation: the one place that knows what a report has, and in which order; and its numbers by name.
+
+Each section has its text for a terminal, its Markdown for `table.md`, and its tables for `table.tex` and for the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raytriever.core.terminal import markdown_cell, one_line, text_table
+from raytriever.evaluation.differences.system_significance import CORRECTED, marks_legend, pair_lines, pairs_with
+from raytriever.evaluation.kept_passages import KEPT_ABOUT, KEPT_TITLES, kept_cells, kept_points
+from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
+from raytriever.evaluation.result_tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
+from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
+from raytriever.evaluation.system_costs import cost_table
+from raytriever.metrics.intervals import Proportion
+from raytriever.retrieval.mining.bm25_analyzer import analyzer_line
+from raytriever.tracking.tracker import Point, points_now
+
+SHARE_TITLES = {
+    "coverage": "queries answered",
+    "top_precision": "top answer relevant",
+    "wrong": "wrong answers, of all",
+    "pair_precision": "precision of pairs",
+    "pair_recall": "recall of pairs",
+}
+KIND_TITLES = {
+    "given": "without an answer, answered",
+    "removed": "answer removed, answered",
+    "foreign": "of another data set, answered",
+}
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """One section of a report.
+
+    Args:
+        text: lines on a terminal.
+        markdown: lines of `table.md`, with a line feed at the end.
+        about: paragraphs at the top of the page.
+        tables: tables of the page.
+        latex: tables of `table.tex`.
+    """
+
+    text: str = ""
+    markdown: str = ""
+    about: Sequence[str] = ()
+    tables: Sequence[ReportTable] = ()
+    latex: Sequence[ReportTable] = ()
+
+
+def document(results: Results) -> list[ReportSection]:
+    """Return the sections of the report of an evaluation, in their order."""
+    return [
+        *_metrics(results),
+        ReportSection(text="\n".join(pair_lines(results.pairs)), markdown=_lines(pair_lines(results.pairs, most=None))),
+        _auc(results.auc),
+        _plain(cost_table(results.costs)) if results.costs else ReportSection(),
+        _thresholds(results.thresholds),
+        _confidences(results.confidences),
+        _forms(results.forms),
+        ReportSection(text="\n".join(results.quarantined)),
+        ReportSection(
+            text="\n".join(f"MISSING: {line}" for line in results.missing),
+            markdown=_lines(["Missing: " + "; ".join(results.missing)] if results.missing else []),
+            about=results.missing,
+        ),
+    ]
+
+
+def format_results(results: Results) -> str:
+    """Format the results for a terminal: a table of each data set with marks of significance, thresholds and notes."""
+    return "\n".join(section.text for section in document(results) if section.text)
+
+
+def _metrics(results: Results) -> list[ReportSection]:
+    if not results.models:
+        return []
+    tables = MetricTables(results.models, results.pairs, results.baselines or list(results.models)[:1])
+    texts, lines, about = [], "", []
+    for dataset, facts in results.about.items():
+        over = f", the mean over {len(facts.parts)} parts" if facts.parts else ""
+        notes = notes_on(facts)
+        texts.append(
+            "\n".join([f"\n{facts.split} split of {dataset}{over}", tables.of_dataset(dataset).as_text(), *notes])
+        )
+        lines += "".join(f"\n{dataset}: {line}\n" for line in notes)
+        measured = f"{facts.queries:,} queries of split {facts.split}, searched in all {facts.documents:,} documents."
+        about.append(" ".join([f"{dataset}: {measured}", *notes]))
+    paper, analyzers = (
+        tables.in_print({name: facts.split for name, facts in results.about.items()}),
+        _analyzers(results),
+    )
+    legend = [f"{marks_legend(tables.baselines)}; paired t-test, {CORRECTED}"] if tables.marks else []
+    return [
+        ReportSection(
+            text="\n".join(texts),
+            markdown=printed(paper) + lines,
+            about=[*about, *(f"{line}." for line in analyzers)],
+            tables=tables.on_page(),
+            latex=paper,
+        ),
+        ReportSection(text="\n".join([*_systems(results), *analyzers, *legend])),
+    ]
+
+
+def notes_on(about: About) -> list[str]:
+    """Return lines on what the metrics of a data set leave out: absent documents, copies, and BM25's warnings."""
+    notes = []
+    if about.absent_relevant:
+        alone = about.unanswerable_queries
+        notes.append(
+            f"{about.absent_relevant:,} of {about.relevant:,} relevant documents are not in the corpus. They count as "
+            f"not found, as in trec_eval{f'; {alone:,} queries have no other and score 0' if alone else ''}."
+        )
+    if copies := [f"{model} {count:,}" for model, count in about.copies_above.items() if count]:
+        notes.append(
+            f"Queries of {about.queries:,} with a copy of a relevant passage ranked above it: {', '.join(copies)}. The "
+            "copy counts as not relevant."
+        )
+    notes += [f"{model}: {line}." for model, lines in about.notes.items() for line in lines]
+    return [*notes, *about.warnings]
+
+
+def _analyzers(results: Results) -> list[str]:
+    """Return a line on each analyzer of BM25, with the part of a data set that it belongs to if there are several."""
+    lines = {part: analyzer_line(row) for about in results.about.values() for part, row in about.bm25.items()}
+    distinct = list(dict.fromkeys(lines.values()))
+    return distinct if len(distinct) < 2 else [f"{part}: {line}" for part, line in lines.items()]
+
+
+def _systems(results: Results) -> list[str]:
+    """Describe how each dense model reads texts, but for stored forms: their table has the widths."""
+    lines = []
+    for name, system in results.systems.items() if len(results.systems) > 1 else ():
+        if "width" in system and "dtype" not in system:
+            prompts = {side: system[f"{side}_prompt"] for side in ("query", "passage") if system[f"{side}_prompt"]}
+            texts = "".join(f", {side} prompt {prompt!r}" for side, prompt in prompts.items())
+            lines.append(f"{name}: width {system['width']}, {system['similarity']}{texts}")
+    return lines
+
+
+def _auc(rows: Sequence[AucRow]) -> ReportSection:
+    if not rows:
+        return ReportSection()
+    lines = []
+    for row in rows:
+        bounds = "" if row.low is None or row.high is None else f" (95 %: {row.low:.4f} to {row.high:.4f})"
+        note = f". {row.note}" if row.note else ""
+        lines.append(f"{row.dataset}, {row.model}: AUC {row.auc:.4f}{bounds}{note}")
+    cells: Rows = [
+        [
+            row.dataset,
+            row.model,
+            *(number_cell(value) for value in (row.auc, row.low, row.high)),
+            Cell(f"{row.misordered_queries:,}", float(row.misordered_queries)),
+            row.note or "",
+        ]
+        for row in rows
+    ]
+    note = "95 % intervals of the AUC over the pairs of all queries. The scores of one query are one cluster."
+    columns = ["data set", "model", "AUC", "from", "to", "misordered queries", "note"]
+    return ReportSection(text="\n".join(lines), tables=[ReportTable("AUC", columns, cells, note)])
+
+
+def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
+    if not rows:
+        return ReportSection()
+    table, notes = thresholds_table(rows), threshold_notes(rows)
+    on = _chosen_on(rows)
+    about = (
+        "A question is answered, with its best document, if its confidence is at or above the threshold; a pair "
+        f"counts as relevant if its score is. Each threshold was chosen on {on} for the wanted value and checked on "
+        "the judged split. Queries answered: of those with an answer in the corpus. Top answer relevant: of the shown. "
+        "Brackets contain 95 % intervals by Wilson. The pairs of one query are alike, so they count as fewer "
+        f"independent pairs. Calibration error: the share of relevant pairs by score on {on}, used as a probability, "
+        "against the judged split; 0 is best, and an interval from 0 on says that they may be exactly right."
+    )
+    about += KEPT_ABOUT if any(row.kept for row in rows) else ""
+    return ReportSection(
+        text="\n" + "\n".join(_paragraphs(rows, table)) + "".join(f"\n- {one_line(line)}\n" for line in notes),
+        markdown=f"\nThresholds\n\n{thresholds_markdown(rows)}",
+        tables=[ReportTable(table.title, table.columns, table.rows, " ".join([about, *notes]))],
+    )
+
+
+def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
+    """Return the table of thresholds.
+
+    Columns of pairs, and of kinds of questions without an answer, are there if a row has such a share.
+    """
+    pairs = any(row.aim in PAIR_AIMS for row in rows)
+    names = [name for name in SHARE_TITLES if pairs or not name.startswith("pair")]
+    kinds = [kind for kind in KIND_TITLES if any(kind in row.unanswerable for row in rows)]
+    keeps = any(row.kept for row in rows)
+    columns = ["data set", "model", "wanted", "confidence", "threshold", f"chosen on {_chosen_on(rows)}"]
+    columns += [*(SHARE_TITLES[name] for name in names), *(KIND_TITLES[kind] for kind in kinds)]
+    columns += KEPT_TITLES if keeps else []
+    cells: Rows = [
+        [
+            row.dataset,
+            row.model,
+            aim_text(row.aim, row.wanted),
+            row.confidence,
+            Cell("out of reach") if row.threshold is None else Cell(f"{row.threshold:.6g}", row.threshold),
+            _chosen(row),
+            *(share_cell(row.shares.get(name), "none" if name in row.shares else "-") for name in names),
+            *(share_cell(row.unanswerable.get(kind), "-") for kind in kinds),
+            *(kept_cells(row.kept) if keeps else ()),
+            _error(row),
+        ]
+        for row in rows
+    ]
+    return ReportTable("Thresholds", [*columns, "calibration error of pairs"], cells)
+
+
+def thresholds_markdown(rows: Sequence[ThresholdRow]) -> str:
+    """Return the table of thresholds in Markdown, with its notes below it."""
+    notes = [f"- {markdown_cell(line)}\n" for line in threshold_notes(rows)]
+    return thresholds_table(rows).as_markdown() + ("\n" + "".join(notes) if notes else "")
+
+
+def threshold_notes(rows: Sequence[ThresholdRow]) -> list[str]:
+    """Return the notes of all thresholds, each with its data set, model and aim."""
+    return [
+        f"{row.dataset}, {row.model}, {aim_text(row.aim, row.wanted)}: {note}" for row in rows for note in row.notes
+    ]
+
+
+def _paragraphs(rows: Sequence[ThresholdRow], table: ReportTable) -> list[str]:
+    """Return a paragraph for each threshold: the table is too wide for a terminal."""
+    paragraphs = []
+    for row, cells in zip(rows, table.rows, strict=True):
+        texts = [one_line(cell if isinstance(cell, str) else cell.text) for cell in cells]
+        shown = [(name, text) for name, text in zip(table.columns[5:], texts[5:], strict=True) if text != "-"]
+        dataset, model, wanted, confidence, threshold = texts[:5]
+        checked = ", counted on the questions that chose it" if row.checked_on == row.chosen_on else ""
+        width = max((len(one_line(name)) for name, _ in shown), default=0)
+        head = f"{dataset}, {model}, {wanted}: threshold {threshold} ({confidence}){checked}\n"
+        paragraphs.append(head + "".join(f"  {one_line(name):<{width}}  {text}\n" for name, text in shown))
+    return paragraphs
+
+
+def _chosen_on(rows: Sequence[ThresholdRow] | Sequence[ConfidenceRow]) -> str:
+    return " or ".join(dict.fromkeys(row.chosen_on for row in rows))
+
+
+def _chosen(row: ThresholdRow) -> Cell:
+    if row.chosen is None:
+        return Cell("-")
+    return Cell(f"{row.chosen:.3f}" + ("" if row.threshold is not None else " at best"), row.chosen)
+
+
+def share_cell(share: Proportion | None, nothing: str) -> Cell:
+    """Return a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; `nothing` for a share of nothing."""
+    if share is None or not share.whole:
+        return Cell(nothing)
+    text = f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
+    return Cell(text, share.value)
+
+
+def _error(row: ThresholdRow) -> Cell:
+    error = row.calibration_error
+    if error.value is None:
+        return Cell("-")
+    bounds = "" if error.low is None or error.high is None else f" ({error.low:.3f} to {error.high:.3f})"
+    return Cell(f"{error.value:.3f}{bounds}", error.value)
+
+
+def _confidences(rows: Sequence[ConfidenceRow]) -> ReportSection:
+    if not rows:
+        return ReportSection()
+    cells: Rows = [
+        [
+            row.dataset,
+            row.model,
+            row.confidence + (" (decides)" if row.decides else ""),
+            Cell(f"{row.area_chosen:.4f}", row.area_chosen),
+            Cell(f"{row.area:.4f} ({row.low:.4f} to {row.high:.4f})", row.area),
+            number_cell(row.nauc),
+        ]
+        for row in rows
+    ]
+    note = (
+        "Area under the risk-coverage curve: the mean share of wrong answers among those shown, over all thresholds; "
+        "lower is better. Brackets contain 95 % intervals over resampled questions. nAUC: the gain of leaving out "
+        "unsure questions, divided by that of an oracle; higher is better."
+    )
+    columns = ["data set", "model", "confidence", f"AURC on {_chosen_on(rows)}", "AURC", "nAUC"]
+    return _plain(ReportTable("Confidences", columns, cells, note))
+
+
+def _forms(rows: Sequence[FormRow]) -> ReportSection:
+    if not rows:
+        return ReportSection()
+    metrics = list(rows[0].metrics)
+    columns = ["data set", "model", "components", "type", "bytes", *map(metric_title, metrics)]
+    cells: Rows = [
+        [
+            row.dataset,
+            row.model,
+            Cell(f"{row.width:,}", row.width),
+            row.dtype,
+            Cell(f"{row.bytes:,}", row.bytes),
+            *(number_cell(row.metrics.get(name)) for name in metrics),
+            Cell("none") if row.precision is None else Cell(f"{row.precision:.3f}", row.precision),
+            Cell(f"{row.recall:.3f}", row.recall),
+            Cell(f"{100 * row.changed:.1f} %", row.changed),
+        ]
+        for row in rows
+    ]
+    chosen = {(row.dataset, row.model): f"{row.threshold:.4f} ({row.chosen})" for row in rows}
+    thresholds = [f"{dataset}, {model}: {text}" for (dataset, model), text in chosen.items()]
+    note = (
+        "Bytes are those of one document. Precision and recall of pairs, and the share of queries whose best document "
+        f"is on the other side, are at the threshold of the scores in fp32: {'; '.join(thresholds)}."
+    )
+    return _plain(
+        ReportTable("Stored forms", [*columns, "precision", "recall", "decisions changed"], cells, note), f"\n{note}\n"
+    )
+
+
+def _plain(table: ReportTable, note: str = "") -> ReportSection:
+    """Return a section that is its table everywhere, with a note below it also where it is no page."""
+    cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
+    text = f"\n{text_table([table.columns, *cells], left=0)}\n{note}"
+    return ReportSection(text=text, markdown=f"\n{table.title}\n\n{table.as_markdown()}{note}", tables=[table])
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+_Values = dict[str, float | None]  # by the name in the tracker; a value that does not exist has no point
+
+
+def points_of(results: Results) -> list[Point]:
+    """Return all numbers of an evaluation by their names in the tracker.
+
+    Metrics are `MODEL/DATASET/METRIC`. Others begin with their kind: `auc/MODEL/DATASET/low`,
+    `calibration/MODEL/DATASET/top-precision-0.9/threshold`, `confidence/MODEL/DATASET/entropy/area`,
+    `significance/MODEL-BASELINE/DATASET/METRIC_p` and `absent_relevant/DATASET`.
+    """
+    values: _Values = {}
+    for model, sets in results.models.items():
+        for dataset, metrics in sets.items():
+            values |= _named(f"{model}/{dataset}", metrics)
+    values |= _significance(results)
+    for auc in results.auc:
+        values |= _named(f"auc/{auc.model}/{auc.dataset}", {"low": auc.low, "high": auc.high})
+    for row in results.thresholds:
+        aim = aim_text(row.aim, row.wanted).replace(" ", "-")
+        values |= _named(f"calibration/{row.model}/{row.dataset}/{aim}", _threshold(row))
+    for area in results.confidences:
+        name = f"confidence/{area.model}/{area.dataset}/{area.confidence}"
+        values |= _named(name, {"area": area.area, "low": area.low, "high": area.high, "nauc": area.nauc})
+    values |= {f"absent_relevant/{dataset}": float(about.absent_relevant) for dataset, about in results.about.items()}
+    return points_now(values)  # of step 0, which MLflow draws as bars
+
+
+def _significance(results: Results) -> _Values:
+    values: _Values = {}
+    for row in [row for baseline in results.baselines for row in pairs_with(results.pairs, baseline)]:
+        if row.dataset is None:
+            continue
+        name = f"{row.model}-{row.against}/{row.dataset}/{row.metric}"
+        numbers = {"difference": row.difference, "low": row.low, "high": row.high, "p": row.p_holm}
+        values |= {f"significance/{name}_{part}": value for part, value in numbers.items()}
+    return values
+
+
+def _threshold(row: ThresholdRow) -> _Values:
+    error = row.calibration_error
+    values: _Values = {"threshold": row.threshold, "chosen": row.chosen}
+    shares = {**row.shares, **{f"unanswerable_{kind}": share for kind, share in row.unanswerable.items()}}
+    if row.checked is not None:
+        shares["checked"] = row.checked
+    for name, share in shares.items():
+        values |= _share(name, share)
+    values |= kept_points(row.kept) if row.kept else {}
+    return values | {
+        "calibration_error": error.value,
+        "calibration_error_low": error.low,
+        "calibration_error_high": error.high,
+    }
+
+
+def _share(name: str, share: Proportion) -> _Values:
+    counts: _Values = {f"{name}_part": share.part, f"{name}_whole": share.whole}
+    return (
+        {**counts, name: share.value, f"{name}_low": share.low, f"{name}_high": share.high} if share.whole else counts
+    )
+
+
+def _named(prefix: str, values: _Values) -> _Values:
+    return {f"{prefix}/{name}": value for name, value in values.items()}

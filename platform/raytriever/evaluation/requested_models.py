@@ -1,0 +1,400 @@
+"""Request of an evaluation: its models, its data sets opened and checked, its baselines and its protocol.
+
+A data set may name questions without an answer in the corpus (kind `given`). `--unanswerable removed PATH` makes more:
+
+- `removed`: half of the questions (a fifth with `removed=0.2`) lose their answers: their relevant documents, and the
+  copies of these, are not searched. It needs no new text, so all questions without their answers are measured at every
+  threshold in any case.
+- `foreign`: the questions of another data set, which no document of this corpus answers. A question that this data set
+  has too, or with a relevant passage that is in this corpus too, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.store.object_stores import address_of
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.prepare.prepare_dataset import in_processes
+from raytriever.data.unanswerable_queries import with_questions
+from raytriever.evaluation.evaluated_datasets import (
+    EvaluationDataset,
+    check_prompts,
+    describe_datasets,
+    distinct_names,
+    find_beir,
+    safe_name,
+    unique_names,
+)
+from raytriever.evaluation.evaluation_settings import EvaluationConfig
+from raytriever.evaluation.protocol import (
+    FOREIGN,
+    PAIR_AIMS,
+    JudgedQueries,
+    Protocol,
+    WantedAim,
+    aim_text,
+    asks_removed,
+    check_answers,
+    parse_aims,
+    read_metrics,
+    removed_share,
+    select_judged_queries,
+)
+from raytriever.evaluation.system_names import (
+    Reranking,
+    SystemTree,
+    check_questions,
+    describe_system,
+    encoders_of,
+    has_weight,
+    parse_system,
+    paths_of,
+    replace_nodes,
+    short_text,
+    split_label,
+    system_text,
+)
+from raytriever.metrics.answer_confidence import ENTROPY
+from raytriever.metrics.answer_threshold import check_enough
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.models.directory.hub_or_local import check_revision
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import commit_of
+
+# Of sentence-transformers.
+RESCORE_MULTIPLIER = 2
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """Form in which a model's embeddings are stored and searched, made from those in fp32.
+
+    Args:
+        dtype: type of the components, one of `config.DTYPES`.
+        width: number of first components; None for all.
+        rescore_multiplier: candidates by the codes, for each result.
+    """
+
+    model: str
+    dtype: str
+    width: int | None
+    rescore_multiplier: int
+
+    @property
+    def name(self) -> str:
+        """Name in tables and files."""
+        return "-".join([self.model, *([str(self.width)] if self.width else []), self.dtype])
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """One system: its name in tables and files, and what it is.
+
+    `form` is set for another form of the embeddings of an earlier model.
+    """
+
+    name: str
+    system: SystemTree
+    form: StoredForm | None = None
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """Settings of an encoder; None for any other system."""
+        return self.system if isinstance(self.system, ModelConfig) else None
+
+    @property
+    def location(self) -> str:
+        """Name of the system, with paths or addresses as every machine knows them."""
+        return system_text(self.system, lambda path: address_of(path) or path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationJob:
+    """Everything that an evaluation measures, checked.
+
+    Args:
+        baselines: names of the models that the others are compared with.
+        aims: wanted values, for which thresholds are chosen on `calibration_split`.
+        calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
+        calibrated: names of the models for which thresholds are chosen; empty for all.
+        confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
+        removed: share of the questions that also take part without their answers.
+        foreign: data sets whose questions this corpus does not answer.
+        precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
+        missing: a line for each missing data set of a suite.
+    """
+
+    models: Sequence[EvaluatedModel]
+    datasets: Sequence[EvaluationDataset]
+    baselines: Sequence[str]
+    aims: Sequence[WantedAim] = ()
+    calibration_split: str = "dev"
+    calibrated: Sequence[str] = ()
+    confidence: str = ENTROPY
+    removed: float = 0.0
+    foreign: Sequence[str] = ()
+    precision: str | None = None
+    missing: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def forms(self) -> list[StoredForm]:
+        """The stored forms that are measured."""
+        return [model.form for model in self.models if model.form]
+
+    def content(self, precision: str) -> dict[str, Any]:
+        """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
+        return {
+            "models": {model.name: describe_system(model.system) for model in self.models if not model.form},
+            "data sets": {
+                one.name: {
+                    "split": one.split,
+                    "parts": one.parts,
+                    **asdict(one.protocol),
+                    **({"bm25_language": one.bm25_language} if one.bm25_language else {}),
+                }
+                for one in self.datasets
+            },
+            "baselines": list(self.baselines),
+            "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
+            "calibration_split": self.calibration_split if self.aims or self.chooses_weights else None,
+            **({"calibrated": list(self.calibrated)} if self.calibrated else {}),
+            "confidence": self.confidence if self.aims else None,
+            **({"removed": self.removed} if self.removed else {}),
+            **({"foreign": list(self.foreign)} if self.foreign else {}),
+            "precision": precision,
+            **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
+        }
+
+    def splits(self, one: EvaluationDataset) -> list[str]:
+        """Return the splits of a data set that are opened."""
+        wants_pairs = any(aim in PAIR_AIMS for aim, _ in self.aims)
+        if one.split == self.calibration_split and (wants_pairs or self.chooses_weights):
+            what, chosen = f"{one.name} is measured on {one.split!r} itself", "thresholds of pairs" * wants_pairs
+            remedy = f"choose {chosen or 'weights of a fusion'} on another"
+            raise ConfigError(what, setting("calibration_split"), remedy)
+        chosen_on = [self.calibration_split] if self.aims or self.chooses_weights else []
+        return list(dict.fromkeys([one.split, *chosen_on]))
+
+    @property
+    def chooses_weights(self) -> bool:
+        """True if a fusion has a weight, which is chosen on `calibration_split`."""
+        return any(has_weight(model.system) for model in self.models)
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """Part of a data set, opened with the splits of the evaluation; `judged` has the judged queries of each."""
+
+    name: str
+    dataset: RetrievalDataset
+    judged: dict[str, JudgedQueries]
+
+
+def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
+    """Read the systems that a user named; `settings` say how all encoders read texts. See `evaluation.system_names`."""
+    return name_models([(label, parse_system(name, settings)) for label, name in map(split_label, words)])
+
+
+def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[EvaluatedModel]:
+    """Give each system, which has an explicit name or none, a name for tables and files."""
+    labels = [safe_name(label) if label else None for label, _ in models]
+    sources = [system_text(tree) for _, tree in models]
+    paths = list(dict.fromkeys(path for _, tree in models for path in paths_of(tree)))
+    short = dict(zip(paths, distinct_names(paths), strict=True))
+    shorts = [safe_name(short_text(tree, short.__getitem__)) for _, tree in models]
+    names = [label or name for label, name in zip(labels, shorts, strict=True)]
+    for other, row in combinations(range(len(names)), 2):
+        if names[row] == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
+            remedy = f"give one another name: OTHER={sources[row]}"
+            raise ConfigError(f"two models are called {names[row]!r}", setting("model"), remedy)
+    return [EvaluatedModel(name, tree) for name, (_, tree) in zip(unique_names(names), models, strict=True)]
+
+
+def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
+    """Return the models, each followed by its stored forms: every type at every width."""
+    if not config.dtypes:
+        return list(models)
+    if all(model.config is None for model in models):
+        flag = setting("dtype" if config.dtype else "truncate_dim")
+        remedy = f"leave it out, or give a dense model with {setting('model')}"
+        raise ConfigError(f"{models[0].name} has no embeddings", flag, remedy)
+    multiplier = config.rescore_multiplier or RESCORE_MULTIPLIER
+    all_models: list[EvaluatedModel] = []
+    for model in models:
+        all_models.append(model)
+        for width, dtype in product(config.widths or (None,), config.dtypes) if model.config else ():
+            if (width, dtype) != (None, "fp32"):  # the model itself
+                form = StoredForm(model.name, dtype, width, multiplier)
+                all_models.append(EvaluatedModel(form.name, model.system, form))
+    names = [model.name for model in all_models]
+    if name := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two models are called {name!r}", setting("model"), "give one another name: OTHER=MODEL")
+    return all_models
+
+
+def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """Return the models with the commits of hub models as revisions, so that results name what was measured."""
+    if configs := [config for model in models for config in encoders_of(model.system)]:
+        check_revision([config.model for config in configs], configs[0].revision)
+
+    def pin(node: SystemTree) -> SystemTree:
+        if isinstance(node, Reranking):
+            return replace(node, revision=commit_of(node.cross_encoder))
+        return replace(node, revision=commit_of(node.model, node.revision)) if isinstance(node, ModelConfig) else node
+
+    return [replace(model, system=replace_nodes(model.system, pin)) for model in models]
+
+
+def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
+    """Return the names of the models that the others are compared with; the first model by default."""
+    names = [model.name for model in models]
+    by_source = {system_text(model.system): model.name for model in models if not model.form}
+    if not words:
+        return names[:1]
+    for word in words:
+        if word not in names and word not in by_source:
+            raise ConfigError(f"{word!r} is none of the models", setting("baseline"), did_you_mean(word, names))
+    baselines = [word if word in names else by_source[word] for word in words]
+    if len(baselines) > 2 or len(set(baselines)) < len(baselines):
+        raise ConfigError(f"{' '.join(words)}", setting("baseline"), "give one or two models; each has its own marks")
+    return baselines
+
+
+def open_parts(one: EvaluationDataset, splits: Sequence[str]) -> list[OpenPart]:
+    """Open the parts of a data set, and select the judged queries of each split."""
+    parts = []
+    for name, source in one.parts.items():
+        dataset = open_dataset(
+            source, splits, max_bad_rows=one.max_bad_rows, bm25_language=one.bm25_language, run=in_processes
+        )
+        judged = {split: select_judged_queries(dataset, split, one.protocol) for split in splits}
+        if one.protocol.wants_answers:
+            check_answers(dataset, one.split, judged[one.split].queries)
+        parts.append(OpenPart(name, dataset, judged))
+    return parts
+
+
+def build_evaluation_job(
+    models: Sequence[EvaluatedModel],
+    datasets: Sequence[str],
+    config: EvaluationConfig,
+    baselines: Sequence[str],
+    aims: Sequence[str],
+    unanswerable: Sequence[str],
+    precision: str | None,
+    max_bad_rows: float,
+    report: Callable[[str], None],
+    bm25_language: str | None = None,
+) -> EvaluationJob:
+    """Build the request that settings describe, with hub models pinned to commits.
+
+    `report` is called with a line for each missing data set of the suite.
+    """
+    if not datasets and not config.suite:
+        raise ConfigError(
+            f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
+        )
+    foreign = [word for word in unanswerable if not asks_removed(word)]
+    check_questions([model.system for model in models], foreign)
+    models = add_forms(pin_models(models), config)
+    protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
+    describe = partial(describe_datasets, protocol=protocol, max_bad_rows=max_bad_rows, bm25_language=bm25_language)
+    job = EvaluationJob(
+        models=models,
+        datasets=describe(datasets, config.split),
+        baselines=choose_baselines(baselines, models),
+        aims=parse_aims(aims),
+        calibration_split=config.calibration_split,
+        confidence=config.confidence,
+        removed=removed_share(unanswerable),
+        foreign=foreign,
+        precision=precision,
+    )
+    if config.suite:
+        root = Path(config.data_root) if config.data_root else None
+        suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
+        for line in missing:
+            report(f"MISSING: {line}")
+        if not suite:
+            where = setting("data_root", root) if root else setting("suite", "beir")
+            remedy = f"give {setting('data_root')}, the folder that holds the data sets"
+            raise DataError("no data set of the suite exists", where, remedy)
+        job = replace(job, datasets=[*job.datasets, *suite], missing=missing)
+    for encoder in (encoder for model in models for encoder in encoders_of(model.system)):
+        if encoder.dataset_prompts:
+            check_prompts(encoder.dataset_prompts, job.datasets)
+    return job
+
+
+def add_foreign_questions(
+    part: OpenPart,
+    foreign: Sequence[str],
+    max_bad_rows: float,
+    log: Callable[[str], None],
+    split_elsewhere: str | None = None,
+) -> OpenPart:
+    """Return a part of a data set with the questions of other data sets, in each of its splits.
+
+    Args:
+        max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
+        log: called with a line on questions that are left out.
+        split_elsewhere: split of the other data sets; None for the one of the same name.
+    """
+    dataset, judged = part.dataset, dict(part.judged)
+    for split in judged:
+        made = dict(judged[split].unanswerable)
+        for number, path in enumerate(foreign):
+            texts = foreign_questions(path, split_elsewhere or split, max_bad_rows, part.dataset, log)
+            first = len(dataset.queries)
+            dataset = with_questions(dataset, split, texts, f"{FOREIGN}-{split}-{number}")
+            added = np.arange(first, first + len(texts))
+            made[FOREIGN] = np.concatenate([made[FOREIGN], added]) if FOREIGN in made else added
+        judged[split] = replace(judged[split], unanswerable=made)
+    # All splits see the questions of all: positions of the others stay.
+    return OpenPart(part.name, dataset, {split: replace(one, dataset=dataset) for split, one in judged.items()})
+
+
+def foreign_questions(
+    path: str, split: str, max_bad_rows: float, dataset: RetrievalDataset, log: Callable[[str], None]
+) -> list[str]:
+    """Return the questions of a split of another data set that the corpus of this one does not answer: those of other
+    texts than its queries, and without a relevant passage that is in it too."""
+    other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
+    asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
+    judged = other.judgements[split]
+    is_here = (judged.scores > 0) & np.isin(other.documents.forms[judged.documents], dataset.documents.forms)
+    answered = set(judged.queries[is_here].tolist())
+    known = set(dataset.queries.forms.tolist())
+    forms = other.queries.forms[asked].tolist()
+    kept = [query for query, form in zip(asked, forms, strict=True) if form not in known and query not in answered]
+    if len(kept) < len(asked):
+        log(
+            f"{other.name}: {len(asked) - len(kept):,} of {len(asked):,} questions are left out: {dataset.name} has "
+            "the question, or a relevant passage of it"
+        )
+    if not kept:
+        what = f"has no question that {dataset.name} does not have" if asked else "has no question"
+        raise DataError(what, f"{other.name}, split {split!r}", f"leave it out of {setting('unanswerable')}")
+    return [str(other.queries.texts[query]) for query in kept]
+
+
+def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset, job: EvaluationJob) -> None:
+    """Raise `DataError` if a data set has too few questions for a threshold of answers, before a text is encoded."""
+    if all(aim in PAIR_AIMS for aim, _ in job.aims):
+        return
+    judged = [one for part in parts for one in part.judged.values()]
+    try:
+        check_enough(sum(len(one.queries) + sum(map(len, one.unanswerable.values())) for one in judged), job.confidence)
+    except MetricInputError as error:
+        raise DataError(error.what, source.name, error.remedy) from error

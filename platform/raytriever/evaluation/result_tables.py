@@ -1,0 +1,390 @@
+"""Tables of a report: cells, their forms (aligned text, Markdown, LaTeX with booktabs, HTML), and tables of metrics.
+
+Names of models and data sets are untrusted: every form keeps them within their cell.
+
+In print up to `WIDE` data sets are columns, each with all metrics, and each model is a row (Optimizing What Matters,
+Table 1). More data sets are rows, and each model is a column, in one table per metric (Training dense retrievers with
+multiple positive passages, Table 3). Averages are means over the data sets, and numbers are multiplied by 100. All
+tables of metrics show the same tests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from itertools import pairwise
+
+from raytriever.core.terminal import markdown_cell, markdown_table, one_line
+from raytriever.evaluation.differences.system_significance import (
+    CORRECTED,
+    MEAN,
+    best_models,
+    best_rule,
+    collect_marks,
+    marks_legend,
+    pairs_with,
+)
+from raytriever.evaluation.evaluated_datasets import unique_names
+from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.results import TestedPair, datasets_of, metrics_of
+from raytriever.metrics.significance_tests import LEVEL
+
+TEXT_WIDTH = 12  # least width of a column of numbers in text
+TWO_LINES = 20  # characters of a cell that takes two lines on a page
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "<": "$<$",
+    ">": "$>$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+}
+_LATEX_MARKS = {"+": "+", "-": "-", "◆": r"\blacklozenge", "◇": r"\lozenge"}
+_MARKDOWN_RANKS = {0: "**{}**", 1: "<u>{}</u>", None: "{}"}
+_LATEX_RANKS = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Number in a table.
+
+    Args:
+        value: sort key of the column on a page; a cell without a value is sorted last.
+        mark: superscript after the text.
+        hint: explanation of the mark, shown on a page as a tooltip.
+        rank: 0 is bold, 1 is underlined where a table is printed; None is neither.
+        behind: text after the mark.
+    """
+
+    text: str
+    value: float | None = None
+    mark: str = ""
+    hint: str = ""
+    rank: int | None = None
+    behind: str = ""
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """Table of a report. A `str` in a row is text, and is sorted as text on a page.
+
+    Args:
+        title: caption in print, and heading on a page.
+        columns: titles of the columns; the first is above the names of the rows.
+        note: explanation below the table of a page.
+        group: heading of tables of which a page shows one at a time.
+        spans: in print, titles above groups of columns after the first, each with its number of columns.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    note: str = ""
+    group: str = ""
+    spans: Sequence[tuple[str, int]] = ()
+
+    def as_text(self) -> str:
+        """Return aligned lines: the names of the rows, and numbers with their marks."""
+        # Two names that differ only in control characters stay two rows, and at least two blanks separate two titles.
+        labels = unique_names([one_line(_cell(row[0]).text) for row in self.rows])
+        titles = unique_names([one_line(title) for title in self.columns[1:]])
+        cells = [[_cell(cell) for cell in row[1:]] for row in self.rows]
+        label_width = max(map(len, labels))
+        mark_width = max((len(cell.mark) for row in cells for cell in row), default=0)
+        widths = [max(TEXT_WIDTH, len(title) + 2) for title in titles]
+        head = "".join(f"{title:>{width}}" + " " * mark_width for title, width in zip(titles, widths, strict=True))
+        lines = [" " * label_width + head]
+        for label, row in zip(labels, cells, strict=True):
+            texts = [f"{cell.text:>{width}}{cell.mark:<{mark_width}}" for cell, width in zip(row, widths, strict=True)]
+            lines.append(f"{label:<{label_width}}" + "".join(texts))
+        return "\n".join(lines)
+
+    def as_markdown(self) -> str:
+        """Return the table in Markdown, without its title and note."""
+        columns = [markdown_cell(title) for title in self.columns]
+        if self.spans:
+            # Markdown has one line of titles. With several groups each title gets its group's name, so all differ.
+            several = len(self.spans) > 1
+            over = [group if several or column == 0 else "" for group, width in self.spans for column in range(width)]
+            named = zip(over, columns[1:], strict=True)
+            columns[1:] = [f"{markdown_cell(group)} {title}".strip() for group, title in named]
+        rows = [[_markdown(cell) for cell in row] for row in self.rows]
+        return markdown_table([columns, *rows], right=self._first_number(), escape=str)
+
+    def as_latex(self) -> str:
+        """Return a `table` environment, which needs the packages booktabs and amssymb; the title is its caption."""
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(self.title)}}}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
+        if self.spans:
+            over = [rf"\multicolumn{{{width}}}{{c}}{{{_escaped(group)}}}" for group, width in self.spans]
+            ends = [2 + sum(width for _, width in self.spans[:count]) for count in range(len(self.spans) + 1)]
+            rules = [rf"\cmidrule(lr){{{start}-{end - 1}}}" for start, end in pairwise(ends)]
+            lines += [_latex_row(["", *over]), " ".join(rules)]
+        lines += [_latex_row(list(map(_escaped, self.columns))), r"\midrule"]
+        lines += [_latex_row(list(map(_latex, row))) for row in self.rows]
+        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+        return "\n".join(lines)
+
+    def as_html(self) -> str:
+        """Return heading, sortable table and note; rows of one data set have its name in the heading."""
+        names = {_cell(row[0]).text for row in self.rows} if self.columns[:1] == ["data set"] else set()
+        if len(names) == 1:
+            rows, title = [row[1:] for row in self.rows], f"{self.title}, {names.pop()}"
+            return replace(self, title=title, columns=self.columns[1:], rows=rows).as_html()
+        columns = [[row[number] for row in self.rows] for number in range(len(self.columns))]
+        classes = [' class="text"' if all(isinstance(cell, str) for cell in column) else "" for column in columns]
+        head = "".join(
+            f'<th scope="col"{text}><button type="button">{escape(name)}</button></th>'
+            for name, text in zip(self.columns, classes, strict=True)
+        )
+        body = "".join(f"<tr>{''.join(map(_html, row))}</tr>\n" for row in self.rows)
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        title = escape(self.title)
+        return (
+            f'<h3>{title}</h3><div class="scroll" role="region" aria-label="{title}" tabindex="0">'
+            f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>{note}"
+        )
+
+    def _first_number(self) -> int | None:
+        number = len(self.columns)
+        while number and all(isinstance(row[number - 1], Cell) for row in self.rows):
+            number -= 1
+        return number if number < len(self.columns) else None
+
+
+def printed(tables: Sequence[ReportTable]) -> str:
+    """Return tables in Markdown, each below its title."""
+    return "\n".join(f"{table.title}\n\n{table.as_markdown()}" for table in tables)
+
+
+def latex(tables: Sequence[ReportTable]) -> str:
+    """Return a LaTeX file of tables."""
+    return "% wants \\usepackage{booktabs,amssymb}\n" + "\n".join(table.as_latex() for table in tables)
+
+
+def _cell(cell: str | Cell) -> Cell:
+    return Cell(cell) if isinstance(cell, str) else cell
+
+
+def _markdown(cell: str | Cell) -> str:
+    cell = _cell(cell)
+    behind = f" {cell.behind}" if cell.behind else ""
+    mark = f"<sup>{cell.mark}</sup>" if cell.mark else ""
+    return _MARKDOWN_RANKS[cell.rank].format(markdown_cell(cell.text)) + mark + behind
+
+
+def _latex(cell: str | Cell) -> str:
+    cell = _cell(cell)
+    mark = "".join(_LATEX_MARKS[sign] for sign in cell.mark)
+    behind = f" {_escaped(cell.behind)}" if cell.behind else ""
+    return _LATEX_RANKS[cell.rank] % _escaped(cell.text) + (f"$^{{{mark}}}$" if mark else "") + behind
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _html(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return f'<td class="text" data-value="{escape(cell)}">{escape(cell)}</td>'
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
+    best = ' class="best"' if cell.rank == 0 else ""
+    # A number and its interval: two lines keep the columns narrow.
+    text = escape(cell.text).replace(" (", "<br>(", 1) if len(cell.text) > TWO_LINES else escape(cell.text)
+    return f"<td{best}{value}{hint}>{text}<sup>{escape(cell.mark)}</sup></td>"
+
+
+def _escaped(text: str) -> str:
+    text = one_line(text)
+    for mark, command in (("◆", r"$\blacklozenge$"), ("◇", r"$\lozenge$")):
+        text = text.replace(mark, f"\0{command}\0")
+    # Every second piece between the null characters is already a command.
+    pieces = text.split("\0")
+    return "".join(
+        piece if index % 2 else "".join(_LATEX.get(character, character) for character in piece)
+        for index, piece in enumerate(pieces)
+    )
+
+
+WIDE, AVERAGE, NOTHING = 4, "Average", "–"
+Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
+Rows = list[list[str | Cell]]
+
+
+def number_cell(value: float | None, *, signed: bool = False) -> Cell:
+    """Return a number with four decimals, by which it sorts; a dash for None."""
+    if value is None or value != value:
+        return Cell(NOTHING)
+    return Cell(f"{value:+.4f}" if signed else f"{value:.4f}", float(value))
+
+
+def p_cell(p: float) -> Cell:
+    """Return a p-value with four decimals, by which it sorts."""
+    return Cell("<0.0001" if p < 1e-4 else f"{p:.4f}", p)
+
+
+def significance_cell(p: float) -> Cell:
+    """Return `yes` or `no` with the p-value after the correction, by which it sorts."""
+    shown = "<0.001" if p < 1e-3 else f"{p:.3f}"
+    return Cell(f"{'yes' if p < LEVEL else 'no'}, p {shown}", p)
+
+
+class MetricTables:
+    """Tables of the metrics of models.
+
+    Marks, bold numbers and hints follow from the tests of all pairs; the first baselines have marks of their own.
+    """
+
+    def __init__(self, models: Values, pairs: Sequence[TestedPair], baselines: Sequence[str]) -> None:
+        self.models, self.pairs, self.baselines = models, pairs, baselines
+        self.datasets, self.metrics = datasets_of(models), metrics_of(models)
+        self.marks, self.best = collect_marks(pairs, baselines), best_models(pairs, models)
+
+    def value(self, model: str, dataset: str | None, metric: str) -> float | None:
+        """Return a metric of a model on a data set, or the mean over all, which needs all."""
+        if dataset is not None:
+            return self.models[model].get(dataset, {}).get(metric)
+        values = [self.value(model, name, metric) for name in self.datasets]
+        whole = [value for value in values if value is not None]
+        return sum(whole) / len(whole) if whole and len(whole) == len(values) else None
+
+    def cell(self, model: str, dataset: str | None, metric: str, percent: bool = False) -> Cell:
+        """Return the number of a model with its mark, hint and rank: four decimals, or two times 100."""
+        value, key = self.value(model, dataset, metric), (dataset, model, metric)
+        cell = number_cell(value)
+        if percent and value is not None:
+            cell = replace(cell, text=f"{100 * value:.2f}")
+        ahead = list(self.best.get((dataset, metric), ()))
+        rank = ahead.index(model) if model in ahead else None
+        return replace(cell, mark=self.marks.get(key, ""), hint=self._hints.get(key, ""), rank=rank)
+
+    def of_dataset(self, dataset: str) -> ReportTable:
+        """Return the table of one data set on a terminal."""
+        rows: Rows = [[model, *(self.cell(model, dataset, metric) for metric in self.metrics)] for model in self.models]
+        return ReportTable(dataset, ["", *map(metric_title, self.metrics)], rows)
+
+    def in_print(self, splits: Mapping[str, str]) -> list[ReportTable]:
+        """Return the tables in print: one, or one for each metric if there are more than `WIDE` data sets."""
+        averaged: list[str | None] = [*self.datasets, None] if len(self.datasets) > 1 else [*self.datasets]
+        columns = {
+            (dataset, metric): [self.cell(model, dataset, metric, percent=True) for model in self.models]
+            for dataset in averaged
+            for metric in self.metrics
+            if any(self.value(model, dataset, metric) is not None for model in self.models)
+        }
+        caption = f"Split {split_text(splits)}, x 100." if splits else "x 100."
+        if self.pairs:
+            caption += f" {best_rule('paired t-test')}"
+        if self.marks:
+            caption += f" {marks_legend(self.baselines)}."
+        return arrange(columns, list(self.models), "Model", caption, metric_title)
+
+    def on_page(self) -> list[ReportTable]:
+        """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
+
+        For one data set the table of all metrics is enough: the tables per metric are left out.
+        """
+        tables, rows = list[ReportTable](), Rows()
+        if len(self.datasets) > 1:
+            for metric in self.metrics:
+                rows = [
+                    [model, *(self.cell(model, name, metric) for name in (*self.datasets, None))]
+                    for model in self.models
+                ]
+                columns = unique_names(["model", *self.datasets, "mean"])
+                tables.append(ReportTable(metric_title(metric), columns, rows, self._note, "Metric"))
+        rows = [
+            [dataset, model, *(self.cell(model, dataset, metric) for metric in self.metrics)]
+            for dataset in self.datasets
+            for model in self.models
+            if dataset in self.models[model]
+        ]
+        columns = unique_names(["data set", "model", *map(metric_title, self.metrics)])
+        return [*tables, ReportTable("All metrics", columns, rows, self._note), *pairs_table(self.pairs)]
+
+    @cached_property
+    def _hints(self) -> dict[tuple[str | None, str, str], str]:
+        hints: dict[tuple[str | None, str, str], str] = {}
+        for row in (row for baseline in self.baselines for row in pairs_with(self.pairs, baseline)):
+            key = (row.dataset, row.model, row.metric)
+            difference = number_cell(row.difference, signed=True).text
+            hint = f"{difference} against {row.against}, p after Holm {p_cell(row.p_holm).text}"
+            hints[key] = "; ".join(filter(None, [hints.get(key), hint]))
+        return hints
+
+    @property
+    def _note(self) -> str:
+        notes = []
+        if self.marks:
+            notes.append(f"{marks_legend(self.baselines)}. Two-sided paired t-test over queries, {CORRECTED}.")
+        if len(self.models) > 1:
+            notes.append(
+                f"Bold: significantly above every other model of its column, {CORRECTED}. A column without bold has no "
+                "significant best."
+            )
+        return " ".join(notes)
+
+
+def arrange(
+    columns: Mapping[tuple[str | None, str], Sequence[Cell]],
+    rows: Sequence[str],
+    first: str,
+    caption: str,
+    title: Callable[[str], str],
+) -> list[ReportTable]:
+    """Return one table in print, or one for each metric if there are more than `WIDE` data sets.
+
+    `columns` have a number for each row, by data set and metric. The data set None is the mean over all.
+    """
+    datasets = list(dict.fromkeys(one for one, _ in columns))
+    names = dict(zip(datasets, unique_names([AVERAGE if one is None else one for one in datasets]), strict=True))
+    if sum(one is not None for one in datasets) <= WIDE:
+        spans = [(names[one], sum(dataset == one for dataset, _ in columns)) for one in datasets]
+        cells: Rows = [[row, *(column[index] for column in columns.values())] for index, row in enumerate(rows)]
+        return [ReportTable(caption, [first, *(title(metric) for _, metric in columns)], cells, spans=spans)]
+    return [
+        ReportTable(
+            f"{title(metric)}. {caption}",
+            unique_names(["Data set", *rows]),
+            [[names[one], *columns[one, metric]] for one in datasets if (one, metric) in columns],
+        )
+        for metric in dict.fromkeys(metric for _, metric in columns)
+    ]
+
+
+def split_text(splits: Mapping[str, str]) -> str:
+    """Name the split of most data sets, then that of each other one: `test (MSMARCO: dev)`."""
+    usual = Counter(splits.values()).most_common(1)[0][0]
+    others = ", ".join(f"{name}: {split}" for name, split in splits.items() if split != usual)
+    return f"{usual} ({others})" if others else usual
+
+
+def pairs_table(pairs: Sequence[TestedPair], title: str = "Significance", note: str = "") -> list[ReportTable]:
+    """Return the table of tests on a page. The outcome comes first: a narrow screen shows the first columns only."""
+    if not pairs:
+        return []
+    columns = ["data set", "metric", "model", "against", "significant", "difference", "from", "to", "p", "effect"]
+    rows: Rows = [
+        [
+            row.dataset or MEAN,
+            metric_title(row.metric),
+            row.model,
+            row.against,
+            significance_cell(row.p_holm),
+            *(number_cell(value, signed=True) for value in (row.difference, row.low, row.high)),
+            p_cell(row.p),
+            number_cell(row.effect, signed=True),
+        ]
+        for row in pairs
+    ]
+    legend = (
+        f"Significant: p, after Holm's correction over the pairs and data sets of a metric, is below {LEVEL}. From and "
+        "to: the 95 % interval of the difference. It and the last p are without the correction. Effect: the mean of "
+        "the differences, divided by their standard deviation."
+    )
+    return [ReportTable(title, columns, rows, f"{note} {legend}".strip())]

@@ -1,0 +1,315 @@
+"""Evaluation job: measure models on several data sets, and write the directory of the evaluation.
+
+The directory is written whole or not at all. Each measurement is stored at once (`measurements`), and a long search
+stores its ranking so far, so an interrupted evaluation continues there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy import ndarray
+
+from raytriever.core.errors import flag_of
+from raytriever.core.store.commit import committed_directory, remove, write_atomically
+from raytriever.core.store.disk import check_writable
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.answer_decisions import ModelDecision, confidence_rows, decide_dataset, threshold_rows
+from raytriever.evaluation.calibrate_system import Calibrated, check_apart, save_calibrations, write_calibrations
+from raytriever.evaluation.composed.fusion_and_reranking import notes_of
+from raytriever.evaluation.composed.open_systems import SystemOpener
+from raytriever.evaluation.differences.system_significance import pair_rows
+from raytriever.evaluation.evaluate_split import Evaluation, PreparedSystem, evaluate
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, rename_duplicates
+from raytriever.evaluation.evaluation_files import LATEX, write_measured_files
+from raytriever.evaluation.measurements import (
+    UNFINISHED,
+    DatasetMeasurement,
+    MeasurementStore,
+    PartMeasurement,
+    auc_rows,
+)
+from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol
+from raytriever.evaluation.quantized_variants import FormSystem, check_samples, form_rows
+from raytriever.evaluation.report_document import document, points_of
+from raytriever.evaluation.requested_models import (
+    EvaluationJob,
+    OpenPart,
+    StoredForm,
+    add_foreign_questions,
+    check_enough_questions,
+    open_parts,
+)
+from raytriever.evaluation.result_tables import latex
+from raytriever.evaluation.results import Results, as_read, check_output
+from raytriever.evaluation.system_costs import cost_rows
+from raytriever.evaluation.system_names import Bm25, encoders_of, has_weight, nodes_of
+from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBackend
+from raytriever.models.device_and_precision import choose_precision, default_device
+from raytriever.models.prompts import SIDES
+from raytriever.retrieval.mining.bm25_analyzer import Analysis
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
+
+_SAME_QUERIES = "thresholds are chosen on the queries that chose the weight, so a promised share is not exact"
+
+
+def run_evaluation(
+    job: EvaluationJob,
+    output: Path,
+    fresh: bool,
+    tracker: Callable[[], Tracker],
+    log: Callable[[str], None],
+    backend: RetrievalBackend | None = None,
+    report: Callable[[Path], None] | None = None,
+    on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
+) -> Results:
+    """Run an evaluation. All data sets and models are opened and checked before the first text is encoded.
+
+    Args:
+        output: directory of the evaluation; results of the same command are replaced.
+        fresh: replace results of another command too.
+        backend: functions that encode and search; by default in this process.
+        report: draws figures and a page from the directory, before it is committed.
+        on_result: called with a model, a data set and its metrics as soon as they are measured.
+    """
+    device = default_device()
+    precision = choose_precision(job.precision, device)
+    job = replace(job, datasets=rename_duplicates(job.datasets))
+    request = as_read(job.content(precision))
+    check_output(output, request, fresh)
+    check_writable(output)
+    opened = open_job(job, log)
+    encoders = Encoders(job.models, precision, device, log)
+    prompts = _dataset_prompts(job, encoders)
+    results = Results(
+        missing=list(job.missing), systems=encoders.systems, baselines=list(job.baselines), request=request
+    )
+    calibrations: list[Calibrated] = []
+    store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
+    run = tracker()
+    with closing(run):
+        with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
+            directory = EvaluationDirectory(folder, results, job.calibration_split, job.forms)
+            for source, parts in opened:
+                measured = DatasetMeasurement(source, [], _analyses(job, source, parts), prompts[source.name])
+                _log_dataset(measured, parts, f"{precision} on {device}", log)
+                for part in parts:
+                    measured.parts.append(_measure(part, measured, job, encoders, backend or RetrievalBackend(), store))
+                decisions = []
+                if job.aims:
+                    decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
+                    calibrations += write_calibrations(folder, measured, decisions, job, log)
+                directory.add(measured, decisions)
+                results.costs += cost_rows(source.name, measured.parts, job.models)
+                if on_result is not None:
+                    for model, sets in results.models.items():
+                        metrics = sets[source.name].items()
+                        on_result(model, source.name, {name: value for name, value in metrics if value is not None})
+                results.quarantined += _write_quarantine(measured, folder, output)
+                run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
+            directory.finish()
+            if report is not None:
+                report(folder)
+            if calibrations:  # before the commit, after which the evaluation counts as done
+                save_calibrations(calibrations, output, log)
+        remove(store.folder)
+        run.log(points_of(results))
+        for child in sorted(output.iterdir()):
+            run.log_file(child)
+    return results
+
+
+@dataclass
+class EvaluationDirectory:
+    """Directory of an evaluation that is being written: the one way in which measurements become results and files.
+
+    `run_evaluation` and a task of MTEB write it.
+
+    Args:
+        results: gets the rows of each data set, and the tests of all at the end.
+        chosen_on: split on which thresholds were to be chosen.
+    """
+
+    folder: Path
+    results: Results
+    chosen_on: str = "dev"
+    forms: Sequence[StoredForm] = ()
+    _values: dict[str, dict[str, dict[str, ndarray]]] = field(default_factory=dict)
+
+    def add(self, measured: DatasetMeasurement, decisions: Sequence[ModelDecision] = ()) -> None:
+        """Add the rows of a data set with the thresholds of each model to the results, and write its files."""
+        results, name = self.results, measured.source.name
+        for model in measured.models:
+            results.models.setdefault(model, {})[name] = measured.metrics(model)
+            self._values.setdefault(model, {})[name] = measured.testable_values(model)
+            for part in measured.parts if measured.source.is_divided else ():
+                results.parts.setdefault(model, {})[measured.label(part)] = part.metrics(model)
+        results.about[name] = measured.about()
+        results.auc += auc_rows(measured)
+        if decisions:
+            results.thresholds += threshold_rows(measured, decisions, self.chosen_on)
+            results.confidences += confidence_rows(measured, decisions, self.chosen_on)
+        if self.forms:
+            results.forms += form_rows(measured, self.forms, results.systems, results.thresholds)
+        write_measured_files(self.folder, measured)
+
+    def finish(self) -> None:
+        """Test the differences between the models, and write `results.json`, `table.md` and `table.tex`."""
+        self.results.pairs = pair_rows(self._values)
+        sections = document(self.results)
+        write_atomically(self.folder / "table.md", "".join(section.markdown for section in sections))
+        tables = [table for section in sections for table in section.latex]
+        write_atomically(self.folder / LATEX, latex(tables))
+        self.results.write(self.folder)
+
+
+def open_job(job: EvaluationJob, log: Callable[[str], None]) -> list[tuple[EvaluationDataset, list[OpenPart]]]:
+    """Open and check all data sets, with the questions without an answer that are asked for.
+
+    Raises:
+        DataError: a split is missing or broken; or thresholds cannot be chosen on one split and checked on the other.
+    """
+    opened = [(source, open_parts(source, job.splits(source))) for source in job.datasets]
+    for source, parts in opened:
+        for part in parts if len(job.splits(source)) > 1 else ():
+            check_apart(part.dataset, job.calibration_split, source.split)
+    for source, parts in opened:
+        parts[:] = [add_foreign_questions(part, job.foreign, source.max_bad_rows, log) for part in parts]
+        check_enough_questions(parts, source, job)
+    if job.forms:
+        check_samples(job.forms, [part.dataset for _, parts in opened for part in parts])
+    return opened
+
+
+def _measure(
+    opened: OpenPart,
+    measured: DatasetMeasurement,
+    job: EvaluationJob,
+    encoders: Encoders,
+    backend: RetrievalBackend,
+    store: MeasurementStore,
+) -> PartMeasurement:
+    """Measure all models on a part of a data set, or read what an earlier command measured."""
+    source = measured.source
+    chosen_on = opened.judged.get(job.calibration_split)
+    part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
+    opener = SystemOpener(
+        part.dataset,
+        encoders,
+        lambda encoder: encoder.prompts_of(*source.prompt_names(opened.name)),
+        backend,
+        (job.calibration_split, opened.judged[job.calibration_split]) if job.chooses_weights else None,
+        source.protocol,
+    )
+    dense: dict[str, DenseSystem] = {}
+    for model in job.models:
+        system: PreparedSystem
+        if model.form is not None:
+            system = FormSystem(dense[model.form.model], model.form)
+        else:
+            system = opener.open(model.system)
+            if isinstance(system, DenseSystem):
+                dense[model.name] = system
+        key = {
+            "device": encoders.device_type,
+            "system": [encoders.systems[model.name], system.digest],
+            # The name of a function says nothing of what it computes.
+            "encoders": [encoders[one].digest(one, side) for one in encoders_of(model.system) for side in SIDES],
+            "dataset": [part.dataset.digest, part.dataset.location],
+        }
+        targets = [(source.split, source.protocol, part.evaluations)]
+        is_calibrated = bool(job.aims) and model.name in (job.calibrated or [model.name])
+        if is_calibrated and job.calibration_split != source.split:
+            targets.append((job.calibration_split, replace(source.protocol, metrics=(AUC,)), part.calibration))
+        for split, protocol, evaluations in targets:
+            whole_key = {**key, "split": split, "protocol": asdict(protocol)}
+            judged = opened.judged[split]
+            if isinstance(system, FormSystem):
+                system.kept = protocol.kept_of(judged.relevance)
+            measure = partial(_evaluate, system, part.dataset, split, protocol, judged)
+            found = store.get(model.name, source.label(opened.name), split, whole_key, measure)
+            notes = [_SAME_QUERIES] if is_calibrated and has_weight(model.system) else []
+            evaluations[model.name] = replace(found, notes=[*found.notes, *notes])
+        if is_calibrated:
+            part.calibration.setdefault(model.name, part.evaluations[model.name])
+            measured.digests[model.name] = system.digest
+    return part
+
+
+def _evaluate(
+    system: PreparedSystem, dataset: RetrievalDataset, split: str, protocol: Protocol, judged: JudgedQueries
+) -> Evaluation:
+    """Evaluate a system whose search is timed without the preparation of the documents."""
+    system.prepare()
+    evaluation = evaluate(dataset, split, system, protocol, judged)
+    return replace(evaluation, notes=[*notes_of(system), *evaluation.notes])
+
+
+def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
+    names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
+    lines: dict[str, dict[str, str]] = {name: {} for name in names}
+    for model in job.models:
+        if model.form is not None:
+            continue
+        for name, parts in names.items():
+            found = (encoders[config].prompts_of(*part) for config in encoders_of(model.system) for part in parts)
+            prompts = dict.fromkeys(found)
+            if any(one.query_name or one.passage_name for one in prompts):
+                lines[name][model.name] = "; ".join(map(str, prompts))
+    return lines
+
+
+def _analyses(job: EvaluationJob, source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
+    """Return what BM25's analyzer does with each part of a data set, if BM25 is measured."""
+    asked = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
+    measured = parts if asked else []
+    return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in measured}
+
+
+def _log_dataset(
+    measured: DatasetMeasurement, parts: Sequence[OpenPart], arithmetic: str, log: Callable[[str], None]
+) -> None:
+    source, documents = measured.source, sum(len(part.dataset.documents) for part in parts)
+    log(f"{source.name}: {documents:,} documents, split {source.split} ({arithmetic})")
+    if own := sum(part.judged[source.split].count_own() for part in parts):
+        line = f"{own} queries are judged relevant to the document with their own id, which is left out"
+        log(f"{source.name}: {line}; {flag_of('drop_own_id', False)} keeps it, where ids look alike by chance")
+    for label, analysis in measured.bm25.items():
+        if analysis["warning"]:
+            log(f"{label}: {analysis['warning']}")
+    for model, chosen in measured.prompts.items():
+        log(f"{source.name}: {model}: {chosen}")
+
+
+def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) -> list[str]:
+    """Write the bad rows of each part into the unfinished directory; return a line about each with its later path."""
+    lines = []
+    for part in measured.parts:
+        left_out = part.dataset.quarantine.write(folder / measured.label(part))
+        if left_out.total and left_out.path:
+            lines.append(str(replace(left_out, path=output / left_out.path.relative_to(folder))))
+    return lines
+
+
+def _settings(request: Mapping[str, Any], encoders: Encoders, device: torch.device) -> dict[str, Any]:
+    models = {
+        name: {setting: value for setting, value in (options | encoders.systems[name]).items() if value is not None}
+        if isinstance(options, dict)
+        else options
+        for name, options in request["models"].items()
+    }
+    return {**request, "models": models, "device": device.type}
+
+
+def _record(measured: DatasetMeasurement) -> DatasetRecord:
+    counts: dict[str, int] = {}
+    for part in measured.parts:
+        for name, count in part.dataset.counts().items():
+            counts[name] = counts.get(name, 0) + count
+    first = measured.parts[0].dataset
+    return DatasetRecord(measured.source.name, next(iter(measured.source.parts.values())), first.digest, counts)

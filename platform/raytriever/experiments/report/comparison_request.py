@@ -1,0 +1,30 @@
+"""Checks of the arguments of a comparison. This module imports nothing heavy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.store.disk import check_writable
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+# A filter of MLflow's search begins with the kind of what it compares, or with an attribute of runs.
+_FILTER = re.compile(
+    r"\s*(?:metrics?\.|param(?:eter)?s?\.|tags?\.|datasets?\.|attributes?\.|attr\.|run\."
+    r"|(?:run_id|run_name|status|start_time|end_time|artifact_uri|user_id)\b).*?"
+    r"(?:[=<>]|\s(?:i?like|(?:not\s+)?in|is)\s)",
+    re.IGNORECASE,
+)
+
+
+def check_comparison(runs: Sequence[str], output: Path) -> None:
+    """Check that each argument is a directory, a run id or a filter of MLflow, and that the page can be written."""
+    for word in runs:
+        if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.match(word)):
+            remedy = "give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\""
+            raise ConfigError(f"{word!r} is neither a directory nor an MLflow run", remedy=remedy)
+    if output.is_dir():
+        raise ConfigError("is a directory", setting("output", output), "give the path of the HTML file to write")
+    check_writable(output.parent)

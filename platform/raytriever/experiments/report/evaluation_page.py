@@ -1,0 +1,160 @@
+"""Figures and page of an evaluation, made only from the files of its directory, and of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from raytriever.core.activity import activity
+from raytriever.evaluation.evaluation_files import read_pools, read_queries, scores_file
+from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.report_document import document
+from raytriever.evaluation.result_tables import Values
+from raytriever.evaluation.results import EVALUATION, FormRow, Results, ThresholdRow, datasets_of, metrics_of, rows_of
+from raytriever.experiments.report.figures import (
+    save_calibration,
+    save_curves,
+    save_gains,
+    save_roc,
+    save_score_histograms,
+    save_sizes,
+    save_thresholds,
+    styles_of,
+)
+from raytriever.experiments.report.html_page import Page, Picture, write_page
+
+REPORT, FIGURES = "report.html", "figures"
+Curve = Sequence[tuple[int, float]]
+GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
+
+
+@activity("drawing the figures and the report")
+def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
+    """Write `figures/*` and `report.html` into an evaluation's directory.
+
+    The directory has `results.json`, and optionally `per_query/` and `scores/`.
+    """
+    _write_report(folder, folder, title)
+
+
+@activity("drawing the figures and the report")
+def write_training_report(
+    folder: Path,
+    title: str,
+    losses: Curve,
+    dev_losses: Curve,
+    dev_metrics: Mapping[str, Curve],
+    config_yaml: str,
+    notes: Sequence[str],
+) -> None:
+    """Write `figures/*` (PNG and SVG) and `report.html` of a training run, whose evaluation directory is written.
+
+    The figures are those of the evaluation, and the curves of the training. `notes` are further lines above the tables.
+    """
+    curves = {"loss": ("Loss", {"train": losses, "dev": dev_losses})}
+    if measured := {metric_title(name): points for name, points in dev_metrics.items() if points}:
+        curves["dev"] = ("Metrics of checkpoints on dev data, measured during training", measured)
+    _write_report(folder, folder / EVALUATION, title, curves, [f"{note}." for note in notes], config_yaml)
+
+
+def _write_report(
+    folder: Path,
+    evaluation: Path,
+    title: str,
+    curves: Mapping[str, tuple[str, Mapping[str, Curve]]] | None = None,
+    notes: Sequence[str] = (),
+    settings: str = "",
+) -> None:
+    """Write the page of an evaluation; `curves` are by step, with a caption, by the name of their file."""
+    results, figures = Results.read(evaluation), folder / FIGURES
+    models, datasets = results.models, datasets_of(results.models)
+    baselines = [name for name in results.baselines if name in models] or list(models)[:1]
+    pictures = []
+    for name, (caption, values) in (curves or {}).items():
+        save_curves(figures / f"{name}.png", values, "dev data" if name == "dev" else name)
+        pictures.append(Picture(caption, figures / f"{name}.svg", "Training"))
+    pictures += [one for name in datasets for one in form_pictures(figures, name, rows_of(results.forms, name))]
+    pictures += gain_pictures(figures, models, baselines)
+    for name in datasets:
+        pictures += score_pictures(evaluation, figures, name, list(models))
+        pictures += threshold_pictures(figures, name, rows_of(results.thresholds, name), list(models))
+    sections = document(results)
+    about = [*(line for section in sections for line in section.about), *notes]
+    tables = [table for section in sections for table in section.tables]
+    write_page(folder / REPORT, Page(title, about, tables, pictures, read_queries(evaluation), settings))
+
+
+def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
+    """Draw the gains over each baseline in AUC, MRR and nDCG, as in Figure 4; in all metrics if these are missing."""
+    measured = metrics_of(models)
+    metrics = [name for name in measured if name.split("_")[0] in GAIN_METRICS] or measured
+    pictures = []
+    for baseline in baselines:
+        for metric in metrics:
+            gains = _gains(models, metric, baseline)
+            if any(gains.values()):
+                number = f"-{baselines.index(baseline) + 1}" if len(baselines) > 1 else ""
+                path = figures / f"gain-{metric}{number}.png"
+                save_gains(path, gains, metric_title(metric), baseline, styles_of(models))
+                caption = f"Gain in {metric_title(metric)} over {baseline}"
+                pictures.append(Picture(caption, path.with_suffix(".svg"), "Gains"))
+    return pictures
+
+
+def score_pictures(evaluation: Path, figures: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
+    """Draw ROC curves, histograms and calibration of one data set for the models with stored scores."""
+    stored = [name for name in models if scores_file(evaluation, name, dataset).is_file()]
+    pools = {name: read_pools(evaluation, name, dataset) for name in stored}
+    if not pools:
+        return []
+    save_roc(figures / f"roc.{dataset}.png", pools, f"ROC curves, {dataset}", styles_of(models))
+    save_score_histograms(figures / f"scores.{dataset}.png", pools)
+    save_calibration(figures / f"calibration.{dataset}.png", pools)
+    captions = {
+        "roc": "ROC curves with 95 % bands",
+        "scores": "Scores of positives and of the best non-positives",
+        "calibration": "Share of relevant pairs by score",
+    }
+    return [
+        Picture(f"{text}, {dataset}", figures / f"{name}.{dataset}.svg", dataset) for name, text in captions.items()
+    ]
+
+
+def threshold_pictures(
+    figures: Path, dataset: str, rows: Sequence[ThresholdRow], models: Sequence[str]
+) -> list[Picture]:
+    """Draw the target value and the checked value of each threshold of one data set."""
+    checked = [row for row in rows if row.checked is not None and row.checked.whole]
+    if not checked:
+        return []
+    path = figures / f"thresholds.{dataset}.png"
+    save_thresholds(path, checked, styles_of(models))
+    return [Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset)]
+
+
+def form_pictures(figures: Path, dataset: str, rows: Sequence[FormRow]) -> list[Picture]:
+    """Draw the first metric of the stored forms of one data set by their bytes."""
+    metric = next((name for row in rows for name in row.metrics), "")
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for row in rows:
+        if (value := row.metrics.get(metric)) is not None:
+            curves.setdefault(row.model, {}).setdefault(row.dtype, []).append((row.bytes, value))
+    if not curves:
+        return []
+    path = figures / f"forms.{dataset}.png"
+    save_sizes(path, curves, metric_title(metric))
+    caption = f"{metric_title(metric)} of stored forms by bytes of a document, {dataset}"
+    return [Picture(caption, path.with_suffix(".svg"), "Stored forms")]
+
+
+def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, float]]:
+    gains: dict[str, dict[str, float]] = {}
+    for model, sets in models.items():
+        if model == baseline:
+            continue
+        gains[model] = {}
+        for dataset, values in sets.items():
+            ours, theirs = values.get(metric), models[baseline].get(dataset, {}).get(metric)
+            if ours is not None and theirs is not None:
+                gains[model][dataset] = ours - theirs
+    return gains

@@ -1,0 +1,161 @@
+"""Finished runs: metrics, settings, curves and per-query results, read from a directory or from MLflow.
+
+An evaluation is read from its directory, and a training from `evaluation/` in its own. MLflow finds runs by id or by
+filter; the same files are artifacts there, and the tag of a run says what it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from raytriever.core.errors import ConfigError, StorageError
+from raytriever.core.masking import masked
+from raytriever.core.reading.json_and_yaml import conform, read_yaml
+from raytriever.evaluation.evaluation_files import PER_QUERY, read_queries
+from raytriever.evaluation.results import EVALUATION, RESULTS, Results
+from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, mlflow_errors, tracking_uri
+from raytriever.tracking.step_log import end_to_end, training_folders
+from raytriever.tracking.tracker import STAGE
+
+METRICS, CONFIG, TRIALS = "metrics.json", "config.yaml", "trials.json"
+CURVES = ("loss", "dev_loss")
+NOT_SETTINGS = ("hash",)
+MAX_RUNS = 20  # of one filter
+
+Curve = list[tuple[int, float]]
+Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Finished run of a comparison.
+
+    Args:
+        figures: metrics by model and data set. The models of a training run are `after` and its baselines `before`
+            and `bm25`; the models of an evaluation have their own names.
+        settings: values as text, by `section.name`.
+        curves: `loss` and `dev_loss` by step; empty for an evaluation.
+        queries: content of `per_query/DATASET.json`, by data set.
+    """
+
+    name: str
+    figures: Figures
+    splits: Mapping[str, str]
+    settings: Mapping[str, str]
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trained: bool = False
+
+
+def read_directory(folder: Path, name: str) -> FinishedRun:
+    """Read the finished run of a directory."""
+    if arms := sorted((folder / "arms").glob("*/*/")):
+        remedy = f"give directories of its arms, such as {arms[-1]}; {folder / 'study.md'} compares all"
+        raise ConfigError("holds a study", str(folder), remedy)
+    if (folder / RESULTS).is_file():
+        return _evaluation(folder, name)
+    if (folder / METRICS).is_file():
+        return _training(folder, name)
+    if (folder / TRIALS).is_file():
+        raise ConfigError("holds a sweep", str(folder), f"give {folder / 'best'}, its best trial, when it is finished")
+    if (folder / CONFIG).is_file():
+        raise ConfigError("holds a run that is not finished", str(folder), "finish it with the command that started it")
+    raise ConfigError("holds no run", str(folder), "give a directory of `raytriever train` or `raytriever evaluate`")
+
+
+def _training(folder: Path, name: str) -> FinishedRun:
+    # In a curriculum, the file of the whole run has only the last values.
+    curves = {name: end_to_end(training_folders(folder), name) for name in CURVES}
+    return replace(
+        _evaluation(folder / EVALUATION, name), settings=_settings(folder / CONFIG), curves=curves, trained=True
+    )
+
+
+def _evaluation(folder: Path, name: str) -> FinishedRun:
+    results = Results.read(folder)
+    if not any(results.models.values()):
+        raise StorageError("holds no metrics", str(folder / RESULTS), "evaluate again")
+    splits = {dataset: about.split for dataset, about in results.about.items()}
+    settings = {key: value for key, value in flatten(results.request).items() if value != str(None)}
+    return FinishedRun(name, results.models, splits, settings, queries=read_queries(folder))
+
+
+def _settings(path: Path) -> dict[str, str]:
+    remedy = "write it again with the command of the run"
+    try:
+        content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
+    except FileNotFoundError:
+        return {}
+    return flatten({key: value for key, value in content.items() if key not in NOT_SETTINGS})
+
+
+class MlflowRuns:
+    """Runs of the tracking server or database of `tracking_uri`."""
+
+    def __init__(self) -> None:
+        self._uri = tracking_uri()
+        self._shown = masked(self._uri)
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        if self._uri.startswith(SQLITE) and not Path(self._uri.removeprefix(SQLITE)).is_file():
+            # MLflow would create an empty database.
+            raise ConfigError("no such database", self._shown, "set MLFLOW_TRACKING_URI to your server or database")
+        check_uri(self._uri)
+        from mlflow import MlflowClient
+
+        with self._mlflow_errors("does not answer"):
+            self._client = MlflowClient(tracking_uri=self._uri)
+
+    def by_id(self, run_id: str) -> FinishedRun:
+        """Return the run of an id."""
+        with self._mlflow_errors(f"does not know the run {run_id!r}"):
+            return self._read(self._client.get_run(run_id))
+
+    def by_filter(self, query: str) -> list[FinishedRun]:
+        """Return the newest runs with metrics that match a filter of MLflow's search, the oldest first."""
+        with self._mlflow_errors(f"does not understand {query!r}"):
+            experiment = self._client.get_experiment_by_name(experiment_name())
+            experiments = [experiment.experiment_id] if experiment else []
+            matches = self._client.search_runs(
+                experiments, query, max_results=MAX_RUNS, order_by=["attributes.start_time DESC"]
+            )
+            runs = [self._read(run) for run in matches if _is_finished(run)]
+        if not runs:
+            what = f"no finished training or evaluation matches {query!r}"
+            raise ConfigError(what, self._shown, "try the filter in MLflow's UI")
+        return runs[::-1]
+
+    def _read(self, run: Any) -> FinishedRun:
+        run_id, stage = run.info.run_id, run.data.tags.get(STAGE)
+        if stage == "tune":
+            remedy = f"give its best trial by \"tags.mlflow.parentRunId = '{run_id}'\""
+            raise ConfigError(f"run {run_id} is a sweep", self._shown, remedy)
+        if not _is_finished(run):
+            raise ConfigError(f"run {run_id} is no finished training or evaluation", self._shown, "give another run")
+        name = str(run.info.run_name or run_id)
+        with TemporaryDirectory() as folder:
+            with self._mlflow_errors("cannot download the artifacts of a run"):
+                stored = {one.path for one in self._client.list_artifacts(run_id)}
+                for artifact in stored.intersection((RESULTS, PER_QUERY)):
+                    self._client.download_artifacts(run_id, artifact, folder)
+            finished = _evaluation(Path(folder), name)
+        if stage == "evaluate":
+            return finished
+        points = {name: self._client.get_metric_history(run_id, name) for name in CURVES if name in run.data.metrics}
+        curves = {name: sorted({point.step: point.value for point in own}.items()) for name, own in points.items()}
+        return replace(finished, settings=dict(run.data.params), curves=curves, trained=True)
+
+    def _mlflow_errors(self, problem: str) -> AbstractContextManager[None]:
+        return mlflow_errors(self._shown, problem, "give an id or a filter of MLflow's UI")
+
+
+def _is_finished(run: Any) -> bool:
+    if run.data.tags.get(STAGE) == "train":
+        return any(name.startswith("after/") for name in run.data.metrics)
+    return run.data.tags.get(STAGE) == "evaluate" and run.info.status == "FINISHED"

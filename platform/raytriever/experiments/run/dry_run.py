@@ -1,0 +1,230 @@
+"""Dry run of a training: check the settings and the files of the model, and plan the memory. Nothing is started.
+
+The plan needs only `config.json`, so it is made before the weights of a large model are downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from raytriever.core.errors import ConfigError, ModelError, flag_of
+from raytriever.core.terminal import counted, text_table
+from raytriever.losses.build_loss import build_loss
+from raytriever.models.description import Description, describe
+from raytriever.models.device_and_precision import choose_precision
+from raytriever.models.device_memory import free_memory
+from raytriever.models.directory.model_files import stored_tensors
+from raytriever.models.directory.modules import ModelFiles
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.resolve_model import read_files, resolve_model
+from raytriever.training.guide_encoder import guide_errors
+from raytriever.training.memory.memory_of_states import WorkerTexts, guide_bytes
+from raytriever.training.memory.memory_plan import MARGIN, MemoryPlan, StepMemory
+from raytriever.training.memory.simulated_encoder import simulate
+from raytriever.training.run_config import Config
+
+GB = 1e9
+CARDS = (24, 80)  # sizes in GB of common cards, planned for where this machine has none
+RANK = 16  # of the adapters in suggestions
+_ROWS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer states (AdamW)",
+    "cast": "weights cast to bf16",
+    "batch": "embeddings and scores of the batch",
+    "guide": "guide",
+    "activations": "activations of a chunk",
+    "temporary": "temporary tensors",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Device that could train.
+
+    Args:
+        device: `cuda` or `cpu`.
+        precision: `fp32` or `bf16`.
+        budget: bytes that training may use.
+    """
+
+    name: str
+    device: str
+    precision: str
+    budget: int
+
+
+def dry_run(config: Config) -> Iterator[str]:
+    """Yield the lines of a dry run of one training: the model, its weights, and the memory plan."""
+    build_loss(config.loss)  # only for its checks
+    if guide := config.loss.guide:
+        with guide_errors(guide):
+            resolve_model(guide, weights=False)  # only for its checks
+    yield from _plan(config)
+
+
+def places(precision: str | None) -> list[Place]:
+    """Return the GPU of this machine, or the example cards and this machine's CPU; training's precision for None."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda")
+        properties = torch.cuda.get_device_properties(device)
+        chosen = choose_precision(precision, device)
+        return [Place(properties.name, "cuda", chosen, int((1 - MARGIN) * properties.total_memory))]
+    cards = [Place(f"{size} GB card", "cuda", precision or "bf16", int((1 - MARGIN) * size * GB)) for size in CARDS]
+    cpu = torch.device("cpu")
+    return [
+        *cards,
+        Place("this machine", "cpu", choose_precision(precision, cpu), int((1 - MARGIN) * free_memory(cpu))),
+    ]
+
+
+def _plan(config: Config) -> Iterator[str]:
+    directory = resolve_model(config.model.model, config.model.revision, weights=False)
+    try:
+        files = ModelFiles.read(directory)
+        plans = _plans(config, files, describe(files, config.model))
+    except ModelError as error:
+        yield f"The memory of {config.model.model} cannot be planned: {error.what}."
+        return
+    plan, share = plans[0].plan, plans[0].plan.share
+    backbone = plan.encoder.encoder.backbone
+    rank = f" (LoRA of rank {config.model.lora_rank})" if config.model.lora_rank else ""
+    yield (
+        f"{config.model.model} ({type(backbone).__name__}): {sum(plan.weights.values()):,} weights, "
+        f"{plan.trained:,} of them trained{rank}"
+    )
+    yield from _missing_weights(files)
+    yield (
+        f"A step of one worker: {share.queries:,} queries and {share.passages:,} passages of at most {share.tokens:,} "
+        f"tokens; {config.training.strategy}, {counted(share.workers, 'worker')}"
+    )
+    yield "Memory of one worker in GB (10^9 bytes):"
+    yield text_table(_table(plans), left=0)
+    for planned in plans:
+        yield planned.advice(config)
+
+
+def _missing_weights(files: ModelFiles) -> Iterator[str]:
+    for folder in dict.fromkeys(pipeline.transformer.folder for pipeline in files.sides.values()):
+        try:
+            stored_tensors(folder)
+        except ModelError as error:
+            yield f"{folder}: {error.what}. The plan does not need weights; training does."
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Plan for one place.
+
+    Args:
+        largest: texts of the largest chunk; 0 if not even one text fits.
+        texts: texts of a chunk that are planned: those that the user asks for, else the largest chunk.
+        checkpointed: texts of the largest chunk with activation checkpointing; 0 if that is set or does not help.
+    """
+
+    place: Place
+    plan: MemoryPlan
+    largest: int
+    texts: int
+    checkpointed: int
+
+    @property
+    def parts(self) -> StepMemory:
+        """Bytes with this chunk, or with one text if none fits."""
+        return self.plan.parts(self.texts or 1)
+
+    def advice(self, config: Config) -> str:
+        """Return one line: whether it fits, and the flags to use."""
+        name, share, largest = self.place.name, self.plan.share, self.largest
+        more = ""
+        if self.checkpointed > largest:
+            more = f"; {flag_of('activation_checkpointing', True)} makes room for {_flags(self.checkpointed, share)}"
+        if not largest:
+            one_text = self.plan.parts(1)
+            needs = f"{name}: does not fit, because one text needs {one_text.total / GB:,.1f} GB"
+            return needs + (more or f"; {_remedy(config, one_text, self.place.budget)}")
+        if self.texts and self.texts > largest:
+            return f"{name}: does not fit with this chunk; use {_flags(largest, share)}{more}"
+        if largest >= share.texts:
+            return f"{name}: fits without gradient caching"
+        return f"{name}: fits with at most {_flags(largest, share)}{more}"
+
+
+def _plans(config: Config, files: ModelFiles, description: Description) -> list[_Planned]:
+    @cache
+    def plan_of(device: str, precision: str, checkpointing: bool) -> MemoryPlan:
+        """Return one plan for all cards, because a simulated chunk is the same on each of them."""
+        model = replace(config.model, activation_checkpointing=checkpointing)
+        encoder = simulate(files, "passage", model, description, device, precision)
+        share = _share(config, description, encoder.encoder.width)
+        guide = _guide_bytes(config.loss.guide, device, precision, share) if config.loss.guide else 0
+        return MemoryPlan(encoder, 1 if description.towers == "shared" else 2, config.training, share, guide)
+
+    plans = []
+    for place in places(config.training.precision):
+        plan = plan_of(place.device, place.precision, config.model.activation_checkpointing)
+        largest, asked, checkpointed = plan.largest(place.budget), _asked_texts(config, plan.share), 0
+        if not config.model.activation_checkpointing and largest < plan.share.texts:
+            with suppress(ConfigError):  # the architecture does not support it
+                checkpointed = plan_of(place.device, place.precision, True).largest(place.budget)
+        plans.append(_Planned(place, plan, largest, largest if asked is None else asked, checkpointed))
+    return plans
+
+
+def _share(config: Config, description: Description, width: int) -> WorkerTexts:
+    workers = config.training.workers[1]
+    queries = config.training.batch_size // workers
+    group = config.data.positives_per_query + config.data.negatives_per_query
+    tokens = max(description.query_length, description.passage_length)
+    return WorkerTexts(queries, queries * group, workers, tokens, width)
+
+
+def _guide_bytes(name: str, device: str, precision: str, share: WorkerTexts) -> int:
+    model = ModelConfig(model=name)
+    files = read_files(model, weights=False)
+    description = describe(files, model)
+    encoder = simulate(files, "passage", model, description, device, precision).encoder
+    weights = sum(parameter.numel() for parameter in encoder.parameters())
+    return guide_bytes((1 if description.towers == "shared" else 2) * weights, precision, encoder.width, share)
+
+
+def _asked_texts(config: Config, share: WorkerTexts) -> int | None:
+    chunk, tokens = config.training.grad_cache_chunk, config.training.grad_cache_tokens
+    asked = [chunk] if chunk else []
+    asked += [max(1, tokens // share.tokens)] if tokens else []
+    return min([*asked, share.texts]) if asked else None
+
+
+def _table(plans: Sequence[_Planned]) -> list[list[str]]:
+    rows = [["", *(planned.place.name for planned in plans)]]
+    rows.append(["", *(f"{_DEVICES[planned.place.device]}, {planned.place.precision}" for planned in plans)])
+    for part, title in _ROWS.items():
+        if part == "guide" and not plans[0].parts.guide:
+            continue
+        rows.append([title, *(f"{getattr(planned.parts, part) / GB:,.2f}" for planned in plans)])
+    rows.append(["sum", *(f"{planned.parts.total / GB:,.2f}" for planned in plans)])
+    rows.append([f"usable ({1 - MARGIN:.0%})", *(f"{planned.place.budget / GB:,.2f}" for planned in plans)])
+    rows.append(["texts in a chunk", *(f"{planned.texts:,}" if planned.texts else "none" for planned in plans)])
+    return rows
+
+
+_DEVICES = {"cuda": "GPU", "cpu": "CPU"}
+
+
+def _flags(texts: int, share: WorkerTexts) -> str:
+    if texts >= share.texts:
+        return f"the whole batch ({counted(texts, 'text')})"
+    return f"{flag_of('grad_cache_chunk')} {texts}"
+
+
+def _remedy(config: Config, parts: StepMemory, budget: int) -> str:
+    if parts.total - parts.activations - parts.temporary < budget:
+        return f"use a shorter {flag_of('passage_length')}"
+    if not config.model.lora_rank:
+        return f"train adapters with {flag_of('lora_rank')} {RANK}"
+    return "use a smaller model or batch, or a larger card"

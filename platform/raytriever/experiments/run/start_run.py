@@ -1,0 +1,158 @@
+"""Start of a training: the steps that the command and `rt.train` share, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import needs_of, without_effect
+from raytriever.experiments.run.run_directory import RunDirectory, recorded_settings
+from raytriever.training.run_config import (
+    NAME,
+    SECTIONS,
+    Config,
+    check_config,
+    check_config_paths,
+    differences,
+    in_all,
+    settings_of,
+    to_dict,
+)
+from raytriever.training.training_settings import MAY_CHANGE
+
+if TYPE_CHECKING:
+    from raytriever.experiments.run.whole_run import RunResult
+
+# Settings that the name of a run has in any case, or that name the same thing.
+_NAMED = ("dataset", "model", "loss", "seed", "revision")
+_MOST_SHOWN, _LONGEST_NAME = 6, 200  # settings, and characters, of a run's name at a tracker
+
+
+def check_run(
+    config: Config, explicit: Iterable[str], run_name: str | None, search: Any = None, varied: Collection[str] = ()
+) -> str:
+    """Check the settings of a run or a sweep, and return its name; raises `ConfigError`.
+
+    Args:
+        run_name: None for the default name of a run.
+        search, varied: see `check_explicit_settings`.
+    """
+    check_config(config)
+    check_explicit_settings(config, explicit, search, varied)
+    name = default_run_name(config) if run_name is None else run_name
+    check_run_name(name)
+    check_config_paths(config)
+    return name
+
+
+def start_run(
+    config: Config,
+    base: Config,
+    output: Path,
+    run_name: str | None,
+    fresh: bool,
+    log: Callable[[str], None],
+    trackers: Sequence[str],
+    notes: Iterable[str] = (),
+) -> RunResult:
+    """Train and measure with checked settings, in a directory that this process has locked.
+
+    Args:
+        base: settings without those that the user gave; see `shown_run_name`.
+        notes: lines to log when the directory has been checked.
+
+    Raises:
+        ConfigError: the directory holds another run. Nothing heavy has been imported.
+    """
+    shown = shown_run_name(config, base) if run_name is None else run_name
+    config = pin_sources(config, output, fresh)
+    run = RunDirectory.open(output, to_dict(config), fresh)
+
+    from raytriever.experiments.run.whole_run import run_experiment
+
+    for line in notes:
+        log(line)
+    return run_experiment(config, run, shown, log, trackers)
+
+
+def pin_sources(config: Config, output: Path, fresh: bool) -> Config:
+    """Return the settings with the encoder's revision as a commit, and losses in files with the digests of the files.
+
+    A resumed run reads the commit of a hub model from its configuration, unless the settings have a revision. An
+    encoder on this machine has no commit.
+    """
+    model = config.model
+    recorded = {} if fresh or model.revision else recorded_settings(output).get("model")
+    revision = recorded.get("revision") if isinstance(recorded, dict) and recorded.get("model") == model.model else None
+    if revision is None:
+        from raytriever.models.resolve_model import commit_of
+
+        revision = commit_of(model.model, model.revision) or model.revision
+
+    def pinned(training: Config) -> Config:
+        return replace(
+            training, model=replace(training.model, revision=revision and str(revision)), loss=training.loss.pinned()
+        )
+
+    return in_all(config, pinned)
+
+
+def check_explicit_settings(
+    config: Config, explicit: Iterable[str], search: Any = None, varied: Collection[str] = ()
+) -> None:
+    """Raise `ConfigError` for an explicit setting that has no effect in any training of a run.
+
+    Args:
+        varied: names of the settings that the search varies; some trial may meet a need for them.
+    """
+    kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
+    needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
+    extra = vars(search) if search else {}
+    errors = [without_effect(settings_of(training) | extra, sorted(explicit), needs) for training in config.trainings]
+    for name, error in errors[0].items():
+        if all(name in each for each in errors):
+            raise error
+
+
+def check_run_name(name: str) -> None:
+    """Raise `ConfigError` unless a run may have a name."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is not a valid run name", setting("run_name"), "use letters, digits, '.', '_' and '-'"
+        )
+
+
+def default_run_name(config: Config) -> str:
+    """Return a run name of data set, encoder, losses or trainings, and seed."""
+    return "-".join(_names(config))[-100:].lstrip("-._")
+
+
+def _names(config: Config) -> list[str]:
+    """Return the names of data set, encoder, losses or trainings, and seed, as parts of a file name."""
+    losses = "-".join(training.name or training.loss.title for training in config.trainings)
+    names = Path(config.data.dataset).name, Path(config.model.model).name, losses, f"seed{config.training.seed}"
+    return [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names]
+
+
+def shown_run_name(config: Config, base: Config) -> str:
+    """Return the default name of a run at a tracker, which begins with what tells it from other runs.
+
+    These are its losses or trainings, its seed, and the settings given; data set and encoder follow. A list of runs
+    shows about twenty characters.
+
+    Args:
+        base: settings without those of the command and its file: the defaults, or a recipe.
+    """
+    texts = [
+        f"{name}={value}"
+        for settings in differences(to_dict(config), to_dict(base)).values()
+        for name, value in settings.items()
+        if name not in (*_NAMED, *MAY_CHANGE) and value is not None
+    ]
+    more = f" and {len(texts) - _MOST_SHOWN} more" if len(texts) > _MOST_SHOWN else ""
+    *data, losses, seed = _names(config)
+    return " ".join([losses, seed, *texts[:_MOST_SHOWN]])[:_LONGEST_NAME] + more + " " + "-".join(filter(None, data))

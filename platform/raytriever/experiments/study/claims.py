@@ -1,0 +1,274 @@
+"""Claims, tested against the results of a study: `held`, `did not hold`, or `within noise`.
+
+A claim is a function of the results alone, so a page cannot say more than its table shows. A difference counts if the
+test over queries and seeds gives p < 0.05 (`differences.differences_by_seed`). A spread is tested over the seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from raytriever.evaluation.differences.differences_by_seed import (
+    ABOVE,
+    BELOW,
+    NOISE,
+    UNTESTED,
+    SeedComparison,
+    SeededResults,
+    format_outcome,
+)
+from raytriever.metrics.significance_tests import LEVEL, paired_t_test
+
+HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
+NOT_TESTED = "not tested"  # the rows have one seed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict on a claim, one of `HELD`, `DID_NOT`, `WITHIN_NOISE`, `NOT_TESTED`, `NOT_MEASURED`, with values."""
+
+    word: str
+    because: str
+
+
+Judge = Callable[[SeededResults], Verdict]
+# `ABOVE` where a comparison agrees with the claim, `BELOW` where it shows the opposite; and the compared values.
+Comparisons = Iterable[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Claim of a paper or of a file, with its source, such as `section 5.2`, and
+    a pure function of the results that judges it, such as `above`."""
+
+    text: str
+    source: str
+    judge: Judge
+
+    def verdict(self, results: SeededResults) -> Verdict:
+        """Return the verdict; `NOT_MEASURED` if a row, data set or metric of the claim is missing."""
+        try:
+            return self.judge(results)
+        except KeyError as error:
+            return Verdict(NOT_MEASURED, f"there is no result of {error}")
+
+
+def _judge(about: str, compare: Callable[[SeededResults], Comparisons]) -> Judge:
+    """Return a claim that holds if every comparison agrees, and does not hold if one shows the opposite."""
+
+    def judge(results: SeededResults) -> Verdict:
+        outcomes, texts = zip(*compare(results), strict=True)
+        words = {BELOW: DID_NOT, UNTESTED: NOT_TESTED, NOISE: WITHIN_NOISE}
+        word = next((words[outcome] for outcome in words if outcome in outcomes), HELD)
+        return Verdict(word, f"{about}: {'; '.join(texts)}")
+
+    return judge
+
+
+def _text(name: str, one: SeedComparison, to: str = "") -> str:
+    return f"{name} {one.difference:+.4f} {to}{format_outcome(one.p, one.outcome)}"
+
+
+def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
+    """Claim that one row is above another in each metric on each data set (by default all that have both rows)."""
+    return _judge(f"{better} - {worse}", _differences(better, worse, metrics, datasets))
+
+
+def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01) -> Judge:
+    """Claim that two rows differ by at most `within` in each metric on each data set.
+
+    It does not hold if a difference is larger and not noise.
+    """
+    compare = _differences(row, other, metrics, datasets, lambda difference: abs(difference) <= within)
+    return _judge(f"{row} - {other}, alike where within {within:g}", compare)
+
+
+def above_on_average(
+    better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = (), by: float = 0.0
+) -> Judge:
+    """Claim that the mean of a row over the data sets exceeds that of another row by more than `by` in each metric."""
+    compare = _differences(better, worse, metrics, datasets, on_average=True, by=by)
+    return _judge(f"{better} - {worse}, mean over data sets{f', against {by:g}' if by else ''}", compare)
+
+
+def no_worse_on_average(
+    row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01
+) -> Judge:
+    """Claim that the mean of a row over the data sets is at most `within` below that of another, in each metric.
+
+    It does not hold if the mean is lower by more and not by noise.
+    """
+    compare = _differences(row, other, metrics, datasets, lambda difference: difference >= -within, on_average=True)
+    return _judge(f"{row} - {other}, mean over data sets, not worse down to {-within:g}", compare)
+
+
+def _differences(
+    row: str,
+    other: str,
+    metrics: Sequence[str],
+    datasets: Sequence[str],
+    agrees: Callable[[float], bool] | None = None,
+    on_average: bool = False,
+    by: float = 0.0,
+) -> Callable[[SeededResults], Comparisons]:
+    """Return the comparison of `row` - `other` in each metric, on each data set or on average over all.
+
+    Args:
+        agrees: whether a difference agrees with the claim whatever the test says; another one may still be noise. None
+            for the outcome of the test.
+        by: the difference is tested against this number.
+    """
+
+    def compare(results: SeededResults) -> Comparisons:
+        cells = _cells(results, (row, other), metrics, datasets)
+        groups = {
+            metric if on_average else f"{dataset} {metric}": (
+                metric,
+                [name for name, measured in cells if measured == metric] if on_average else [dataset],
+            )
+            for dataset, metric in cells
+        }
+        for name, (metric, on) in groups.items():
+            one = results.contrast({row: 1, other: -1}, on, metric, by)
+            outcome = one.outcome
+            if agrees is not None and outcome != UNTESTED:
+                outcome = ABOVE if agrees(one.difference) else NOISE if outcome == NOISE else BELOW
+            yield outcome, _text(name, one)
+
+    return compare
+
+
+def best(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
+    """Claim that a row is above every other row (or every row of `among`) in each metric on each data set."""
+    return _first(row, metrics, datasets, among, 1)
+
+
+def smallest(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
+    """Claim that a row is below every other row (or every row of `among`) in each metric on each data set."""
+    return _first(row, metrics, datasets, among, -1)
+
+
+def _first(row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], sign: int) -> Judge:
+    opposite = {ABOVE: BELOW, BELOW: ABOVE} if sign < 0 else {}
+
+    def compare(results: SeededResults) -> Comparisons:
+        others = [one for one in among or results.rows if one != row]
+        for dataset, metric in _cells(results, (row, *others), metrics, datasets):
+            by_row = {one: results.compare(row, one, dataset, metric) for one in others}
+            outcomes = {opposite.get(one.outcome, one.outcome) for one in by_row.values()}
+            nearest = min(by_row, key=lambda one: sign * by_row[one].difference)
+            text = _text(f"{dataset} {metric}", by_row[nearest], f"to {nearest} ")
+            yield next(one for one in (BELOW, UNTESTED, NOISE, ABOVE) if one in outcomes), text
+
+    return _judge(f"{row} to the nearest", compare)
+
+
+def _cells(
+    results: SeededResults, rows: Sequence[str], metrics: Sequence[str], datasets: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return the data sets and metrics to compare; raises `KeyError` if a named one, or each one, lacks a row."""
+    cells = [
+        (dataset, metric)
+        for dataset in datasets or results.datasets
+        for metric in metrics
+        if datasets or all(results.has(row, dataset, metric) for row in rows)
+    ]
+    return _some(cells, rows)
+
+
+T = TypeVar("T")
+
+
+def _some(values: list[T], rows: Sequence[str]) -> list[T]:
+    """Return the values; raises `KeyError` if there are none."""
+    if not values:
+        raise KeyError(f"{' and '.join(rows)} on one data set")
+    return values
+
+
+def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
+    """Claim that rows are above another one in more than half of all cells (row, data set, metric).
+
+    It does not hold if they are below in more than half of the cells.
+    """
+
+    def judge(results: SeededResults) -> Verdict:
+        cells = [
+            results.compare(row, worse, dataset, metric)
+            for row in better
+            for dataset in datasets or results.datasets
+            for metric in metrics
+            if all(results.has(one, dataset, metric) for one in (row, worse))
+        ]
+        count = len(_some(cells, (*better, worse)))
+        up, down = (sum(one.outcome == outcome for one in cells) for outcome in (ABOVE, BELOW))
+        higher = sum(one.difference > 0 for one in cells)
+        untested = all(one.outcome == UNTESTED for one in cells)
+        word = HELD if 2 * up > count else DID_NOT if 2 * down > count else NOT_TESTED if untested else WITHIN_NOISE
+        because = (
+            f"{', '.join(better)} against {worse}: higher in {higher} of {count} cells, significantly in {up}; "
+            f"significantly lower in {down}"
+        )
+        return Verdict(word, because)
+
+    return judge
+
+
+def steadier(rows: Sequence[str], others: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
+    """Claim that each metric varies less among `rows` than among `others` (largest minus smallest value).
+
+    Each row is one setting.
+    """
+
+    def compare(results: SeededResults) -> Comparisons:
+        for dataset, metric in _cells(results, (*rows, *others), metrics, datasets):
+            narrow, wide = (_spread(results, some, dataset, metric) for some in (rows, others))
+            p = paired_t_test(wide, narrow).p_value if len(wide) > 1 else float("nan")
+            outcome = ABOVE if wide.mean() > narrow.mean() else BELOW
+            outcome = UNTESTED if len(wide) < 2 else outcome if p < LEVEL else NOISE
+            values = f"{narrow.mean():.4f} against {wide.mean():.4f}"
+            yield outcome, f"{dataset} {metric} {values} {format_outcome(p, outcome)}"
+
+    return _judge("spreads", compare)
+
+
+def _spread(results: SeededResults, rows: Sequence[str], dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
+    return np.asarray(np.ptp([results.values(row, dataset, metric) for row in rows], axis=0))
+
+
+def larger_gain(
+    pair: Sequence[str], other: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()
+) -> Judge:
+    """Claim that the first row of a pair is further above the second one than in another pair."""
+
+    def compare(results: SeededResults) -> Comparisons:
+        weights: Counter[str] = Counter()
+        for row, weight in zip((*pair, *other), (1, -1, -1, 1), strict=True):
+            weights[row] += weight
+        for dataset, metric in _cells(results, (*pair, *other), metrics, datasets):
+            one = results.contrast(weights, [dataset], metric)
+            gained = ", ".join(
+                f"{to} - {start} {results.compare(to, start, dataset, metric).difference:+.4f}"
+                for to, start in (pair, other)
+            )
+            yield one.outcome, f"{dataset} {metric} {gained} {format_outcome(one.p, one.outcome)}"
+
+    return _judge("gains", compare)
+
+
+def every(*judges: Judge) -> Judge:
+    """Claim that all of several claims hold."""
+
+    def judge(results: SeededResults) -> Verdict:
+        verdicts = [one(results) for one in judges]
+        words = [one.word for one in verdicts]
+        word = next(one for one in (DID_NOT, NOT_TESTED, WITHIN_NOISE, HELD) if one in words)
+        return Verdict(word, " | ".join(one.because for one in verdicts))
+
+    return judge

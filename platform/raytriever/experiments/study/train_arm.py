@@ -1,0 +1,162 @@
+"""Training and evaluation of one arm of a study with one seed: an ordinary run directory, logged as a child run.
+
+`metrics.json` is written last, after the tracker knows that the run is finished, so an arm that has it is not trained
+again. An interrupted arm resumes from its newest checkpoint. Hard negatives and BM25 indexes are computed once for all
+arms with the same data.
+
+Where the cluster has GPUs, an arm is trained and measured by Ray processes that reserve them, and several arms may run
+at the same time, on threads of this process. Elsewhere an arm of one worker trains in this process, because a Ray Train
+group takes longer to start than a small arm takes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raytriever.cluster.evaluate_on_cluster import evaluate_once
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.store.commit import remove
+from raytriever.evaluation.report_document import points_of
+from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
+from raytriever.evaluation.results import EVALUATION, RESULTS, Results, check_output
+from raytriever.evaluation.system_names import parse_system
+from raytriever.experiments.run.open_run import find_negatives, folders_of, open_run, train_run
+from raytriever.experiments.run.open_training import NegativesCache, training_facts
+from raytriever.experiments.run.run_directory import CONFIG, METRICS, RunDirectory
+from raytriever.experiments.run.start_run import pin_sources
+from raytriever.experiments.study.definition import AFTER, Arm, errors_within
+from raytriever.models.model_settings import ModelConfig
+from raytriever.tracking.spool import Spool
+from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
+from raytriever.training.run_config import Config, dump_config, override, to_dict
+
+# Folders: of all arms, of the seedless run of an untrained encoder, and of a trained encoder.
+ARMS, AS_IT_IS, MODEL = "arms", "as-it-is", "model"
+# Folders that are deleted when an arm is finished.
+TEMPORARY = ("checkpoints", "negatives")
+Log = Callable[[str], None]
+
+
+def arm_folder(output: Path, arm: Arm, seed: int | None) -> Path:
+    """Return the run directory of an arm; an arm that is not trained has one for all seeds."""
+    return output / ARMS / arm.name / (AS_IT_IS if arm.curriculum is None else f"seed-{seed}")
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the run directory holds a trained and measured arm."""
+    return (folder / METRICS).is_file() and (folder / EVALUATION / RESULTS).is_file()
+
+
+def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | None]:
+    """Return the run directory of an arm, and the settings of its training, if there is one; nothing is written.
+
+    Raises:
+        ConfigError: the directory holds an arm of other settings, or one that was measured otherwise.
+    """
+    folder, curriculum = arm_folder(output, arm, seed), arm.curriculum
+    settings: dict[str, Any] = {"model": {"model": arm.model}}
+    if curriculum is not None:
+        curriculum = pin_sources(override(curriculum, {"training": {"seed": seed}}), folder, fresh=False)
+        settings = to_dict(curriculum)
+    try:
+        run = RunDirectory.open(folder, settings, fresh=False)
+        if (folder / EVALUATION / RESULTS).is_file():
+            precision = Results.read(folder / EVALUATION).request["precision"]
+            job = evaluation_of(arm, str(folder / MODEL) if curriculum else arm.model, precision)
+            check_output(folder / EVALUATION, job.content(precision), fresh=False)
+    except ConfigError as error:
+        remedy = f"give another {setting('output')}, or remove {folder}"
+        raise ConfigError(error.what, f"arm {folder.relative_to(output / ARMS).as_posix()}", remedy) from error
+    return run, curriculum
+
+
+class ArmRunner:
+    """Runner of the arms of a study.
+
+    Args:
+        run_name: name of the study, with which the names of the runs of its arms end.
+        record: data of the study, for the tracker; used for an arm that opens no data set itself.
+        gpus: GPUs of each worker of an arm, 0 on a cluster without GPUs; see `placement.gpus_of_trial`.
+    """
+
+    def __init__(
+        self, output: Path, run_name: str, tracker: Spool, record: DatasetRecord, log: Log, gpus: float
+    ) -> None:
+        self._output, self._run_name, self._tracker, self._record, self._log = output, run_name, tracker, record, log
+        self._gpus = gpus
+        self._preparation = threading.Lock()
+        self._negatives = NegativesCache(lambda line: None)
+
+    def run(self, arm: Arm, seed: int) -> None:
+        """Train and measure an arm; steps that an earlier call finished are skipped.
+
+        Arms on several threads are prepared one at a time, because they share negatives.
+        """
+        began, (run, curriculum) = time.monotonic(), open_arm(self._output, arm, seed)
+        folder, name = run.path, run.path.relative_to(self._output / ARMS).as_posix()
+        with errors_within(f"arm {name}"):
+            results, facts = self._train_and_measure(arm, curriculum, run, name)
+            run.finish(facts)
+        seconds, (title, first) = time.monotonic() - began, next(iter(arm.datasets.items()))
+        metrics = results.models[AFTER][first.name].items()
+        figures = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics if value is not None)
+        self._log(f"{name}: {title} {figures} in {seconds:.0f} s")
+        for temporary in TEMPORARY:
+            remove(folder / temporary)
+        gc.collect()
+
+    def _train_and_measure(
+        self, arm: Arm, curriculum: Config | None, run: RunDirectory, name: str
+    ) -> tuple[Results, dict[str, Any]]:
+        if curriculum is None:
+            run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
+            tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
+            with closing(tracker):
+                tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
+                return self._measure(arm, arm.model, run, tracker), {}
+        with self._preparation:
+            opened = open_run(curriculum, lambda line: None)
+        run.begin(dump_config(curriculum), [training.loss for training in curriculum.trainings])
+        tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
+        with closing(tracker):
+            dataset = opened.dataset
+            record = DatasetRecord(dataset.name, curriculum.data.dataset, dataset.digest, dataset.counts())
+            tracker.describe(opened.settings(), record, _tags(run) | {"config_hash": curriculum.hash})
+            if not (run.path / MODEL).is_dir():
+                with self._preparation:
+                    tables = find_negatives(opened, run.path, self._negatives)
+                run_name, here = f"{name} of {self._run_name}", not self._gpus
+                train_run(opened, tables, run.path, tracker, run_name, lambda line: None, here, self._gpus)
+            facts = training_facts(folders_of(curriculum, run.path), curriculum.trainings[-1])
+            return self._measure(arm, str(run.path / MODEL), run, tracker), facts
+
+    def _measure(self, arm: Arm, model: str, run: RunDirectory, tracker: Spool) -> Results:
+        precision = arm.curriculum.training.precision if arm.curriculum else None
+        job = evaluation_of(arm, model, precision)
+        results = evaluate_once(job, run.path / EVALUATION, lambda line: None, self._gpus)
+        tracker.log(points_of(results))
+        tracker.log_file(run.path / CONFIG)
+        return results
+
+
+def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
+    """Return the evaluation of an arm on its data sets.
+
+    Args:
+        model: directory of the model, name of an untrained encoder, or `bm25`.
+        precision: precision of encoding; None for the fastest on the device.
+    """
+    queries, passages = arm.lengths or (None, None)
+    config = ModelConfig(model=model, query_length=queries, passage_length=passages)
+    models, datasets = [EvaluatedModel(AFTER, parse_system(model, config))], list(arm.datasets.values())
+    return EvaluationJob(models=models, datasets=datasets, baselines=[AFTER], precision=precision)
+
+
+def _tags(run: RunDirectory) -> dict[str, str]:
+    return {"run_directory": str(run.path.resolve()), STAGE: "study"}

@@ -1,0 +1,278 @@
+"""Run a sweep: many trials under Ray Tune, the best one evaluated on the test split, everything logged and plotted.
+
+1. Check the space, every trial of a grid, the directory, data sets and models before anything is written.
+2. Prepare once what all trials share (`training_data`). Tune runs the trials (`tuner`, `trial`), each an ordinary run
+   in its own directory, recorded on the driver by one writer (`manager`).
+3. Evaluate the trial with the best dev metric as the end of a run: next to the untrained encoder and BM25.
+
+An interrupted sweep resumes when called again: finished and stopped trials stay, a running one resumes from its newest
+checkpoint, and failed ones are repeated."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from raytriever.cluster.gpus_and_placement import count_slots, gpus_of_trial
+from raytriever.cluster.ray_session import check_cluster, ray_session
+from raytriever.cluster.train.validate_checkpoint import DEV, dev_protocol
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, UserError, setting
+from raytriever.core.machine import usable_cores
+from raytriever.core.options import did_you_mean
+from raytriever.core.store.commit import MANIFEST, committed_directory, remove, write_atomically
+from raytriever.core.terminal import markdown_table
+from raytriever.evaluation.protocol import Protocol, metric_title
+from raytriever.evaluation.results import Results
+from raytriever.experiments.run.open_run import open_run
+from raytriever.experiments.run.run_directory import METRICS, RunDirectory
+from raytriever.experiments.run.whole_run import closing_evaluation, conclude, finished_results
+from raytriever.experiments.tuning.ray.ray_tuner import run_trials
+from raytriever.experiments.tuning.ray.shared_training_data import SweepData, trial_config
+from raytriever.experiments.tuning.ray.trial_manager import SweepPlan, TrialManager, settings_text, trial_run_name
+from raytriever.experiments.tuning.samplers import GRID, Sampler
+from raytriever.experiments.tuning.space import (
+    BATCH_AUC,
+    DEFAULT_TRIALS,
+    SearchConfig,
+    SearchSpace,
+    parse_search_space,
+    short_name,
+)
+from raytriever.experiments.tuning.sweep_figure import save_response
+from raytriever.experiments.tuning.trial_log import (
+    FAILED,
+    FINISHED,
+    STOPPED,
+    TRIAL_LOG,
+    Trial,
+    find_best,
+    read_trials,
+    sweep_rows,
+)
+from raytriever.tracking.spool import Spool, send_pending
+from raytriever.tracking.tracker import STAGE, Tracker, closing
+from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, check_trackers, open_trackers
+from raytriever.training.run_config import Config, dump_config, hash_of, to_dict
+from raytriever.training.training_settings import DEV_LOSS
+
+COORDINATORS = 2  # logical CPUs that `ray_session` adds to those of the workers
+# Settings of the execution, which may differ when a sweep is resumed.
+_MAY_CHANGE = ("trials", "trials_at_once", "trial_gpus")
+SWEEP = "sweep"
+BEST_TRIAL = "raytriever.best_trial"  # tag of a sweep
+BEST, MODEL, TABLE, FIGURES = "best", "model", "table.md", "figures"
+LOSS = "loss.loss"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Result of a sweep.
+
+    Args:
+        best: the best trial; None if no trial finished.
+        results: those of the best trial on the test split; None if no trial finished.
+        is_new: False if an earlier call had already finished the sweep.
+    """
+
+    path: Path
+    trials: list[Trial]
+    metric: str
+    best: Trial | None
+    results: Results | None
+    is_new: bool
+
+    @property
+    def failed(self) -> list[Trial]:
+        """The failed trials."""
+        return [trial for trial in self.trials if trial.status == FAILED]
+
+
+def run_sweep(
+    base: Config,
+    search: SearchConfig,
+    output: Path,
+    run_name: str,
+    fresh: bool,
+    log: Callable[[str], None],
+    trackers: Sequence[str] = DEFAULT_TRACKERS,
+) -> SweepResult:
+    """Run all trials of a sweep, and evaluate the best one on the test split.
+
+    Args:
+        base: settings of all trials, except for those that are searched.
+
+    Raises:
+        UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise nothing; they
+            are in the result.
+    """
+    started = time.monotonic()
+    space, plan = plan_sweep(base, search)
+    # All settings that decide the trials of a sweep, by section.
+    deciding = {name: value for name, value in asdict(search).items() if name not in _MAY_CHANGE}
+    settings = {**to_dict(base), SWEEP: {**deciding, "search_space": space.to_dict()}}
+    run = RunDirectory.open(output, settings, fresh)
+    if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
+        raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
+    trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
+    best = find_best(trials, plan.metric)
+    has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
+    has_ended = has_ended and (output / TABLE).is_file()
+    stored = open_best(output, trial_config(base, dict(best.settings))) if has_ended and best is not None else None
+    if stored is not None and (results := finished_results(stored)):
+        send_pending(output, trackers, log)
+        return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, results=results, is_new=False)
+
+    check_trackers(trackers)
+    check_cluster()
+    data = SweepData(log)
+    data.prepare(base, space)
+    clients = open_trackers(trackers)
+    remove(output / TABLE)  # a sweep without its table has not ended
+    run.begin(yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True))
+    tracker = Spool.open(clients, output, run_name)
+    with closing(tracker):
+        tags = {STAGE: "tune", "run_directory": str(output.resolve())}
+        searched = {one.key for one in space.dimensions}
+        constant = {
+            section: {name: value for name, value in values.items() if f"{section}.{name}" not in searched}
+            for section, values in settings.items()
+        }
+        tracker.describe(constant, data.record(), tags)
+        workers = base.training.workers[1]
+        requested = workers * (search.trials_at_once or max(1, usable_cores() // workers))
+        with ray_session(requested - COORDINATORS):
+            plan = replace(
+                plan, at_once=search.trials_at_once or count_slots(workers, gpus_of_trial(search.trial_gpus))
+            )
+            manager = TrialManager(
+                folder=output, plan=plan, data=data, trials=trials, tracker=tracker, run_name=run_name, log=log
+            )
+            try:
+                if manager.remaining:
+                    run_trials(manager, plan, search, data)
+            finally:
+                manager.close()
+        trials = manager.trials
+        best, measured = find_best(trials, plan.metric), None
+        if best is not None:
+            folder = manager.folder_of(best.number)
+            config = trial_config(base, dict(best.settings))
+            measured = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
+        write_sweep(output, trials, space, plan.metric, tracker)
+    return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, results=measured, is_new=True)
+
+
+def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
+    """Return the search space and the plan, after a check of every trial of a grid; the settings have been checked."""
+    if search.trial_gpus is not None and base.training.workers[1] > 1:
+        what = "applies to trials of one worker"
+        raise ConfigError(what, setting("trial_gpus"), "omit it: each of several workers has a GPU of its own")
+    space = parse_search_space(search.search_space)
+    metrics = (*Protocol().metrics, DEV_LOSS)
+    if search.metric not in metrics:
+        raise ConfigError(f"unknown metric {search.metric!r}", setting("metric"), did_you_mean(search.metric, metrics))
+    scales = [one.key for one in space.dimensions if one.section == "loss"]
+    for name, metric in (("metric", search.metric), ("asha_metric", search.asha_metric if search.asha else "")):
+        if metric == DEV_LOSS and scales:
+            remedy = f"give another, such as {BATCH_AUC if name == 'asha_metric' else 'ndcg_at_10'}"
+            what = f"{DEV_LOSS} has a different scale in each trial, because {scales[0]} is searched"
+            raise ConfigError(what, setting(name), remedy)
+    check_watched_metric(base, search)
+    sampler = Sampler(search.searcher, space, base.training.seed)
+    trials = search.trials or DEFAULT_TRIALS
+    if not any(one.is_range for one in space.dimensions):
+        trials = min(trials, len(space.grid()))
+    if search.searcher == GRID:
+        points = space.grid()
+        trials = min(search.trials or len(points), len(points))
+        for number, point in enumerate(points[:trials]):
+            try:
+                trial_config(base, point)
+            except UserError as error:
+                raise error.within(f"trial {number} ({settings_text(point)})") from error
+    return space, SweepPlan(base=base, sampler=sampler, trials=trials, metric=search.metric, at_once=1)
+
+
+def check_watched_metric(base: Config, search: SearchConfig) -> None:
+    """Raise `ConfigError` if the metric that stops trials early is unknown, or is not measured during training."""
+    if not search.asha or search.asha_metric in (BATCH_AUC, DEV_LOSS):
+        return
+    metrics = dev_protocol(base.training.best_metric).metrics
+    if search.asha_metric not in metrics:
+        remedy = did_you_mean(search.asha_metric, (*metrics, BATCH_AUC, DEV_LOSS))
+        raise ConfigError(f"unknown metric {search.asha_metric!r}", setting("asha_metric"), remedy)
+    if not base.validation.sources(base.training.best_metric, base.data.dev_split):
+        remedy = f"give {setting('eval_datasets')} own, or {setting('asha_metric')} {BATCH_AUC}"
+        raise ConfigError(f"{search.asha_metric} is not measured during training", setting("asha_metric"), remedy)
+
+
+def open_best(output: Path, config: Config) -> RunDirectory:
+    """Return the run directory of the best trial with these settings; a new one in place of that of another trial."""
+    try:
+        return RunDirectory.open(output / BEST, to_dict(config), fresh=False)
+    except ConfigError:  # it belongs to the trial that was the best then
+        return RunDirectory.open(output / BEST, to_dict(config), fresh=True)
+
+
+def evaluate_best(
+    output: Path,
+    best: Trial,
+    config: Config,
+    folder: Path,
+    tracker: Spool,
+    run_name: str,
+    log: Callable[[str], None],
+    started: float,
+) -> Results:
+    """Evaluate the best trial as a run ends, and write `best/` and `best.yaml`, unless they are its own already.
+
+    Args:
+        tracker: Tracker of the sweep; the metrics are logged to the run of the trial, whose name is a tag of this one.
+        started: `time.monotonic()` at the start of the command.
+    """
+    write_atomically(output / f"{BEST}.yaml", dump_config(config))
+    run = open_best(output, config)
+    if results := finished_results(run):
+        return results
+    opened = open_run(config, lambda line: None)
+    run.begin(dump_config(config))
+    with committed_directory(run.path / MODEL, {"config": config.hash}, replace=True) as target:
+        shutil.copytree(folder / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+    log(f"trial {best.name} is the best")
+    child = tracker.child(trial_run_name(best, run_name), folder)
+    evaluation = closing_evaluation(opened, run.path / MODEL, log)
+    results = conclude(run, config, evaluation, [folder], child, log, started)
+    child.finish("FINISHED")
+    tracker.describe({}, None, {BEST_TRIAL: trial_run_name(best, run_name)})
+    return results
+
+
+@activity("drawing the figures of the sweep")
+def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, tracker: Tracker) -> None:
+    """Write `figures/response-NAME` of each number that was searched, and last `table.md`: it marks the end."""
+    if not trials:
+        return
+    figures, title = output / FIGURES, metric_label(metric)
+    keys = [one.key for one in space.dimensions]
+    by = LOSS if LOSS in keys else None
+    for one in space.dimensions:
+        if one.key != LOSS and all(type(trial.settings[one.key]) in (int, float) for trial in trials):
+            path = figures / f"response-{short_name(one.key)}.png"
+            save_response(path, trials, metric, title, one.key, by, one.log)
+    write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
+    for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
+        if (output / name).exists():
+            tracker.log_file(output / name)
+
+
+def metric_label(name: str) -> str:
+    """Return the title of a metric, also of the ones that are measured on dev batches."""
+    if name in (DEV_LOSS, BATCH_AUC):
+        return name.replace("_", " ").replace("auc", "AUC")
+    return metric_title(name.removeprefix(DEV))

@@ -1,0 +1,122 @@
+"""Samplers of the search space: every point of a grid, random points, or the proposals of Optuna.
+
+A proposal is a function of the seed, the trial's number and the results of earlier trials. No sampler has a state, so a
+sweep that is killed and resumed proposes the same points. Optuna gets the earlier trials again for each proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from raytriever.core.errors import ConfigError, setting
+from raytriever.experiments.tuning.space import Dimension, Point, SearchSpace
+from raytriever.experiments.tuning.trial_log import Trial
+
+GRID, RANDOM, OPTUNA = "grid", "random", "optuna"
+DRAWS = 200  # attempts to draw a point that was not tried
+STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own default)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Proposes points of the search space.
+
+    Args:
+        searcher: `grid` for every combination once, in order; `random` for uniform points, none of them twice (Bergstra
+            and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
+            2019), for which running trials count as bad ones, so that concurrent trials try different points.
+
+    Raises:
+        ConfigError: Optuna is not installed, or a range has no grid.
+    """
+
+    searcher: str
+    space: SearchSpace
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.searcher == GRID:
+            self.space.grid()
+        if self.searcher == OPTUNA and find_spec("optuna") is None:
+            remedy = "pip install 'raytriever[tune]'"
+            raise ConfigError("requires the package optuna", setting("searcher", "optuna"), remedy)
+
+    def propose(self, trials: Sequence[Trial], metric: str = "", settled: int | None = None) -> Point | None:
+        """Return the point of the trial after these; None if all points were tried.
+
+        Args:
+            metric: deciding metric, from which Optuna learns.
+            settled: number of first trials whose results Optuna gets; the others count as running. None for all.
+        """
+        number = len(trials)
+        if self.searcher == GRID:
+            points = self.space.grid()
+            return points[number] if number < len(points) else None
+        proposal = self._propose_by_optuna(trials, metric, settled) if self.searcher == OPTUNA else None
+        return proposal or self._draw(trials)
+
+    def _draw(self, trials: Sequence[Trial]) -> Point | None:
+        tried = [trial.settings for trial in trials]
+        for draw in range(DRAWS):
+            random = np.random.default_rng(np.random.SeedSequence((self.seed, len(trials), draw)))
+            point = {one.key: _draw(one, random) for one in self.space.dimensions}
+            if point not in tried:
+                return point
+        is_finite = not any(one.is_range for one in self.space.dimensions)
+        return next((point for point in self.space.grid() if point not in tried), None) if is_finite else None
+
+    def _propose_by_optuna(self, trials: Sequence[Trial], metric: str, settled: int | None) -> Point | None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        dimensions = self.space.dimensions
+        distributions = {one.key: _distribution(one) for one in dimensions}
+        seed = int(np.random.SeedSequence((self.seed, len(trials))).generate_state(1)[0])
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, constant_liar=True, n_startup_trials=STARTUP_TRIALS, multivariate=False
+        )
+        study = optuna.create_study(sampler=sampler, direction="maximize")
+        states = optuna.trial.TrialState
+        for trial in trials:
+            is_settled, value, point = settled is None or trial.number < settled, trial.value(metric), trial.settings
+            state = states.RUNNING if not is_settled else states.FAIL if value is None else states.COMPLETE
+            stored = optuna.trial.create_trial(
+                # A listed value is given by its index, because Optuna accepts only some types.
+                params={d.key: point[d.key] if d.is_range else d.values.index(point[d.key]) for d in dimensions},
+                distributions=distributions,
+                state=state,
+                value=value if state is states.COMPLETE else None,
+            )
+            study.add_trial(stored)
+        tried = [trial.settings for trial in trials]
+        for _ in range(DRAWS):
+            proposal = study.ask(distributions)
+            asked = proposal.params
+            point = {one.key: asked[one.key] if one.is_range else one.values[asked[one.key]] for one in dimensions}
+            if point not in tried:
+                return point
+            study.tell(proposal, state=states.FAIL)
+        return None
+
+
+def _draw(dimension: Dimension, random: np.random.Generator) -> Any:
+    if not dimension.is_range:
+        return dimension.values[int(random.integers(len(dimension.values)))]
+    if dimension.whole and not dimension.log:
+        return int(random.integers(int(dimension.low or 0), int(dimension.high or 0) + 1))
+    return dimension.at(float(random.random()))
+
+
+def _distribution(dimension: Dimension) -> Any:
+    import optuna.distributions as kinds
+
+    if not dimension.is_range:
+        return kinds.CategoricalDistribution(tuple(range(len(dimension.values))))
+    if dimension.whole:
+        return kinds.IntDistribution(int(dimension.low or 0), int(dimension.high or 0), log=dimension.log)
+    return kinds.FloatDistribution(float(dimension.low or 0), float(dimension.high or 0), log=dimension.log)

@@ -1,0 +1,229 @@
+"""Global batch, seen from one worker: its own queries against every distinct document of all workers.
+
+`RowRelevance` is what follows from the ids of all workers (see `relevance`), `Candidates` are the embeddings. Their
+tensors go to a GPU in one copy (`copy_all`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from numpy import ndarray
+from torch import Tensor
+from torch.nn import functional
+
+from raytriever.core.errors import LossInputError
+from raytriever.losses.distributed import WorkerGroup
+
+T = TypeVar("T")
+PAD = -1
+_ALIGNMENT = 16  # bytes; of each tensor in the one that is copied to a GPU
+
+
+@dataclass(frozen=True)
+class TeacherGroup:
+    """A teacher's scores of each row's own group.
+
+    Args:
+        columns: columns of the passages with a score, `PAD` in empty slots, no column twice in a row.
+        scores: the teacher's scores.
+        is_positive: slots of positives of the query.
+        is_negative: slots of passages that are neither positives nor known positives.
+        passages: number of passages of all rows' groups, with and without a score.
+    """
+
+    columns: Int64[Tensor, "rows group"]
+    scores: Float[Tensor, "rows group"]
+    is_positive: Bool[Tensor, "rows group"]
+    is_negative: Bool[Tensor, "rows group"]
+    passages: int
+
+    @property
+    def is_scored(self) -> Bool[Tensor, "rows group"]:
+        """True in the slots that have a score."""
+        return self.columns != PAD
+
+    def map(self, copy: Callable[[Tensor], Tensor]) -> TeacherGroup:
+        """Return the group with a copy of each tensor."""
+        return TeacherGroup(
+            copy(self.columns), copy(self.scores), copy(self.is_positive), copy(self.is_negative), self.passages
+        )
+
+
+@dataclass(frozen=True)
+class RowRelevance:
+    """Index lists of one worker's rows of the score matrix.
+
+    Args:
+        queries: id of each row.
+        passages: document id of each of this worker's passages, repeats included.
+        distinct: position of each candidate among the passages of all workers; None where no passage occurs twice.
+        positives: columns of each row's positives, `PAD` in empty slots, no column twice in a row.
+        excluded_rows: row of each pair that is no negative (a positive or known positive), ascending.
+        excluded_columns: column of each such pair.
+        excluded_starts: first such pair of each row, and last their number; always on the CPU.
+        rows: number of rows over all workers.
+        negatives: number of negative pairs over all workers.
+        positive_pairs: number of positives of all rows over all workers.
+        seed: seed of the run.
+        step: number of the optimizer step; `rand1` draws by (seed, step, query id).
+        group: the teacher's scores of each row's own group; None without a teacher.
+        exchanged: the same where passages search for queries: rows are the first positives of this worker's queries,
+            candidates the distinct queries of all workers. None where no loss needs it.
+    """
+
+    queries: Int64[Tensor, " rows"]
+    passages: Int64[Tensor, " passages"]
+    distinct: Int64[Tensor, " candidates"] | None
+    positives: Int64[Tensor, "rows positives"]
+    excluded_rows: Int64[Tensor, " excluded"]
+    excluded_columns: Int64[Tensor, " excluded"]
+    excluded_starts: Int64[ndarray, " rows+1"]
+    rows: int
+    negatives: int
+    positive_pairs: int
+    seed: int = 0
+    step: int = 0
+    group: TeacherGroup | None = None
+    exchanged: RowRelevance | None = None
+
+    @property
+    def is_positive(self) -> Bool[Tensor, "rows positives"]:
+        """True in the slots of `positives` that hold a column."""
+        return self.positives != PAD
+
+    @property
+    def is_full(self) -> bool:
+        """True if every slot of `positives` holds a column, on every worker."""
+        return self.positive_pairs == self.rows * self.positives.shape[1]
+
+    @property
+    def slots(self) -> Int64[Tensor, "rows positives"]:
+        """The positives' columns, and any column in empty slots."""
+        return self.positives if self.is_full else self.positives.clamp(min=0)
+
+    def keep(self, passages: Tensor) -> Tensor:
+        """Return the rows of all workers' passages (or queries) that are candidates."""
+        return passages if self.distinct is None else passages.index_select(0, self.distinct)
+
+    def map(self, copy: Callable[[Tensor], Tensor]) -> RowRelevance:
+        """Return the relevance with a copy of each tensor, always in the same order."""
+        return replace(
+            self,
+            queries=copy(self.queries),
+            passages=copy(self.passages),
+            distinct=None if self.distinct is None else copy(self.distinct),
+            positives=copy(self.positives),
+            excluded_rows=copy(self.excluded_rows),
+            excluded_columns=copy(self.excluded_columns),
+            group=self.group and self.group.map(copy),
+            exchanged=self.exchanged and self.exchanged.map(copy),
+        )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Embeddings and index lists of one worker's rows of the score matrix, without the scores.
+
+    Args:
+        queries: embedding of each row.
+        embeddings: embedding of every distinct candidate of the global batch.
+        relevance: positives of each row, and pairs that are no negatives.
+        log_temperature: log of tau.
+        largest_score: upper bound of every |score| / tau over all workers.
+        bias: what `bce` adds to every score in units of tau; None without it.
+    """
+
+    queries: Float[Tensor, "rows width"]
+    embeddings: Float[Tensor, "candidates width"]
+    relevance: RowRelevance
+    log_temperature: Float[Tensor, ""]
+    largest_score: float = torch.inf
+    bias: Float[Tensor, ""] | None = None
+
+    @property
+    def scaled_queries(self) -> Float[Tensor, "rows width"]:
+        """Queries divided by tau: every score of a loss is a product with these. No other place applies tau."""
+        return self.queries * torch.exp(-self.log_temperature)
+
+    def exchange_roles(self, workers: WorkerGroup) -> Candidates:
+        """Return a batch in which passages search for their queries; all workers call it.
+
+        Rows are the first positives of this worker's queries. Candidates are the distinct queries of all workers. If a
+        passage is a positive or known positive of a query, that query is never a negative of the passage, at any
+        position in the batch.
+        """
+        relevance = self.relevance.exchanged
+        assert relevance is not None
+        return replace(
+            self,
+            # Unlike that of other lookups, this backward pass has a fixed order of additions on every device.
+            queries=functional.embedding(first_positive(self.relevance)[:, 0], self.embeddings),
+            embeddings=relevance.keep(workers.all_gather(self.queries)),
+            relevance=relevance,
+        )
+
+
+def first_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
+    """Return the column of the first positive of each query's group."""
+    return relevance.positives.gather(1, relevance.is_positive.int().argmax(1, keepdim=True))
+
+
+def check_batch(
+    queries: Float[Tensor, "queries width"], passages: Float[Tensor, "passages width"], relevance: RowRelevance
+) -> None:
+    """Raise `LossInputError` if the shapes and types of one worker do not agree; the message quotes them."""
+    if queries.ndim != 2 or passages.ndim != 2 or queries.shape[1] != passages.shape[1]:
+        raise LossInputError(
+            f"query embeddings {tuple(queries.shape)} and passage embeddings {tuple(passages.shape)}",
+            remedy="both need two dimensions and the same width",
+        )
+    if not queries.is_floating_point() or queries.dtype != passages.dtype:
+        raise LossInputError(
+            f"query embeddings are {queries.dtype}, passage embeddings {passages.dtype}",
+            remedy="give both one floating type",
+        )
+    counts, expected = (len(queries), len(passages)), (len(relevance.queries), len(relevance.passages))
+    if counts != expected:
+        raise LossInputError(
+            f"{counts[0]} query and {counts[1]} passage embeddings for {expected[0]} and {expected[1]} ids",
+            remedy="give each id an embedding",
+        )
+
+
+def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return copies of tensors of the CPU on a GPU, made by one copy of pinned memory that nobody waits for.
+
+    The copies share one storage.
+    """
+    sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+    pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    for tensor, piece in zip(tensors, pinned.split(sizes), strict=True):
+        piece[: tensor.numel() * tensor.element_size()].view(tensor.dtype).copy_(tensor.reshape(-1))
+    pieces = pinned.to(device, non_blocking=True).split(sizes)
+    return [
+        piece[: tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
+        for tensor, piece in zip(tensors, pieces, strict=True)
+    ]
+
+
+def copy_all(transform: Callable[[Callable[[Tensor], Tensor]], T], device: torch.device) -> T:
+    """Return what `transform` makes of copies of its tensors on a device; to a GPU all go in one copy.
+
+    Args:
+        transform: calls its argument with each tensor, always in the same order, and uses the result in its place.
+    """
+    if device.type != "cuda":
+        return transform(lambda tensor: tensor.to(device))
+    tensors = list[Tensor]()
+
+    def collect(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    transform(collect)
+    copies = iter(copy_together(tensors, device))
+    return transform(lambda _: next(copies))

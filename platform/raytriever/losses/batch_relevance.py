@@ -1,0 +1,219 @@
+"""Relevance in a global batch: which candidates are positives of a query, and which are no negatives.
+
+It is a function of ids alone, computed on the CPU: in training by the loader, ahead of the step, so that no step waits
+for a GPU to read an id. A document is a query's positive at any position in the batch. A document that occurs twice
+counts once, at its first position. Sparse lists, found by sorting, hold the pairs of query and candidate that are
+positives, or known positives and therefore no negatives. Nothing here has the size of the score matrix.
+
+This module calls numpy rather than torch, which would give the loader's thread a pool of threads of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from numpy import ndarray
+
+from raytriever.core.errors import LossInputError
+from raytriever.losses.batch_and_temperature import PAD, RowRelevance, TeacherGroup
+
+
+def _no_ids() -> Int64[ndarray, " 0"]:
+    return np.zeros(0, dtype=np.int64)
+
+
+class NoNegativesError(LossInputError):
+    """Every pair of a query and a document of the global batch is a positive or known positive."""
+
+
+@dataclass(frozen=True)
+class GlobalIds:
+    """Ids of the queries and passages of all workers, in the order of rank.
+
+    Args:
+        queries: one id for each query.
+        positives: documents of each query's positives, `PAD` in empty slots.
+        passages: document of each passage.
+        known_rows, known: further known positives, as pairs of a row of `queries` and a document.
+        seed, step: see `RowRelevance`.
+    """
+
+    queries: Int64[ndarray, " queries"]
+    positives: Int64[ndarray, "queries positives"]
+    passages: Int64[ndarray, " passages"]
+    known_rows: Int64[ndarray, " known"] = field(default_factory=_no_ids)
+    known: Int64[ndarray, " known"] = field(default_factory=_no_ids)
+    seed: int = 0
+    step: int = 0
+
+
+def find_relevance(
+    ids: GlobalIds,
+    rank: int,
+    size: int,
+    teacher: tuple[Int64[ndarray, "rows group"], Float[ndarray, "rows group"]] | None = None,
+    symmetric: bool = False,
+) -> RowRelevance:
+    """Return the relevance of one worker's rows, an equal share of the queries, in the memory of the CPU.
+
+    Args:
+        teacher: documents of each row's own group, `PAD` in empty slots, and a teacher's score of each, unbounded,
+            higher is more relevant; NaN if there is none. A document that occurs twice counts once.
+        symmetric: passages search for queries too.
+
+    Raises:
+        LossInputError: an id is negative, a query has no positive, a positive is not among the passages, no pair is
+            negative, or a score is infinite; the same on every worker, except for the score.
+    """
+    if ids.passages.size and ids.passages.min() < 0:
+        raise LossInputError(f"{ids.passages.min()} is not an id", "passages", "ids start at 0")
+    lacking = (ids.positives < 0).all(1)
+    if lacking.any():
+        raise LossInputError(f"query id {ids.queries[lacking][0]} has no positive", "positives", "give every query one")
+    distinct = _Distinct(ids.passages)
+    columns = distinct.columns(ids.positives)
+    missing = (columns == PAD) & (ids.positives != PAD)
+    if missing.any():
+        raise LossInputError(
+            f"document {ids.positives[missing][0]} is a positive but not among the passages",
+            "positives",
+            "add it to the passages of the batch",
+        )
+    rows, slots = np.nonzero(columns != PAD)
+    pairs = _Pairs(
+        np.concatenate([rows, ids.known_rows]),
+        np.concatenate([columns[rows, slots], distinct.columns(ids.known)]),
+        len(columns),
+        distinct.count,
+    )
+    if pairs.negatives == 0:
+        raise NoNegativesError(
+            f"the batch has no negatives: {len(columns)} queries, {distinct.count} distinct documents, and every "
+            "pair of them is a positive or a known positive",
+            remedy="use a larger batch or hard negatives",
+        )
+    own, texts = (slice(rank * n // size, (rank + 1) * n // size) for n in (len(columns), len(ids.passages)))
+    everyones = mask_repeats(columns)
+    positives, pair_count = everyones[own], int((everyones != PAD).sum())
+    result = pairs.relevance(own, ids.queries[own], ids.passages[texts], positives, pair_count, distinct)
+    result = replace(result, seed=ids.seed, step=ids.step)
+    if teacher is not None:
+        result = replace(result, group=_group(*teacher, distinct, positives, pairs, own.start))
+    return replace(result, exchanged=_exchange_roles(ids, own)) if symmetric else result
+
+
+def mask_repeats(columns: Int64[ndarray, "rows some"]) -> Int64[ndarray, "rows some"]:
+    """Return the same columns in the same order, with every later repeat in a row replaced by `PAD`."""
+    order = columns.argsort(axis=1, kind="stable")
+    ordered = np.take_along_axis(columns, order, 1)
+    repeats = np.zeros(columns.shape, dtype=bool)
+    np.put_along_axis(repeats, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], 1)
+    return np.where(repeats, PAD, columns)
+
+
+def in_ranges(begin: Int64[ndarray, " ranges"], end: Int64[ndarray, " ranges"]) -> tuple[ndarray, ndarray]:
+    """Return the numbers from `begin` to `end` - 1 of each range, one range after another, and the range of each."""
+    counts = end - begin
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return np.arange(len(owner)) + (begin - counts.cumsum() + counts)[owner], owner
+
+
+class _Distinct:
+    """Distinct ids of a list, in the order of their first occurrence, with a column number each."""
+
+    def __init__(self, ids: Int64[ndarray, " items"]) -> None:
+        self._ids, first = np.unique(ids, return_index=True)
+        order = first.argsort()
+        self.positions = first[order]
+        self._columns = np.empty_like(order)
+        self._columns[order] = np.arange(len(order))
+        self.count, self.repeats = len(first), len(first) < len(ids)
+
+    def columns(self, ids: Int64[ndarray, "*shape"]) -> Int64[ndarray, "*shape"]:
+        """Return the column of each id, `PAD` for an id that does not occur."""
+        index = np.minimum(np.searchsorted(self._ids, ids), self.count - 1)
+        return np.where(self._ids[index] == ids, self._columns[index], PAD)
+
+
+class _Pairs:
+    """Pairs of a row and a column that are no negatives, each once, ascending; a column `PAD` is no pair."""
+
+    def __init__(self, rows: ndarray, columns: ndarray, row_count: int, column_count: int) -> None:
+        self._width = column_count
+        self._keys = np.unique((rows * column_count + columns)[columns != PAD])
+        self._rows = row_count
+        self.negatives = row_count * column_count - len(self._keys)
+
+    def contain(self, rows: ndarray, columns: ndarray) -> Bool[ndarray, "*shape"]:
+        """Return whether each (row, column) is one of the pairs."""
+        keys = rows * self._width + columns
+        index = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return self._keys[index] == keys
+
+    def relevance(
+        self,
+        own: slice,
+        queries: ndarray,
+        passages: ndarray,
+        positives: ndarray,
+        positive_pairs: int,
+        distinct: _Distinct,
+    ) -> RowRelevance:
+        """Return the relevance of a worker's rows."""
+        starts = np.searchsorted(self._keys, np.arange(own.start, own.stop + 1) * self._width)
+        rows, columns = np.divmod(self._keys[starts[0] : starts[-1]], self._width)
+        return RowRelevance(
+            torch.from_numpy(queries),
+            torch.from_numpy(passages),
+            torch.from_numpy(distinct.positions) if distinct.repeats else None,
+            torch.from_numpy(positives),
+            torch.from_numpy(rows - own.start),
+            torch.from_numpy(columns),
+            starts - starts[0],
+            self._rows,
+            self.negatives,
+            positive_pairs,
+        )
+
+
+def _group(
+    documents: ndarray, scores: ndarray, distinct: _Distinct, positives: ndarray, pairs: _Pairs, first_row: int
+) -> TeacherGroup:
+    if scores.shape != documents.shape:
+        raise LossInputError(f"{scores.shape} scores for {documents.shape} documents", "teacher")
+    if np.isinf(scores).any():
+        raise LossInputError("a score is infinite", "teacher", "give finite scores, NaN where there is none")
+    columns = mask_repeats(np.where(np.isnan(scores), PAD, distinct.columns(documents)))
+    is_scored = columns != PAD
+    is_positive = (columns[:, :, None] == positives[:, None, :]).any(2)
+    is_excluded = pairs.contain(first_row + np.arange(len(columns))[:, None], columns)
+    return TeacherGroup(
+        torch.from_numpy(columns),
+        torch.from_numpy(scores),
+        torch.from_numpy(is_scored & is_positive),
+        torch.from_numpy(is_scored & ~is_excluded),
+        int((mask_repeats(documents) != PAD).sum()),
+    )
+
+
+def _exchange_roles(ids: GlobalIds, own: slice) -> RowRelevance:
+    """Return the relevance where the first positives of `own` queries search for the queries of all workers.
+
+    If a passage is a positive or known positive of a query, that query is never a negative of the passage, at any
+    position in the batch.
+    """
+    queries = _Distinct(ids.queries)
+    owners = queries.columns(ids.queries)
+    first = np.take_along_axis(ids.positives, (ids.positives != PAD).argmax(1)[:, None], 1)[:, 0]
+    rows, slots = np.nonzero(ids.positives != PAD)
+    documents = np.concatenate([ids.positives[rows, slots], ids.known])
+    owners_of = owners[np.concatenate([rows, ids.known_rows])]
+    order = documents.argsort(kind="stable")
+    documents, owners_of = documents[order], owners_of[order]
+    begin, end = (np.searchsorted(documents, first, side) for side in ("left", "right"))
+    numbers, rows = in_ranges(begin, end)
+    pairs = _Pairs(rows, owners_of[numbers], len(first), queries.count)
+    own_queries = ids.queries[own]
+    return pairs.relevance(own, own_queries, own_queries, owners[own][:, None], len(first), queries)

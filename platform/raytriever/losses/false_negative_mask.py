@@ -1,0 +1,124 @@
+"""Masking of likely false negatives by a guide: a frozen encoder that compares the texts of a batch too.
+
+    (q, d) is masked where g(q, d) > t - m |t|,   t = the lowest g(q, p) of the positives p of q in the batch
+
+GISTEmbed (Solatorio, 2024, arXiv:2402.16829) is the case of one positive and m = 0. The margin m is a share of t, as in
+`raytriever mine --relative-margin` (TopK-PercPos; NV-Retriever, 2024, arXiv:2407.15831): it means the same for guides
+that compare by cosine and by dot product. With |t| the bound lies below t for t < 0 too.
+
+A masked pair is left out of the loss as if the document were a known positive of the query: it is no negative, and no
+positive either. The document stays a negative of other queries. Where passages search for queries, the rule holds with
+the roles exchanged. A teacher's score of a masked pair is left out too.
+
+Each worker compares its own queries with the passages of all workers, whose guide embeddings it gathers: that is half
+of what the trained embeddings cost, because no gradient returns. A masked pair takes 16 bytes; the similarities are
+never stored whole. The processor waits for a GPU once a panel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from raytriever.core.errors import LossInputError, setting
+from raytriever.losses.batch_and_temperature import PAD, Candidates, RowRelevance, TeacherGroup, check_batch
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.score_matrix import panel_height
+
+# Names of statistics: the share of all negatives that are masked, and the largest share of one query's negatives.
+MASKED, MOST_MASKED = "guide_masked", "guide_most_masked"
+
+
+@dataclass(frozen=True)
+class GuideEmbeddings:
+    """The guide's embeddings of this worker's queries and passages."""
+
+    queries: Float[Tensor, "queries guide_width"]
+    passages: Float[Tensor, "passages guide_width"]
+
+
+@torch.no_grad()
+def mask_false_negatives(
+    relevance: RowRelevance,
+    guide: GuideEmbeddings,
+    margin: float,
+    workers: WorkerGroup,
+) -> tuple[RowRelevance, dict[str, Tensor]]:
+    """Return a relevance without the negatives that the guide takes for false, and two shares to log.
+
+    Raises:
+        LossInputError: shapes do not agree, or an embedding is not finite, on any worker.
+    """
+    check_batch(guide.queries, guide.passages, relevance)
+    passages = relevance.keep(workers.all_gather(guide.passages))
+    batch = Candidates(guide.queries, passages, relevance, guide.queries.new_zeros(()))
+    masked, most = _mask(batch, margin, workers)
+    count = relevance.negatives - masked.negatives
+    statistics = {MASKED: torch.full_like(most, count / max(1, relevance.negatives)), MOST_MASKED: most}
+    if relevance.exchanged is not None:
+        exchanged = batch.exchange_roles(workers)
+        masked = replace(masked, exchanged=_mask(exchanged, margin, workers)[0])
+    return masked, statistics
+
+
+def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRelevance, Float[Tensor, ""]]:
+    """Return the relevance of a batch of guide embeddings without the masked pairs, and the largest share of a row."""
+    relevance, candidates = batch.relevance, len(batch.embeddings)
+    pairs, totals, in_group = list[Tensor](), list[Tensor](), list[Tensor]()
+    starts = relevance.excluded_starts
+    height = panel_height(len(batch.queries), candidates * batch.queries.element_size(), batch.queries.device.type)
+    for start in range(0, len(batch.queries), height):
+        rows = slice(start, min(start + height, len(batch.queries)))
+        is_above = _above_positives(batch.queries[rows] @ batch.embeddings.T, relevance.positives[rows], margin)
+        known = slice(int(starts[rows.start]), int(starts[rows.stop]))
+        excluded = relevance.excluded_rows[known] - start, relevance.excluded_columns[known]
+        is_above[excluded] = False
+        if relevance.group is not None:
+            in_group.append(is_above.gather(1, relevance.group.columns[rows].clamp(min=0)))
+        is_above[excluded] = True
+        # Ascending by row, then by column, as `Relevance` requires.
+        pairs.append(is_above.nonzero() + torch.tensor([start, 0], device=is_above.device))
+        totals.append(is_above.sum(1))
+    (excluded_rows, excluded_columns), total = torch.cat(pairs).T.contiguous(), torch.cat(totals)
+    before = torch.from_numpy(np.diff(starts)).to(total.device)
+    new = total - before
+    most = workers.all_reduce((new / (candidates - before).clamp(min=1)).max(), "max")
+    is_spoilt = ~(torch.isfinite(batch.queries).all() & torch.isfinite(batch.embeddings).all())
+    masked, spoilt = workers.all_reduce(torch.stack([new.sum(), is_spoilt.to(new)])).tolist()
+    if spoilt:
+        raise LossInputError(
+            "embeddings of the guide hold NaN or infinity",
+            setting("guide"),
+            f"check the guide's files, or give {setting('precision')} fp32",
+        )
+    result = replace(
+        relevance,
+        excluded_rows=excluded_rows,
+        excluded_columns=excluded_columns,
+        excluded_starts=np.concatenate([[0], total.cumsum(0).cpu().numpy()]),
+        negatives=relevance.negatives - masked,
+        group=relevance.group and _without_masked(relevance.group, torch.cat(in_group)),
+    )
+    return result, most
+
+
+def _above_positives(
+    scores: Float[Tensor, "rows candidates"], positives: Int64[Tensor, "rows positives"], margin: float
+) -> Bool[Tensor, "rows candidates"]:
+    """Return whether the guide scores a candidate above the bound of the row's positives."""
+    lowest = scores.gather(1, positives.clamp(min=0)).masked_fill(positives == PAD, torch.inf).amin(1)
+    return scores > (lowest - margin * lowest.abs())[:, None]
+
+
+def _without_masked(group: TeacherGroup, is_masked: Bool[Tensor, "rows group"]) -> TeacherGroup:
+    """Return a teacher's scores without those of masked pairs."""
+    is_masked = is_masked & group.is_scored
+    return replace(
+        group,
+        columns=group.columns.masked_fill(is_masked, PAD),
+        is_negative=group.is_negative & ~is_masked,
+        passages=group.passages - int(is_masked.sum()),
+    )

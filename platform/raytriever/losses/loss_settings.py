@@ -1,0 +1,217 @@
+"""Settings of the loss. This module imports nothing heavy, because the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import Need, check_changed, did_you_mean, option
+from raytriever.core.paths import MODEL
+from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES, LOSSES, SCORE_LOSSES
+from raytriever.losses.user_loss_file import PATTERN, LossFile
+
+
+def read_widths(value: Any) -> str:
+    """Return numbers of components, separated by commas, the largest first; "" stays "".
+
+    Raises:
+        ValueError: `value` contains anything else.
+    """
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    names = [name.strip() for name in text.split(",")] if text else []
+    if not all(re.fullmatch(r"[1-9]\d{0,5}", name) for name in names):
+        raise ValueError("give whole numbers from 1, separated by commas, as in 256,128,64")
+    widths = [int(name) for name in names]
+    falling = sorted(set(widths), reverse=True)
+    if widths not in (falling, falling[::-1]):
+        raise ValueError(f"give each once, in order: {','.join(map(str, falling))}")
+    return ",".join(map(str, falling))
+
+
+def read_weights(value: Any) -> str:
+    """Return weights of losses, separated by commas.
+
+    Raises:
+        ValueError: `value` contains anything else, a number below 0, or no number above 0.
+    """
+    listed = value if isinstance(value, list | tuple) else str(value).split(",")
+    try:
+        weights = [float(weight) for weight in listed]
+    except ValueError:
+        weights = []
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise ValueError("give a number from 0 for each loss, separated by commas and not all 0, as in 1,0.3")
+    return ",".join(f"{weight:.15g}" for weight in weights)
+
+
+def terms_of(loss: str) -> tuple[str, ...]:
+    """Return the losses of a sum, such as `mw` and `infonce` of `mw+infonce`. A path may contain plus signs, too."""
+    for plus in re.finditer(r"\+", loss):
+        first = loss[: plus.start()]
+        if first in LOSS_NAMES or LossFile.parse(first):
+            return first, *terms_of(loss[plus.end() :])
+    return (loss,) if LossFile.parse(loss) else tuple(loss.split("+"))
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Name of the loss, and its constants."""
+
+    loss: str = option(
+        "mw",
+        "the loss, FILE.py:NAME of yours, or a sum: mw+infonce",
+        choices=LOSS_NAMES,
+        pattern=rf"{PATTERN}|.+\+.+",
+        form="FILE.py:NAME",
+    )
+    temperature: float = option(
+        0.01,
+        "tau: scores are divided by it; not used by triplet",
+        above=0,
+        needs=Need("loss", "triplet", negated=True),
+    )
+    learn_temperature: bool = option(
+        False, "train tau with the encoder, as a log-parameter", needs=Need("loss", "triplet", negated=True)
+    )
+    margin: float = option(
+        0.1,
+        "margin of triplet: a positive should score this much above a negative",
+        minimum=0,
+        needs=Need("loss", "triplet"),
+    )
+    reduction: str = option(
+        "mean",
+        "reduction of mw: the mean over pairs, or their sum divided by the number of queries",
+        choices=("mean", "sum"),
+        needs=Need("loss", "mw"),
+        flag=False,
+    )
+    threshold: float = option(
+        0.5,
+        "score at which bce takes a pair for relevant with probability 1/2, when training starts; it is trained",
+        needs=Need("loss", "bce"),
+        flag=False,
+    )
+    positive_weight: float = option(
+        1.0, "weight of a positive pair in bce; a negative one has 1", above=0, needs=Need("loss", "bce"), flag=False
+    )
+    distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regularizer", minimum=0)
+    teacher_temperature: float = option(
+        1.0, "the teacher's scores are divided by it", above=0, needs=Need("loss", *DISTILLATION_LOSSES), flag=False
+    )
+    loss_precision: str | None = option(
+        None,
+        "operands of the loss's matrix products: fp32, tf32 (the default on a GPU that encodes in bf16) or bf16; "
+        "scores and sums are fp32",
+        choices=("fp32", "tf32", "bf16"),
+        needs=Need("loss", *SCORE_LOSSES),
+    )
+    matryoshka_dims: str = option(
+        "",
+        "Matryoshka: also apply the loss to this many first components of each embedding",
+        reads=read_widths,
+        form="N,N,...",
+    )
+    guide: str | None = option(
+        None,
+        "frozen encoder that masks false negatives: those that it finds more similar to the query than its positive",
+        reads=MODEL,
+        form="MODEL",
+    )
+    guide_margin: float | None = option(
+        None,
+        "also mask negatives that are at most this share of its similarity below the positive, by the guide "
+        "(default: 0)",
+        minimum=0,
+        maximum=1,
+        needs="guide",
+        flag=False,
+    )
+    loss_weights: str | None = option(
+        None,
+        "weight of each loss of a sum, such as 1,0.3 (default: 1 each)",
+        reads=read_weights,
+        form="W,W,...",
+    )
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The losses of the sum; one if it is no sum."""
+        return terms_of(self.loss)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weight of each term."""
+        if self.loss_weights is None:
+            return (1.0,) * len(self.terms)
+        return tuple(map(float, read_weights(self.loss_weights).split(",")))
+
+    @property
+    def files(self) -> tuple[LossFile, ...]:
+        """Terms that are in files of the user."""
+        return tuple(own for own in map(LossFile.parse, self.terms) if own is not None)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """True if the loss reads a teacher's scores."""
+        asks = any("teacher_scores" in own.arguments() for own in self.files)
+        return asks or not set(DISTILLATION_LOSSES).isdisjoint(self.terms)
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Names of the terms; for one of a file, its name there."""
+        return tuple(term if own is None else own.name for term in self.terms for own in [LossFile.parse(term)])
+
+    @property
+    def title(self) -> str:
+        """Name of the loss, without paths."""
+        return "+".join(self.titles)
+
+    @property
+    def symmetric(self) -> bool:
+        """True if passages search for queries too."""
+        return any(term in LOSSES and LOSSES[term].symmetric for term in self.terms)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths of the nested embeddings, the largest first. The whole width always counts and may be missing here."""
+        return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()
+
+    def pinned(self) -> LossConfig:
+        """Return the settings with the digest of each file of the user.
+
+        Raises:
+            ConfigError: see `LossFile.read`.
+        """
+        pinned = (term if own is None else own.pinned() for term in self.terms for own in [LossFile.parse(term)])
+        return replace(self, loss="+".join(pinned))
+
+
+def check_loss(config: LossConfig) -> None:
+    """Raise `ConfigError` for a setting that the chosen loss does not have, or a file that holds no such loss."""
+    for term, title in zip(config.terms, config.titles, strict=True):
+        if LossFile.parse(term) is None and term not in LOSS_NAMES:
+            raise ConfigError(
+                f"unknown loss {term!r} in {config.loss!r}", setting("loss"), did_you_mean(term, LOSS_NAMES)
+            )
+        if config.titles.count(title) > 1:
+            raise ConfigError(f"{title!r} is twice in {config.loss!r}", setting("loss"), "give each loss once")
+    if config.loss_weights is not None:
+        given, terms = len(config.weights), len(config.terms)
+        if terms == 1:
+            raise ConfigError(
+                f"has no effect with {setting('loss')} {config.title}",
+                setting("loss_weights"),
+                f"leave it out, or give a sum, such as {setting('loss')} mw+infonce",
+            )
+        if given != terms:
+            raise ConfigError(
+                f"has {given} weights, and {config.title} has {terms} losses", setting("loss_weights"), "give one each"
+            )
+    for own in config.files:
+        own.arguments()
+    only = ["learn_temperature", "reduction", "threshold", "positive_weight", "loss_precision", "guide_margin"]
+    check_changed(config, only=only)

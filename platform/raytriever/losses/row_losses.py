@@ -1,0 +1,298 @@
+"""Losses by row: the mean over queries of a small function of one query's negatives and of its positives' scores.
+
+A loss sees only small tensors, in units of the temperature, and autograd differentiates them. `RowReduction` contains
+the rest. For a panel of whole rows,
+
+    statistic_i = LSE (or max) over N_i of s / tau
+    value       = mean over rows of f(statistic_i, positives_i)
+    d value / d n = f'_statistic softmax_{N_i}(n)        (for max: at the first maximum only)
+
+The equations are those of the multi-positive paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from raytriever.losses.batch_and_temperature import PAD, Candidates, RowRelevance, first_positive
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.score_matrix import LossShare, Panel, Reduction, ScoreLoss, reduce_scores
+
+RowValue = Callable[
+    [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],
+    Float[Tensor, " rows"],
+]
+
+
+def all_positives(relevance: RowRelevance) -> Int64[Tensor, "rows positives"]:
+    """Return the columns of every positive of each query."""
+    return relevance.positives
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """Definition of a loss that is a mean over queries.
+
+    A loss with constants is a function that makes this definition from the `LossConfig`; see `by_row`.
+
+    Args:
+        negatives: reduction of a query's negatives to one number, -inf for a query without negatives.
+        value: function of (the reduced negatives [rows], the positives' scores [rows, positives], True in the slots
+            that hold a positive [rows, positives]) that returns the loss of each query [rows]. Scores are in units of
+            the temperature.
+        positives: function that selects the columns of the positives that the loss compares. The others are no
+            negatives either.
+    """
+
+    negatives: Literal["logsumexp", "maximum"]
+    value: RowValue
+    positives: Callable[[RowRelevance], Tensor] = all_positives
+
+
+def softplus(difference: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    """Return log(1 + exp(difference)), exact at both ends (PyTorch's softplus is linear from 20)."""
+    return torch.logaddexp(difference, torch.zeros_like(difference))
+
+
+# ----------------------------------------------------------------------------------------------------------- the losses
+
+
+def infonce(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """InfoNCE, or SingleLH: the first positive against its negatives (Eq. 3-4 and 8).
+
+    LSE({s+} u N_i) - s+ = log(1 + sum_{n in N_i} exp(n - s+))
+    """
+    return softplus(negatives - positives[:, 0])
+
+
+INFONCE = RowLoss("logsumexp", infonce, first_positive)
+
+
+def joint(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """JointLH: every positive must be likely (Eq. 6; its gradient pulls to 1/|P_i|, Eq. 10).
+
+    LSE(P_i u N_i) - mean of P_i = a + softplus(LSE(N_i) - mean of P_i - a),  a = LSE(P_i) - mean of P_i
+    """
+    mean = positives.masked_fill(~is_positive, 0).sum(1) / is_positive.sum(1)
+    own = (positives - mean[:, None]).masked_fill(~is_positive, -torch.inf).logsumexp(1)
+    # As the difference of two large numbers, a small loss would lose its digits.
+    return own + softplus(negatives - mean - own)
+
+
+JOINT = RowLoss("logsumexp", joint)
+
+
+def summarg(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """SumMargLH: the positives together must be likely (Eq. 7; the best one leads, Eq. 11).
+
+    LSE(P_i u N_i) - LSE(P_i) = softplus(LSE(N_i) - LSE(P_i))
+    """
+    return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).logsumexp(1))
+
+
+SUMMARG = RowLoss("logsumexp", summarg)
+
+
+def lsepair(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """LSEPair: every positive above every negative (Eq. 9; low positives weigh most, Eq. 12).
+
+    log(1 + sum_{p in P_i} sum_{n in N_i} exp(n - p)) = softplus(LSE(N_i) + LSE(-P_i)), so no P x N table is built.
+    """
+    return softplus(negatives + (-positives).masked_fill(~is_positive, -torch.inf).logsumexp(1))
+
+
+LSEPAIR, LSEPAIR_MAXN = RowLoss("logsumexp", lsepair), RowLoss("maximum", lsepair)
+
+
+def lsepair_maxp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """LSEPair of the highest positive alone (section 6.2)."""
+    return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).max(1).values)
+
+
+LSEPAIR_MAXP = RowLoss("logsumexp", lsepair_maxp)
+
+
+def lsepair_minp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """LSEPair of the lowest positive alone (section 6.2)."""
+    return softplus(negatives - positives.masked_fill(~is_positive, torch.inf).min(1).values)
+
+
+LSEPAIR_MINP, LSEPAIR_MINP_MAXN = RowLoss("logsumexp", lsepair_minp), RowLoss("maximum", lsepair_minp)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+
+
+def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
+    """Draw one of each query's positives, all with the same probability, again at every step: Rand1LH (Eq. 5).
+
+    The draw is a function of (seed, step, query id) alone. It does not depend on the number of workers, on the position
+    of the query in the batch or on earlier draws.
+    """
+    columns, is_positive, queries = relevance.positives, relevance.is_positive, relevance.queries
+    state = torch.full_like(queries, relevance.seed)
+    for word in (torch.full_like(queries, relevance.step), queries):
+        state = _mix(state + _GOLDEN) ^ word
+    # The product of 31 bits and a count of at most 2^31 has at most 62 bits.
+    uniform = (_mix(state + _GOLDEN) >> 33) & 0x7FFFFFFF
+    choice = (uniform * is_positive.sum(1)) >> 31
+    slot = (is_positive & (is_positive.cumsum(1) == choice[:, None] + 1)).int().argmax(1, keepdim=True)
+    return columns.gather(1, slot)
+
+
+def _mix(state: Int64[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
+    """Apply the finalizer of SplitMix64. Int64 products wrap; masking makes the shifts logical."""
+    for shift, factor in zip((30, 27), _FACTORS, strict=True):
+        state = (state ^ _shift_right(state, shift)) * factor
+    return state ^ _shift_right(state, 31)
+
+
+def _shift_right(state: Int64[Tensor, " rows"], by: int) -> Int64[Tensor, " rows"]:
+    return (state >> by) & ((1 << (64 - by)) - 1)
+
+
+RAND1 = RowLoss("logsumexp", infonce, draw_positive)
+
+
+# ------------------------------------------------------------------------------------------- over the score matrix
+
+
+def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
+    """Return a loss that is a mean over queries, of a row loss or of the function that makes it from the settings."""
+
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+        row_loss = loss if isinstance(loss, RowLoss) else loss(config)
+        columns = row_loss.positives(batch.relevance)
+        return reduce_scores(RowReduction(row_loss, columns, batch.relevance.rows), batch, config.loss_precision)
+
+    return reduce
+
+
+def symmetric(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+    """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
+    both = batch, batch.exchange_roles(workers)
+    forward, backward = (by_row(INFONCE)(config, each, workers) for each in both)
+    return LossShare((forward.share + backward.share) / 2, {})
+
+
+def write_positives(
+    derivatives: Float[Tensor, "rows candidates"],
+    columns: Int64[Tensor, "rows positives"],
+    by_positive: Float[Tensor, "rows positives"],
+) -> None:
+    """Write the derivatives by the positives' scores to their columns, `PAD` in empty slots.
+
+    An empty slot repeats the first positive of its row: to leave it out, the processor would wait for the GPU.
+    """
+    is_positive = columns != PAD
+    first = is_positive.int().argmax(1, keepdim=True)
+    slots = torch.where(is_positive, torch.arange(columns.shape[1], device=columns.device), first)
+    derivatives.scatter_(1, columns.gather(1, slots), by_positive.gather(1, slots).to(derivatives.dtype))
+
+
+class RowReduction(Reduction):
+    """Reduction of the panels of one batch by a row loss: the mean over all rows."""
+
+    def __init__(self, loss: RowLoss, columns: Int64[Tensor, "rows positives"], rows: int) -> None:
+        super().__init__()
+        self._loss, self._columns, self._rows = loss, columns, rows
+        self.dense = loss.negatives == "logsumexp"
+
+    def reduce(self, panel: Panel, differentiate: bool) -> None:
+        """Add the panel's rows to the value, and write the derivatives of its scores."""
+        columns = self._columns[panel.rows]
+        is_positive = columns != PAD
+        positives = panel.scores.gather(1, columns.clamp(min=0))
+        panel.exclude(-torch.inf)
+        peak, peak_columns = panel.scores.max(1)
+        is_empty = peak == -torch.inf
+        statistic = peak
+        if self.dense:
+            panel.scores.sub_(peak.masked_fill(is_empty, 0)[:, None]).exp_()
+            mass = panel.scores.sum(1)
+            statistic = peak + mass.log()
+        by_statistic, by_positive = self._differentiate(statistic, positives, is_positive)
+        if not differentiate:
+            return
+        if self.dense:
+            by_score = by_statistic / mass.masked_fill(is_empty, 1)
+            torch.mul(panel.scores, by_score[:, None], out=panel.derivatives)
+            write_positives(panel.derivatives, columns, by_positive)
+        else:
+            rows = torch.arange(panel.rows.start, panel.rows.stop, device=columns.device)
+            # The derivative of an empty slot is 0, and its column any.
+            every_row = rows[:, None].expand_as(columns).flatten()
+            by_slot = by_positive.masked_fill(~is_positive, 0).flatten()
+            self.sparse.append((every_row, columns.clamp(min=0).flatten(), by_slot))
+            self.sparse.append((rows, peak_columns, by_statistic))
+
+    def _differentiate(self, statistic: Tensor, positives: Tensor, is_positive: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            statistic = statistic.detach().requires_grad_()
+            positives = positives.detach().requires_grad_()
+            value = self._loss.value(statistic, positives, is_positive).sum(dtype=torch.float64) / self._rows
+            self.values.append(value.detach())
+            by_statistic, by_positive = torch.autograd.grad(value, (statistic, positives))
+        return by_statistic, by_positive
+
+
+# -------------------------------------------------------------------------------------------------------------- triplet
+
+
+# A block and its two workspaces fit into the last-level cache. Smaller blocks spend their time on starting threads.
+BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 24}
+
+
+def triplet(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+    """Compute the hinge over all pairs of a query."""
+    reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
+    batch = replace(batch, log_temperature=torch.zeros_like(batch.log_temperature))
+    return reduce_scores(reduction, batch, config.loss_precision)
+
+
+class TripletReduction(Reduction):
+    """Reduction of the panels of one batch by the triplet loss (handbook chapter, 'Triplet Loss').
+
+        value = mean over P_i x N_i of max(0, margin - s+ + s-);  0 for a query without negatives
+
+    A panel is read once for each positive, in blocks that stay in the processor's cache. The cost is linear in the
+    number of scores, and each further positive adds a few percent. Scores are not divided by a temperature.
+    """
+
+    def __init__(self, columns: Int64[Tensor, "rows positives"], margin: float, rows: int) -> None:
+        super().__init__()
+        self._columns, self._margin, self._rows = columns, margin, rows
+
+    def reduce(self, panel: Panel, differentiate: bool) -> None:
+        """Add the panel's rows to the value, and write the derivatives of its scores."""
+        columns = self._columns[panel.rows]
+        is_positive = columns != PAD
+        # No score exceeds the bar of a padded slot.
+        bars = (panel.scores.gather(1, columns.clamp(min=0)) - self._margin).masked_fill(~is_positive, torch.inf)
+        panel.exclude(-torch.inf)
+        excluded = torch.zeros(len(columns), dtype=torch.int64, device=columns.device)
+        excluded.index_add_(0, panel.excluded[0], torch.ones_like(panel.excluded[0]))
+        pairs = is_positive.sum(1) * (panel.scores.shape[1] - excluded)
+        weight = (pairs.clamp(min=1) * self._rows).to(panel.scores.dtype).reciprocal()
+        sums, exceeded = torch.zeros_like(bars), torch.zeros_like(bars)
+        height = max(1, BLOCK_SCORES.get(panel.scores.device.type, BLOCK_SCORES["cpu"]) // panel.scores.shape[1])
+        for start in range(0, len(columns), height):
+            block = slice(start, start + height)
+            scores = panel.scores[block]
+            over, counts = torch.empty_like(scores), torch.zeros_like(scores)
+            for slot in range(bars.shape[1]):
+                torch.sub(scores, bars[block, slot, None], out=over).clamp_(min=0)
+                torch.sum(over, 1, out=sums[block, slot])
+                torch.sum(over.sign_(), 1, out=exceeded[block, slot])
+                counts += over
+            torch.mul(counts, weight[block, None], out=panel.derivatives[block])  # which may be the scores
+        self.values.append((sums.sum(1, dtype=torch.float64) * weight).sum())
+        write_positives(panel.derivatives, columns, -(exceeded * weight[:, None]))

@@ -1,0 +1,254 @@
+"""Score matrix of a loss, which is never stored whole: row panels, one pass, three matrix products.
+
+For each panel of rows (whole rows, so that every score is computed once):
+1. scores = Q C^T into one reused buffer, in units of the temperature: Q are `Candidates.scaled_queries`;
+2. the loss adds the panel to its statistic and writes dL/dscore, into the same buffer where the types agree;
+3. dQ = dS C and dC += dS^T Q.
+
+`Products` are these three. Their operands may be rounded to bf16, derivatives included; sums and scores are float32.
+The loss is then exactly that of the rounded embeddings, and its gradient passes through the rounding.
+
+Gradients are ready when forward ends, as in a fused linear cross-entropy, and backward only scales them. Memory is
+O((B + N) d) and one panel; a small batch is a single panel, that is, the whole matrix.
+
+Panels share one buffer, sized by a byte budget. It depends on the kind of device alone and not on its free memory:
+sums over panels would round differently when a run is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from raytriever.core.errors import LossInputError, setting
+from raytriever.losses.batch_and_temperature import Candidates
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.loss_settings import LossConfig
+
+# A processor's panel stays near its caches. A GPU needs large products, and few launches.
+PANEL_BYTES, GPU_PANEL_BYTES = 64 << 20, 1 << 30
+# Rows of a tile of a GPU's products: a panel of other heights leaves part of its last tiles idle.
+GPU_TILE = 128
+
+
+def add_rows(
+    total: Float[Tensor, "rows width"], rows: Int64[Tensor, " some"], values: Float[Tensor, "some width"]
+) -> Float[Tensor, "rows width"]:
+    """Add each value to its row of `total`, in the same order in every run, and return `total`."""
+    if total.device.type == "cpu":
+        return total.index_add_(0, rows, values)
+    # `index_add_` on a GPU adds in any order. This sorts first. On a CPU it is the other way round.
+    return total.index_put_((rows,), values, accumulate=True)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Some whole rows of the score matrix.
+
+    Args:
+        rows: the slice of this worker's rows.
+        queries: operands of the rows.
+        scores: scores of the rows; the loss may overwrite them.
+        derivatives: where the loss writes the derivative of each score: `scores`, or a bf16 tensor on a GPU.
+        excluded: row within the panel, and column, of the pairs that are no negatives.
+    """
+
+    rows: slice
+    queries: Float[Tensor, "rows width"]
+    scores: Float[Tensor, "rows candidates"]
+    derivatives: Float[Tensor, "rows candidates"]
+    excluded: tuple[Tensor, Tensor]
+
+    def exclude(self, score: float) -> None:
+        """Write a neutral score to every pair that is no negative."""
+        self.scores[self.excluded] = score
+
+
+class Products:
+    """Matrix products with operands of a chosen precision, and float32 sums.
+
+    On a CPU `tf32` is `fp32`, and operands are rounded to `bf16` but held in float32. Float64 embeddings stay float64.
+
+    Args:
+        precision: `fp32`, `tf32` or `bf16`.
+        like: embeddings, in the precision of the scores.
+
+    Raises:
+        LossInputError: the GPU does not multiply bf16.
+    """
+
+    def __init__(self, precision: str, like: Tensor) -> None:
+        self._precision, self._on_gpu = precision, like.device.type == "cuda"
+        self._rounds = precision == "bf16" and like.dtype == torch.float32
+        self.operand_dtype = torch.bfloat16 if self._rounds and self._on_gpu else like.dtype
+        if self.operand_dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise LossInputError("this GPU does not multiply bf16", setting("loss_precision"), "give fp32")
+
+    def operand(self, values: Tensor) -> Tensor:
+        """Return a matrix as an operand."""
+        return values.bfloat16().to(self.operand_dtype) if self._rounds else values
+
+    def write(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+        """Write the product of two operands to `out`, and return it."""
+        if left.dtype == out.dtype:
+            return torch.mm(left, right, out=out)
+        return torch.mm(left, right, out_dtype=out.dtype, out=out)
+
+    def add(self, left: Tensor, right: Tensor, total: Tensor) -> Tensor:
+        """Add the product of two operands to `total`, and return it."""
+        if left.dtype == total.dtype:
+            return total.addmm_(left, right)
+        return total.add_(torch.mm(left, right, out_dtype=total.dtype))
+
+    @contextmanager
+    def as_chosen(self) -> Iterator[None]:
+        """Let a GPU's float32 products use TF32 if that was chosen, and not otherwise."""
+        before = torch.get_float32_matmul_precision()
+        try:
+            if self._on_gpu:
+                torch.set_float32_matmul_precision("high" if self._precision == "tf32" else "highest")
+            yield
+        finally:
+            if self._on_gpu:
+                torch.set_float32_matmul_precision(before)
+
+
+def panel_height(rows: int, row_bytes: int, device: str) -> int:
+    """Return the number of rows of a panel on a type of device, from a number of rows and the bytes of their scores."""
+    most = max(1, (GPU_PANEL_BYTES if device == "cuda" else PANEL_BYTES) // row_bytes)
+    if device != "cuda" or most < GPU_TILE:
+        return min(rows, most)
+    panels = -(-rows // (most - most % GPU_TILE))
+    return min(rows, -(-rows // (panels * GPU_TILE)) * GPU_TILE)
+
+
+def score_panels(
+    queries: Float[Tensor, "rows width"],
+    embeddings: Float[Tensor, "candidates width"],
+    candidates: Candidates,
+    products: Products,
+) -> Iterator[Panel]:
+    """Yield the panels of a worker's rows; the scores of each are computed when it is reached."""
+    relevance, starts = candidates.relevance, candidates.relevance.excluded_starts
+    dtype, columns = candidates.queries.dtype, len(embeddings)
+    height = panel_height(len(queries), columns * dtype.itemsize, queries.device.type)
+    buffer = queries.new_empty(height, columns, dtype=dtype)
+    same = products.operand_dtype == dtype
+    derivatives = buffer if same else torch.empty_like(buffer, dtype=products.operand_dtype)
+    for start in range(0, len(queries), height):
+        rows = slice(start, min(start + height, len(queries)))
+        some = queries[rows]
+        scores = products.write(some, embeddings.T, buffer[: len(some)])
+        excluded = slice(int(starts[rows.start]), int(starts[rows.stop]))
+        own_rows = relevance.excluded_rows[excluded]
+        pairs = own_rows - start if start else own_rows, relevance.excluded_columns[excluded]
+        yield Panel(rows, some, scores, derivatives[: len(some)], pairs)
+
+
+Sparse = tuple[Tensor, Tensor, Tensor]
+
+
+class Reduction:
+    """Loss of one batch, which reads the score matrix in panels.
+
+    `dense`: the reduction writes a derivative of every score of the panel. `sparse`: further derivatives, as (rows,
+    columns, derivatives). `statistics`: values to log, by name. The last two are complete after `finish`. `values` are
+    the panels' parts of this worker's share of the loss, in double precision. `factor`: the derivatives of all earlier
+    panels are multiplied by it before those of a panel are added, and all of them after `finish`; None leaves them.
+    """
+
+    dense = True
+    factor: Tensor | None = None
+
+    def __init__(self) -> None:
+        self.sparse: list[Sparse] = []
+        self.statistics: dict[str, Tensor] = {}
+        self.values: list[Tensor] = []
+
+    def start(self, queries: Tensor, embeddings: Tensor) -> None:
+        """Prepare for the first panel, with its operands."""
+
+    def reduce(self, panel: Panel, differentiate: bool) -> None:
+        """Add a panel to the statistic, and write the derivatives of this worker's share."""
+        raise NotImplementedError
+
+    def finish(self) -> Float[Tensor, ""]:
+        """Return this worker's share of the loss, in double precision."""
+        return torch.stack(self.values).sum()
+
+
+@dataclass(frozen=True)
+class LossShare:
+    """Differentiable share of one worker in the loss, and statistics to log."""
+
+    share: Float[Tensor, ""]
+    statistics: dict[str, Tensor]
+
+
+ScoreLoss = Callable[[LossConfig, Candidates, WorkerGroup], LossShare]
+
+
+def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> LossShare:
+    """Compute this worker's share of a loss, differentiable in queries, candidates and temperature."""
+    share = _ReduceScores.apply(
+        candidates.scaled_queries,
+        candidates.embeddings,
+        candidates,
+        reduction,
+        Products(precision or "fp32", candidates.queries),
+        torch.is_grad_enabled(),
+    )
+    return LossShare(share, reduction.statistics)
+
+
+class _ReduceScores(torch.autograd.Function):
+    """Loss and gradients in one pass; backward only scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        embeddings: Tensor,
+        candidates: Candidates,
+        reduction: Reduction,
+        products: Products,
+        differentiate: bool,
+    ) -> Tensor:
+        with torch.autocast(queries.device.type, enabled=False), products.as_chosen():
+            rows, documents = products.operand(queries), products.operand(embeddings)
+            reduction.start(rows, documents)
+            # The first dense panel writes, so that nobody writes zeros.
+            make = torch.empty_like if reduction.dense else torch.zeros_like
+            by_query, by_embedding = (make(x) if differentiate else x.new_empty(0) for x in (queries, embeddings))
+            for panel in score_panels(rows, documents, candidates, products):
+                reduction.reduce(panel, differentiate)
+                if differentiate and reduction.dense:
+                    if panel.rows.start and reduction.factor is not None:
+                        by_query[: panel.rows.start] *= reduction.factor
+                        by_embedding *= reduction.factor
+                    derivatives = products.operand(panel.derivatives)
+                    products.write(derivatives, documents, by_query[panel.rows])
+                    sum_up = products.add if panel.rows.start else products.write
+                    sum_up(derivatives.T, panel.queries, by_embedding)
+            share = reduction.finish().to(queries.dtype)
+            if not differentiate:
+                return share
+            if reduction.dense and reduction.factor is not None:
+                by_query *= reduction.factor
+                by_embedding *= reduction.factor
+            for row, column, by_score in reduction.sparse:
+                add_rows(by_query, row, documents[column] * by_score[:, None])
+                add_rows(by_embedding, column, rows[row] * by_score[:, None])
+            ctx.save_for_backward(by_query, by_embedding)
+        return share
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        by_query, by_embedding = ctx.saved_tensors
+        return by_query * grad, by_embedding * grad, None, None, None, None

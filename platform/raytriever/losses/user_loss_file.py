@@ -1,0 +1,183 @@
+"""Loss in a user's file, `FILE.py:NAME`, pinned to the content of the file.
+
+A run stores `FILE.py:NAME@DIGEST`. A worker, and a call that resumes the run, refuse a file whose content has another
+digest. The command line reads this module, so it imports nothing heavy."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import linecache
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import Any
+
+from raytriever.core.errors import ConfigError, UserError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.reading.regular_files import irregular
+
+PATTERN = r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(@(?P<digest>[0-9a-f]{16}))?"
+# Arguments that a function may ask for by name, besides its own arguments with defaults.
+ARGUMENTS = ("scores", "positives", "negatives", "query_ids", "passage_ids", "teacher_scores", "temperature")
+SETTINGS = ("config",)  # arguments of a function that makes a loss by row
+
+
+@dataclass(frozen=True)
+class LossFile:
+    """Reference to a loss in a file.
+
+    Args:
+        file: path of the Python file.
+        name: name of the function, or of the loss by row, in the file.
+        digest: first 16 hexadecimal digits of the SHA-256 of the file; empty if any content is accepted.
+    """
+
+    file: Path
+    name: str
+    digest: str = ""
+
+    @classmethod
+    def parse(cls, loss: str) -> LossFile | None:
+        """Return the reference in a setting; None for the name of a loss of raytriever."""
+        match = re.fullmatch(PATTERN, loss)
+        return match and cls(Path(os.path.expanduser(match["file"])), match["name"], match["digest"] or "")
+
+    def pinned(self) -> str:
+        """Return the setting with the digest of the file."""
+        return f"{self.file}:{self.name}@{_digest(self.read())}"
+
+    def read(self) -> str:
+        """Return the text of the file.
+
+        Raises:
+            ConfigError: it cannot be read, is not UTF-8, or has another digest.
+        """
+        try:
+            if not self.file.is_file() and self.file.exists():
+                raise irregular(self.file)
+            content = self.file.read_bytes()
+            text = content.decode("utf-8-sig")
+        except OSError as error:
+            reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            raise ConfigError(
+                f"{reason} on {socket.gethostname()}",
+                setting("loss", self.file),
+                "give FILE.py:NAME of an existing file",
+            ) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError("is not UTF-8", setting("loss", self.file), "save it as UTF-8") from error
+        if self.digest and _digest(text) != self.digest:
+            raise ConfigError(
+                f"has changed on {socket.gethostname()}: its SHA-256 begins with {_digest(text)}, that of the run's "
+                f"file with {self.digest}",
+                setting("loss", self.file),
+                "restore the file, which the run directory holds too, or begin another run",
+            )
+        return text
+
+    def load(self) -> Any:
+        """Run the file once, and return what it defines under the name.
+
+        Raises:
+            ConfigError: see `read`; or the file fails, in which case the error names its line, or lacks the name.
+        """
+        defined = vars(_run(self.file, self.read()))
+        if self.name not in defined:
+            known = [name for name in defined if not name.startswith("_")]
+            raise ConfigError(f"defines no {self.name!r}", setting("loss", self.file), did_you_mean(self.name, known))
+        return defined[self.name]
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return the names of the function's arguments; empty for a loss that is no function.
+
+        Raises:
+            ConfigError: see `load`; or the function asks for something that no loss has.
+        """
+        value = self.load()
+        if not inspect.isfunction(value):
+            return ()
+        parameters = inspect.signature(value).parameters
+        required = tuple(name for name, each in parameters.items() if each.default is each.empty)
+        where = setting("loss", f"{self.file}:{self.name}")
+        if required == SETTINGS:
+            return required
+        if unknown := [name for name in required if name not in ARGUMENTS]:
+            raise ConfigError(
+                f"asks for {', '.join(unknown)}, which raytriever does not give to a loss",
+                where,
+                f"ask for {', '.join(ARGUMENTS)}, or give the argument a default",
+            )
+        if not {"scores", "positives"} <= {*parameters} or any(
+            x.kind is x.POSITIONAL_ONLY for x in parameters.values()
+        ):
+            raise ConfigError(
+                f"has the arguments ({', '.join(parameters)})", where, f"begin with 'def {self.name}(scores, positives'"
+            )
+        return tuple(parameters)
+
+
+@lru_cache(maxsize=8)
+def _run(file: Path, text: str) -> ModuleType:
+    """Run a file. Files next to it can be imported, as in a script."""
+    module = ModuleType(f"raytriever_own_loss_{file.stem}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look for it
+    linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
+    folder = str(file.absolute().parent)
+    sys.path.insert(0, folder)
+    try:
+        with errors_of(file):
+            exec(compile(text, str(file), "exec"), module.__dict__)
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+@contextmanager
+def errors_of(file: Path) -> Iterator[None]:
+    """Raise an error of a user's file as a `ConfigError` that names the last line of the file that was running."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # every error of the user's code is the user's
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]
+        lines += [error.lineno] if isinstance(error, SyntaxError) else []
+        where = setting("loss", f"{file}:{lines[-1]}") if lines else setting("loss", file)
+        text = " ".join(str(error).split()) or "no message"
+        raise ConfigError(f"{type(error).__name__}: {text}", where, "correct the file") from error
+
+
+def loss_setting(loss: str | Callable[..., Any]) -> str:
+    """Return the setting for a loss: a name or a sum of names as it is, a function of a module as `FILE.py:NAME`.
+
+    Raises:
+        ConfigError: the function is not at the top of an imported file. One of a notebook or of the script itself has
+            no file that a worker can import and that a digest can pin.
+    """
+    if isinstance(loss, str):
+        return loss
+    if not inspect.isfunction(loss):
+        raise ConfigError(f"is {type(loss).__name__}", setting("loss"), "give a name, 'FILE.py:NAME', or a function")
+    name, module = loss.__name__, inspect.getmodule(loss)
+    file = None if module is None or module.__name__ == "__main__" else getattr(module, "__file__", None)
+    if file is None or not file.endswith(".py") or loss.__qualname__ != name or not name.isidentifier():
+        raise ConfigError(
+            f"{loss.__qualname__} is not a function of an imported file",
+            setting("loss"),
+            "write it into a file (in a notebook by `%%writefile my_losses.py`), and give 'my_losses.py:NAME'",
+        )
+    return f"{file}:{name}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

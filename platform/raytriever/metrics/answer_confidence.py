@@ -1,0 +1,233 @@
+"""Confidences: how sure a ranking is that its best document is relevant. Higher is more confident.
+
+- `score`: the highest score, s_1. It is the only one whose threshold means the same for all queries by design.
+- `entropy`: minus the entropy of a softmax over the ranked scores of the query, in units of a temperature.
+- `combined`: a logistic model of both, of the margin s_1 - s_2, and of what BM25 finds for the same query: the score
+  that it gives the best document, this score divided by its own highest one, its margin, and whether both have the same
+  best document.
+
+`score` is not fitted. `entropy` has a temperature: the median spread of the scores of some questions, of which it reads
+no judgement. `combined` is fitted to the right and wrong answers of some questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+from numpy import ndarray
+from scipy.special import expit, logsumexp
+
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.selective_retrieval import area_under_risk_coverage
+
+NAMES = SCORE, ENTROPY, COMBINED = ("score", "entropy", "combined")
+# Ranked scores that are read, at most: the next 80 change no area under the risk-coverage curve by more than 0.002.
+DEPTH = 20
+# Temperature of the softmax, in standard deviations of the ranked scores of a query (their median over queries).
+_TEMPERATURE = 0.5
+FOLDS = 10
+# Strength of the penalty on the squared weights of standardized features.
+_PENALTY = 10.0
+
+
+def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> dict[str, Float64[ndarray, " queries"]]:
+    """Compute the confidences of each query that follow from its ranked scores: `score` and `entropy`.
+
+    Args:
+        scores: ranked scores, the highest first, at least two columns. Missing ones are NaN at the end: BM25 ranks no
+            document without a term of the query, and such a document scores 0.
+        temperature: unit of the scores in the softmax, above 0.
+
+    Examples:
+        >>> found = confidences(np.array([[0.9, 0.5, 0.4], [0.6, 0.6, 0.6]]), 0.1)
+        >>> found["score"].round(2), found["entropy"].round(2)
+        (array([0.9, 0.6]), array([-0.13, -1.1 ]))
+    """
+    filled = np.nan_to_num(scores.astype(np.float64), nan=0.0)
+    logarithms = filled / temperature
+    logarithms -= logsumexp(logarithms, axis=1, keepdims=True)
+    return {SCORE: filled[:, 0], ENTROPY: (np.exp(logarithms) * logarithms).sum(axis=1)}
+
+
+def combined_features(
+    questions: RankedQuestions, depth: int, temperature: float
+) -> Float64[ndarray, "questions features"]:
+    """Return the features of `combined`, in the order of `FEATURES`.
+
+    Raises:
+        MetricInputError: BM25 was not asked.
+    """
+    if questions.bm25 is None or questions.agrees is None:
+        raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
+    scores = questions.scores[:, :depth]
+    ranked = confidences(scores, temperature)
+    highest, second, of_best = questions.bm25.astype(np.float64).T
+    return np.stack(
+        [
+            ranked[SCORE],
+            ranked[SCORE] - np.nan_to_num(scores[:, 1].astype(np.float64), nan=0.0),
+            ranked[ENTROPY],
+            questions.agrees.astype(np.float64),
+            of_best,
+            of_best / np.maximum(highest, np.finfo(np.float32).tiny),
+            highest - second,
+        ],
+        axis=1,
+    )
+
+
+FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best document", "BM25 share", "BM25 margin")
+
+
+@dataclass(frozen=True)
+class RankedQuestions:
+    """Ranked scores of questions, and what is known about their best documents.
+
+    Args:
+        scores: the highest scores, the highest first, NaN where there is no document.
+        relevant: whether the documents at the first ranks are relevant, at least the best one.
+        kinds: kind of each question without an answer in the corpus; empty for a question that has one.
+        bm25: highest and second highest score of BM25, and its score of the best document; None if it was not asked.
+        agrees: whether BM25 has the same best document; None if it was not asked.
+    """
+
+    scores: Float[ndarray, "questions depth"]
+    relevant: Bool[ndarray, "questions ranks"]
+    kinds: ndarray
+    bm25: Float[ndarray, "questions 3"] | None = None
+    agrees: Bool[ndarray, " questions"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.relevant)
+
+    @property
+    def right(self) -> Bool[ndarray, " questions"]:
+        """True for questions whose best document is relevant."""
+        return self.relevant[:, 0]
+
+    @property
+    def answerable(self) -> Bool[ndarray, " questions"]:
+        """True for questions to which the corpus has an answer."""
+        return self.kinds == ""
+
+    def where(self, keep: ndarray) -> Self:
+        """Return some of the questions, given a mask or positions."""
+        columns: Iterable[Any] = vars(self).values()
+        kept: list[Any] = [None if column is None else column[keep] for column in columns]
+        return type(self)(*kept)
+
+    def joined(self, other: Self) -> Self:
+        """Return these questions and those of another split."""
+        pairs: Iterable[tuple[Any, Any]] = zip(vars(self).values(), vars(other).values(), strict=True)
+        both: list[Any] = [None if one is None or two is None else np.concatenate([one, two]) for one, two in pairs]
+        return type(self)(*both)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """Confidence of a query, computed from its ranked scores.
+
+    Args:
+        name: `combined`, or a name of `confidences`.
+        depth: number of ranked scores that it reads.
+        temperature: unit of the scores in the softmax.
+        weights: weights of `FEATURES`; empty if it is not `combined`.
+        intercept: added to the weighted sum, which is then the log-odds that the best document is relevant.
+    """
+
+    name: str
+    depth: int
+    temperature: float
+    weights: tuple[float, ...] = ()
+    intercept: float = 0.0
+
+    def __post_init__(self) -> None:
+        expected = len(FEATURES) if self.name == COMBINED else 0
+        numbers = (self.temperature, self.intercept, *self.weights)
+        if self.name not in NAMES or len(self.weights) != expected or not np.isfinite(numbers).all():
+            raise MetricInputError(f"{self.name!r} with {len(self.weights)} weights", "confidence", "fit it again")
+        if self.temperature <= 0 or self.depth < 2:
+            raise MetricInputError("a temperature or a depth is too low", "confidence", "fit it again")
+
+    @property
+    def reads_bm25(self) -> bool:
+        """True if BM25 is asked too."""
+        return self.name == COMBINED
+
+    def of(self, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
+        """Return the confidence of each question; -inf if no document was found for it."""
+        if self.reads_bm25:
+            values = (
+                combined_features(questions, self.depth, self.temperature) @ np.array(self.weights) + self.intercept
+            )
+        else:
+            values = confidences(questions.scores[:, : self.depth], self.temperature)[self.name]
+        return np.where(np.isnan(questions.scores[:, 0]), -np.inf, values)
+
+
+def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
+    """Fit a confidence: the temperature of its softmax, from the scores alone, and for `combined` the weights.
+
+    The weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w².
+    """
+    if name not in NAMES:
+        raise MetricInputError(f"{name!r}", "confidence", f"give one of {', '.join(NAMES)}")
+    depth = min(DEPTH, questions.scores.shape[1])
+    found = questions.scores[~np.isnan(questions.scores[:, 0]), :depth].astype(np.float64)
+    spread = float(np.median(np.nanstd(found, axis=1))) if len(found) else 0.0
+    temperature = _TEMPERATURE * spread if np.isfinite(spread) and spread > 0 else 1.0
+    if name != COMBINED:
+        return Confidence(name, depth, temperature)
+    weights, intercept = _logistic(combined_features(questions, depth, temperature), questions.right)
+    return Confidence(name, depth, temperature, tuple(weights.tolist()), intercept)
+
+
+def folds_of(count: int) -> Int64[ndarray, " questions"]:
+    """Return the fold of each of some questions, after a fixed shuffle."""
+    return np.random.default_rng(0).permutation(count) % FOLDS
+
+
+def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
+    """Return the confidence of each question; weights, if there are any, are fitted on the other folds."""
+    if name != COMBINED:
+        return fit_confidence(name, questions).of(questions)
+    fold, values = folds_of(len(questions)), np.empty(len(questions))
+    for number in range(FOLDS):
+        fitted = fit_confidence(name, questions.where(fold != number))
+        values[fold == number] = fitted.of(questions.where(fold == number))
+    return values
+
+
+def area_of(confidence: Float64[ndarray, " questions"], questions: RankedQuestions) -> float:
+    """Return the area under the risk-coverage curve; see `selective.area_under_risk_coverage`."""
+    return float(area_under_risk_coverage(confidence, questions.right)[0])
+
+
+def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " features"], float]:
+    """Fit a logistic regression with a penalty; return the weights of the features as they are, and the intercept."""
+    from scipy.optimize import minimize
+
+    middle, spread = features.mean(axis=0), features.std(axis=0)
+    spread[spread == 0] = 1.0
+    inputs, targets = np.c_[(features - middle) / spread, np.ones(len(features))], np.asarray(right, np.float64)
+    penalty = np.append(np.full(features.shape[1], _PENALTY), 0.0)
+    # Without a right or a wrong answer the intercept has no finite value: half an answer of each kind is added.
+    share = (targets.sum() + 0.5) / (len(targets) + 1)
+
+    def loss(weights: ndarray) -> float:
+        odds = inputs @ weights
+        return float((np.logaddexp(0, odds) - targets * odds).sum() + penalty @ weights**2 / 2)
+
+    def gradient(weights: ndarray) -> ndarray:
+        return inputs.T @ (expit(inputs @ weights) - targets) + penalty * weights
+
+    start = np.append(np.zeros(features.shape[1]), np.log(share / (1 - share)))
+    if targets.min() == targets.max():
+        return start[:-1], float(start[-1])
+    found = minimize(loss, start, jac=gradient, method="L-BFGS-B", options={"gtol": 1e-9, "ftol": 1e-15}).x
+    weights = found[:-1] / spread
+    return weights, float(found[-1] - weights @ middle)

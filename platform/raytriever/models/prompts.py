@@ -1,0 +1,232 @@
+"""Prompts: texts in front of queries and passages, such as instructions, by data set.
+
+A model stores prompts by name, as sentence-transformers does. A data set uses the first of these that exists, in the
+order of MTEB (Muennighoff et al., 2023), with names compared without case:
+
+1. data set and side: `scifact-query`, `scifact-document`;
+2. data set: `scifact`, for both sides;
+3. type of task and side: `Retrieval-query`, `Retrieval-document`;
+4. type of task: `Retrieval`;
+5. side: `query`, `document`, the prompts of every other data set.
+
+The name of a data set is that of its folder, or of its file without its ending. A data set of BEIR also has the name of
+its task in MTEB. Prompts that a user passes precede those of the model: first the prompts of a data set, then the
+prompt of a whole side.
+
+A prompt of passages may have a place for the title, as EmbeddingGemma's: `title: {title} | text: `. The title is
+then read there and no longer before the text; for a passage without a title it is `none`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from raytriever.core.errors import ConfigError, ModelError, StorageError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.core.reading.json_and_yaml import parse_json
+
+Side = Literal["query", "passage"]
+SIDES: tuple[Side, ...] = ("query", "passage")
+# Ends of the names of a side's prompts. The first is written.
+KINDS: dict[Side, tuple[str, ...]] = {"query": ("query",), "passage": ("document", "passage")}
+TASK_TYPE = "Retrieval"
+# Names of the tasks of MTEB by the names of BEIR's data sets, where they differ in more than case.
+MTEB_TASKS = {"trec-covid": "TRECCOVID", "fiqa": "FiQA2018", "webis-touche2020": "Touche2020"}
+MTEB_TASKS |= {"cqadupstack": "CQADupstackRetrieval", "quora": "QuoraRetrieval"}
+MTEB_TASKS |= {"dbpedia-entity": "DBPedia", "climate-fever": "ClimateFEVER"}
+TITLE, NO_TITLE = "{title}", "none"  # place of the title in a prompt of passages
+_PLACE = re.compile(r"\{(title|text|query|passage)\}")
+_ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")
+_FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find evidence: "}}'
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of one data set, and the names under which they were found; an empty name is the prompt of a side."""
+
+    query: str = ""
+    passage: str = ""
+    query_name: str = ""
+    passage_name: str = ""
+
+    def __getitem__(self, side: Side) -> str:
+        return self.query if side == "query" else self.passage
+
+    def __str__(self) -> str:
+        sides = [("queries", self.query, self.query_name), ("passages", self.passage, self.passage_name)]
+        return ", ".join(
+            f"{side} begin with {text!r}" + (f" (prompt {name!r})" if name else "")
+            for side, text, name in sides
+            if text
+        )
+
+
+@dataclass(frozen=True)
+class PromptTable:
+    """Prompts of a model for any data set.
+
+    Args:
+        query, passage: prompts of data sets without prompts of their own.
+        stored: prompts of the model by name.
+        own: prompts of the user by name, which precede all others.
+        fixed: sides whose prompt the user passed for all data sets; stored prompts are not used there.
+    """
+
+    query: str = ""
+    passage: str = ""
+    stored: Mapping[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
+    fixed: frozenset[Side] = frozenset()
+
+    def of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
+        """Return the prompts of a data set with these names, the most specific name first.
+
+        Raises:
+            ModelError: a prompt has a place other than one for the title of passages.
+        """
+        query, query_name = self._find("query", names, task_type) or (self.query, "")
+        passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
+        for side, text in (("query", query), ("passage", passage.replace(TITLE, "", 1))):
+            if place := _PLACE.search(text):
+                what = f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it is"
+                remedy = "leave it out: the text follows the prompt; only passages may have one {title}"
+                raise ModelError(what, setting(f"{side}_prompt"), remedy)
+        return Prompts(query, passage, query_name, passage_name)
+
+    def of_texts(self, *names: str, task_type: str) -> str:
+        """Return the prompt of texts that are neither queries nor passages, such as those of a classification."""
+        return (self._find(None, names, task_type) or ("", ""))[0]
+
+    def named(self, *names: str) -> dict[str, str]:
+        """Return the names and texts that a model must store so that it uses these prompts without settings."""
+        used, later = self.of(*names), PromptTable(self.query, self.passage, merge_prompts(self.stored, self.own))
+        kept = later.of(*names)
+        sides: tuple[Side, ...] = ("query", "passage")
+        return {f"{_stem(names[0])}-{KINDS[side][0]}": used[side] for side in sides if used[side] != kept[side]}
+
+    def check(self, names: Iterable[str], every: bool = False) -> None:
+        """Check that the prompts of the user are those of data sets.
+
+        Args:
+            names: names of the data sets.
+            every: refuse each prompt of another data set; otherwise one prompt of a data set is enough.
+
+        Raises:
+            ConfigError: names a prompt of another data set, and suggests a data set.
+        """
+        known = list(dict.fromkeys(map(_stem, names)))
+        possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
+        others = [name for name in self.own if name.casefold() not in possible]
+        if others and (every or len(others) == len(self.own)):
+            what = f"{others[0]!r} is a prompt of no data set here"
+            raise ConfigError(what, setting("dataset_prompts"), _suggest(others[0], known))
+
+    def _find(self, side: Side | None, names: Iterable[str], task_type: str) -> tuple[str, str] | None:
+        """Return the first prompt of the order above that exists, and its name; None leaves that of the side."""
+        candidates = list(_candidates(side, names, task_type))
+        for table in (self.own, {} if side in self.fixed else self.stored):
+            known = {name.casefold(): name for name in table}
+            for candidate in candidates:
+                if name := known.get(candidate.casefold()):
+                    return table[name], name
+        return None
+
+
+def fill_title(prompt: str, title: str = "") -> str:
+    """Return a prompt with the title in its place, or `none` without a title; a prompt without a place as it is."""
+    return prompt.replace(TITLE, title.strip() or NO_TITLE)
+
+
+def prompt_by_name(name: str, stored: Mapping[str, str], prompt: str) -> str:
+    """Return a prompt that a model stores, as `query_prompt` or `passage_prompt`.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name in stored:
+        return stored[name]
+    remedy = did_you_mean(name, stored) if stored else f"the model stores none; give {setting(prompt)}"
+    raise ConfigError(f"the model stores no prompt {name!r}", setting(f"{prompt}_name"), remedy)
+
+
+def merge_prompts(stored: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return stored prompts with those of the user added, which replace equal names without regard to case."""
+    replaced = {name.casefold() for name in own}
+    return {name: text for name, text in stored.items() if name.casefold() not in replaced} | dict(own)
+
+
+def read_prompts(value: Any) -> dict[str, str]:
+    """Read the prompts of data sets: a mapping or its JSON text, as sentence-transformers' `prompts`.
+
+    `{"scifact": {"query": "a", "passage": "b"}}` and `{"scifact-query": "a", "scifact-document": "b"}` are the same.
+
+    Returns:
+        Texts by name; see the module.
+
+    Raises:
+        ValueError: another form; it says what to give.
+    """
+    if isinstance(value, str):
+        try:
+            value = parse_json(value.encode(), setting("dataset_prompts"), dict[str, Any], _FORM)
+        except StorageError as error:
+            raise ValueError(_FORM) from error
+    if not isinstance(value, Mapping):
+        raise ValueError(_FORM)
+    prompts: dict[str, str] = {}
+    for name, texts in value.items():
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(_FORM)
+        if any(name.casefold() in kinds for kinds in KINDS.values()):
+            side = "query" if name.casefold() in KINDS["query"] else "passage"
+            raise ValueError(f"{name!r} is no data set; give {setting(f'{side}_prompt')} for all data sets")
+        for key, text in texts.items() if isinstance(texts, Mapping) else [("", texts)]:
+            kinds = [kinds[0] for kinds in KINDS.values() if str(key).casefold() in kinds]
+            if (key and not kinds) or not isinstance(text, str):
+                raise ValueError(_FORM)
+            prompts[f"{name}-{kinds[0]}" if key else name] = text
+    return prompts
+
+
+def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
+    """Check that a prompt leaves tokens for the text.
+
+    Args:
+        tokens: its number of tokens.
+        length: largest number of tokens of prompt and text, without special tokens.
+
+    Raises:
+        ModelError: it does not.
+    """
+    if tokens >= max(1, length):
+        what = f"the prompt {prompt[:40]!r} has {tokens} tokens, but only {length} fit: nothing of the text is left"
+        remedy = f"give a larger {setting(f'{side}_length')}, or a shorter prompt"
+        raise ModelError(what, setting(f"{side}_prompt"), remedy)
+
+
+def names_of_task(task: str) -> tuple[str, ...]:
+    """Return the names of a task of MTEB in prompts: its own, and that of its data set in BEIR if it differs."""
+    return (task, *(name for name, other in MTEB_TASKS.items() if other == task))
+
+
+def _candidates(side: Side | None, names: Iterable[str], task_type: str = TASK_TYPE) -> Iterator[str]:
+    named = ((name, _stem(name), MTEB_TASKS.get(_stem(name).casefold())) for name in names)
+    tasks = [task for each in named for task in dict.fromkeys(each) if task]
+    for group in (tasks, [task_type]):
+        for task in group:
+            yield from (f"{task}-{kind}" for kind in (KINDS[side] if side else ()))
+        yield from group
+
+
+def _stem(name: str) -> str:
+    return _ENDING.sub("", name)
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    task, dash, kind = name.rpartition("-")
+    if any(kind.casefold() in kinds for kinds in KINDS.values()):
+        return did_you_mean(f"{task}{dash}{kind}", [f"{one}-{kind}" for one in known])
+    return did_you_mean(name, known)

@@ -1,0 +1,181 @@
+"""Write a retriever as a model directory that other libraries can read.
+
+A retriever with one transformer is written as a plain sentence-transformers directory, which
+`AutoModel.from_pretrained` reads too. Two transformers are written in sentence-transformers' Router layout, where each
+has a directory. The settings of raytriever are in `raytriever.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from raytriever.models.directory.head import Dense, Normalize
+from raytriever.models.directory.model_files import WEIGHTS
+from raytriever.models.directory.modules import (
+    DENSE,
+    DROPOUT,
+    LIBRARY_FILE,
+    MODULES,
+    NORMALIZE,
+    OWN_FILE,
+    POOLING,
+    ROUTER,
+    ROUTES,
+    TRANSFORMER,
+    pooling_settings,
+)
+from raytriever.models.encoder import Encoder
+from raytriever.models.lora import merged_weights, write_adapters
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import SIDES, Side, fill_title
+from raytriever.models.retriever import Retriever
+from raytriever.models.tokenization import has_lowercase
+
+# The package of class paths in sentence-transformers' file format since 2.0; newer releases still read them.
+_PACKAGE = "sentence_transformers.models"
+
+
+def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig | None = None) -> None:
+    """Write weights, tokenizer and settings into an existing, empty directory.
+
+    Args:
+        retriever: adapters in it are merged into the weights.
+        adapters_of: settings that name the base; then adapters are written instead of the weights of the transformers,
+            in the form of `peft`, and sentence-transformers loads them onto the base.
+    """
+    description = retriever.description
+    if adapters_of is None:
+        _write_json(directory / OWN_FILE, asdict(description))
+    query, passage = retriever.query, retriever.passage
+    towers: dict[Side, Encoder] = {"query": query, "passage": passage}
+    if query.backbone is not passage.backbone:
+        routes: dict[Side, list[tuple[str, str]]] = {}
+        written: dict[int, str] = {}
+        for side in SIDES:
+            tower, prefix = towers[side], f"{ROUTES[side]}_"
+            names = f"{prefix}0_{TRANSFORMER}", f"{prefix}1_{POOLING}"
+            start = _write_start(retriever, tower, [side], directory, *names, adapters_of)
+            routes[side] = start + _write_head(_whole_head(tower), directory, prefix, 2, written)
+        _write_router(routes, directory)
+        modules = [("", "Router")]
+    else:
+        modules = _write_start(retriever, passage, ["query", "passage"], directory, "", f"1_{POOLING}", adapters_of)
+        if query is passage:
+            modules += _write_head(_whole_head(passage), directory, "", 2, {})
+        else:
+            modules.append(("2_Router", "Router"))
+            written = {}
+            routes = {
+                side: _write_head(_whole_head(tower), directory / "2_Router", f"{ROUTES[side]}_", 0, written)
+                for side, tower in towers.items()
+            }
+            _write_router(routes, directory / "2_Router")
+    _write_json(
+        directory / MODULES,
+        [
+            {"idx": i, "name": str(i), "path": path, "type": f"{_PACKAGE}.{kind}"}
+            for i, (path, kind) in enumerate(modules)
+        ],
+    )
+    _write_json(
+        directory / LIBRARY_FILE,
+        {
+            # sentence-transformers has no place for the title.
+            "prompts": {
+                name: fill_title(prompt)
+                for name, prompt in {
+                    **description.prompts,
+                    "query": description.query_prompt,
+                    "document": description.passage_prompt,
+                }.items()
+            },
+            "default_prompt_name": None,
+            "similarity_fn_name": description.similarity,
+            "model_type": "SentenceTransformer",
+            # sentence-transformers truncates after Normalize: the direction is the same, the length is below one.
+            **({"truncate_dim": description.truncate_dim} if description.truncate_dim else {}),
+        },
+    )
+
+
+def _write_start(
+    retriever: Retriever,
+    tower: Encoder,
+    sides: Sequence[Side],
+    directory: Path,
+    transformer: str,
+    pooling: str,
+    adapters_of: ModelConfig | None,
+) -> list[tuple[str, str]]:
+    """Write the transformer and the pooling of a tower; return their names and classes."""
+    description, tokenizer = retriever.description, retriever.tokenizer
+    folder = directory / transformer
+    folder.mkdir(exist_ok=True)
+    if adapters_of is not None:
+        write_adapters(tower.backbone, adapters_of, folder)
+    else:
+        # Adapters are merged, so readers of the directory do not need them.
+        tower.backbone.save_pretrained(folder, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
+    lengths: dict[Side, int] = {"query": description.query_length, "passage": description.passage_length}
+    tokenizer.model_max_length = max(lengths[side] for side in sides)
+    tokenizer.save_pretrained(folder)
+    settings: dict[str, Any] = {"max_seq_length": lengths[sides[-1]], "do_lower_case": has_lowercase(tokenizer)}
+    if len({lengths[side] for side in sides}) > 1:  # releases before 6 have one length and refuse these names
+        settings |= {f"{ROUTES[side]}_length": lengths[side] for side in sides}
+    _write_json(folder / "sentence_bert_config.json", settings)
+    width = tower.pooled_width // len(tower.pooling.split("+"))
+    _write_json(directory / pooling / "config.json", pooling_settings(tower.pooling, width, description.pool_prompt))
+    return [(transformer, TRANSFORMER), (pooling, POOLING)]
+
+
+def _whole_head(tower: Encoder) -> list[nn.Module]:
+    """Return the modules of a tower after pooling, with the normalization of the cosine."""
+    return [*tower.head, *([Normalize()] if tower.normalize else [])]
+
+
+def _write_head(
+    head: Sequence[nn.Module], directory: Path, prefix: str, first: int, written: dict[int, str]
+) -> list[tuple[str, str]]:
+    """Write modules after the pooling; return their names and classes.
+
+    Args:
+        written: names of the modules that the other tower shares and that were written, by identity.
+    """
+    modules = []
+    for number, module in enumerate(head, first):
+        kind = DENSE if isinstance(module, Dense) else DROPOUT if isinstance(module, nn.Dropout) else NORMALIZE
+        name = written.setdefault(id(module), f"{prefix}{number}_{kind}")
+        modules.append((name, kind))
+        # A Normalize module has no settings, but empty directories may be lost in copies and archives.
+        settings: dict[str, Any] = {}
+        if isinstance(module, Dense):
+            settings = module.settings()
+        elif isinstance(module, nn.Dropout):
+            settings = {"dropout": module.p}
+        _write_json(directory / name / "config.json", settings)
+        if isinstance(module, Dense):
+            tensors = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
+            save_file(tensors, directory / name / WEIGHTS, {"format": "pt"})
+    return modules
+
+
+def _write_router(routes: dict[Side, list[tuple[str, str]]], directory: Path) -> None:
+    _write_json(
+        directory / ROUTER,
+        {
+            "types": {name: f"{_PACKAGE}.{kind}" for modules in routes.values() for name, kind in modules},
+            "structure": {ROUTES[side]: [name for name, _ in modules] for side, modules in routes.items()},
+            "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
+        },
+    )
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,246 @@
+"""Tokenizer of a model directory: turns texts into contents, and contents into inputs of the encoder.
+
+The content of a text is the tokenizer's output without special tokens and without truncation. It depends only on the
+tokenizer and the text, so it can be stored. A `Template` truncates contents to a length and adds the special tokens, in
+a few array operations per batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy import ndarray
+from torch import Tensor
+
+from raytriever.core.errors import ModelError
+from raytriever.models.directory.model_files import log_once, model_errors, quiet_transformers
+from raytriever.models.directory.transformer_settings import Transformer
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+)
+
+
+def load_tokenizer(transformer: Transformer) -> Any:
+    """Load the tokenizer of a transformer, without running code of its directory.
+
+    The settings of sentence-transformers for the tokenizer count. A tokenizer without a padding token pads with its end
+    token, or else its unknown token, which is logged once.
+
+    Raises:
+        ModelError: the files are missing or damaged.
+    """
+    directory = transformer.folder
+    # Without any of these files transformers silently makes a tokenizer with an empty vocabulary.
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json"
+        )
+    config = transformer.config
+    with model_errors(directory, "has a tokenizer that cannot be loaded"), quiet_transformers(warnings=False):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory,
+            config=config,
+            local_files_only=True,
+            use_fast=True,
+            trust_remote_code=False,
+            **transformer.tokenizer_settings,
+        )
+    embedded = getattr(config, "vocab_size", None)
+    if tokenizer.is_fast and embedded is not None:
+        _drop_tokens(tokenizer, embedded)
+    if transformer.lowers_case:
+        _lower_case(tokenizer)
+    _choose_padding(tokenizer, directory)
+    return tokenizer
+
+
+def _drop_tokens(tokenizer: Any, embedded: int) -> None:
+    """Drop added tokens for which a model has no embedding; their texts are then tokenized as others are.
+
+    The tokenizer of Gemma 3 has such a token for images. A special token of texts, or of padding, is kept, and
+    `files.check_tokens` refuses it.
+    """
+    from tokenizers import Tokenizer
+
+    roles = {getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "cls", "sep", "pad", "unk")}
+    dropped = {
+        number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if number >= embedded and token.content not in roles
+    }
+    if dropped:
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] not in dropped]
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
+
+
+def has_lowercase(tokenizer: Any) -> bool:
+    """Return true if a tokenizer has a step of its own that lowercases texts."""
+    from tokenizers.normalizers import Lowercase
+
+    return any(isinstance(each, Lowercase) for each in _normalizers(tokenizer))
+
+
+def _lower_case(tokenizer: Any) -> None:
+    """Lowercase texts before tokenization, unless the tokenizer does."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    require_fast(tokenizer)
+    if not has_lowercase(tokenizer):
+        tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *_normalizers(tokenizer)])
+
+
+def _normalizers(tokenizer: Any) -> list[Any]:
+    from tokenizers.normalizers import Sequence
+
+    normalizer: Any = tokenizer.backend_tokenizer.normalizer
+    if normalizer is None:
+        return []
+    if not isinstance(normalizer, Sequence):
+        return [normalizer]
+    steps: Any = normalizer
+    return list(steps)
+
+
+def _choose_padding(tokenizer: Any, directory: Path) -> None:
+    """Set the padding token of a tokenizer that has none; pooling and attention ignore padding."""
+    if tokenizer.pad_token_id is not None:
+        return
+    for role, token in (("end", tokenizer.eos_token), ("unknown", tokenizer.unk_token)):
+        if token is not None:
+            tokenizer.pad_token = token
+            log_once(f"{directory}: the tokenizer has no padding token; the {role} token {token!r} pads.")
+            return
+
+
+def content_tokenizer_json(tokenizer: Any) -> str:
+    """Return a transformers tokenizer as JSON of the library `tokenizers`, with truncation and padding off.
+
+    A process that has only this library computes contents by
+    `Tokenizer.from_str(json).encode_batch_fast(texts, add_special_tokens=False)`.
+
+    Raises:
+        ModelError: the tokenizer is not of this library, or has settings that its JSON does not contain.
+    """
+    from tokenizers import Tokenizer
+
+    require_fast(tokenizer)
+    if tokenizer.split_special_tokens:
+        raise ModelError(
+            "split_special_tokens is not supported", str(tokenizer.name_or_path), "remove it from tokenizer_config.json"
+        )
+    # A copy, because a tokenizer keeps the truncation and padding of its file and of its last call.
+    content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    content.no_truncation()
+    content.no_padding()
+    return str(content.to_str())
+
+
+def require_fast(tokenizer: Any) -> None:
+    """Check that a tokenizer is one of the library `tokenizers`; raises `ModelError`."""
+    if not tokenizer.is_fast:
+        what = f"{type(tokenizer).__name__} is not a fast tokenizer"
+        raise ModelError(what, str(tokenizer.name_or_path), "save it with tokenizer.json")
+
+
+@dataclass(frozen=True)
+class Template:
+    """Template by which a tokenizer turns the content of a text into the input of an encoder.
+
+    Args:
+        keep_end: truncate a long text at its beginning, not at its end.
+        pad_token: token that pads the short texts of a batch.
+        pad_left: pad before the text, not after it.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    keep_end: bool
+    pad_token: int
+    pad_left: bool
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Template:
+        """Derive the template from the output of a transformers tokenizer for a few texts.
+
+        Raises:
+            ModelError: the tokenizer has no padding token, or adds more than fixed tokens before and after a text.
+        """
+        require_fast(tokenizer)
+        if tokenizer.pad_token_id is None:
+            remedy = 'set "pad_token" in tokenizer_config.json, for example to the end-of-text token'
+            raise ModelError("the tokenizer has no padding token", str(tokenizer.name_or_path), remedy)
+        probe = _text_with_content(tokenizer)
+        output = tokenizer(probe, add_special_tokens=True)
+        ids = output["input_ids"]
+        content_indices = [index for index, text in enumerate(output.sequence_ids(0)) if text is not None]
+        begin, end = (content_indices[0], content_indices[-1] + 1) if content_indices else (len(ids), len(ids))
+        template = cls(
+            tuple(ids[:begin]),
+            tuple(ids[end:]),
+            tokenizer.truncation_side == "left",
+            tokenizer.pad_token_id,
+            tokenizer.padding_side == "left",
+        )
+        for text in ("", probe, " ".join([probe] * 3)):
+            content = tokenizer(text, add_special_tokens=False)["input_ids"]
+            whole = tokenizer(text)["input_ids"]
+            if template.assemble([np.array(content, dtype=np.int64)], len(whole))[0].tolist() != whole:
+                what = "the tokenizer adds more to a text than the same tokens before and after it"
+                remedy = "use a tokenizer whose post-processor has one sequence between special tokens"
+                raise ModelError(what, str(tokenizer.name_or_path), remedy)
+        return template
+
+    def assemble(self, contents: Sequence[ndarray], length: int) -> list[Int64[ndarray, " tokens"]]:
+        """Return inputs of at most `length` tokens, including special tokens, which are never truncated."""
+        before, after = np.array(self.before, dtype=np.int64), np.array(self.after, dtype=np.int64)
+        limit = max(0, length - len(before) - len(after))
+        pieces, ends = [before[:0]], [0]
+        for content in contents:
+            shortened = content[max(0, len(content) - limit) :] if self.keep_end else content[:limit]
+            pieces += (before, shortened, after)
+            ends.append(ends[-1] + len(before) + len(shortened) + len(after))
+        # One array for all texts, because creating an array per text would take longer than filling it.
+        flat = np.concatenate(pieces, dtype=np.int64)
+        return [flat[begin:end] for begin, end in pairwise(ends)]
+
+    def pad(
+        self, inputs: Sequence[ndarray | Sequence[int]], least: int = 0
+    ) -> dict[str, Int64[Tensor, "texts tokens"]]:
+        """Pad inputs to the longest one, at least to `least` tokens.
+
+        Return `input_ids`, and `attention_mask` with 1 for tokens.
+        """
+        lengths = np.array([len(ids) for ids in inputs])
+        columns = np.arange(lengths.max(initial=least))
+        if self.pad_left:
+            columns = columns[::-1]
+        mask = columns < lengths[:, None]
+        # numpy, because a large torch operation in the thread of a loader would start a second pool of threads.
+        padded = np.full(mask.shape, self.pad_token, dtype=np.int64)
+        padded[mask] = np.concatenate([np.zeros(0, np.int64), *inputs])
+        return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
+
+
+def _text_with_content(tokenizer: Any) -> str:
+    """Return a text that has tokens; with a small vocabulary, many texts have none."""
+    texts: Iterable[str] = (tokenizer.decode([token]) for token in range(len(tokenizer)))
+    for text in ("a", "1", *texts):
+        if tokenizer(text, add_special_tokens=False)["input_ids"]:
+            return text
+    raise ModelError("the tokenizer has no tokens for any text", str(tokenizer.name_or_path), "copy its files again")

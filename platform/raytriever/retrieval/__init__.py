@@ -1,0 +1,1 @@
+"""Retrieval: encode the texts of a data set, search their embeddings, and mine hard negatives."""

@@ -1,0 +1,290 @@
+"""Store of the embeddings of one side of a data set, in shards on disk; a row is the position of a document or a
+query.
+
+    DIR/manifest.json                    written last: model, data set and settings, and the digest of every file
+    DIR/KEY/000000.embeddings.npy        the rows of one range of positions
+    DIR/KEY/000000.keys.npy              the keys of their texts
+    DIR/KEY/work/                        of an unfinished store: its plan, and the digests of its finished shards
+
+KEY begins the key of the plan. A store without a manifest is unfinished, and the same command continues it
+(`encoding.write_or_reuse_embeddings`). Components are stored as
+1. `fp32`: 4 bytes, memory-mapped when read;
+2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be stored;
+3. `int8`: 1 byte, and 4 bytes per row in `000000.scales.npy`: each row is divided by its largest component over 127 and
+   rounded, so the error of a component is at most 1/254 of the row's largest component."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.core.errors import ModelError, StorageError, setting
+from raytriever.core.reading.arrays import Shape, read_array
+from raytriever.core.reading.json_and_yaml import conform, read_json
+from raytriever.core.store.cache import hold
+from raytriever.core.store.commit import FORMAT, MANIFEST, FileEntry, read_manifest
+from raytriever.data.file_digests import check_directory
+from raytriever.data.hashed_ids import WIDTH
+from raytriever.models.prompts import Side
+
+WORK, PLAN = "work", "plan.json"
+KIND = "embeddings"
+EMBEDDINGS, SCALES, KEYS = "embeddings", "scales", "keys"
+_REMEDY = "encode again"
+_SHARD_BYTES = 1_024  # headers and report of a shard
+_LAYOUT = 3  # of the files; another number is another key
+_LEVELS = 127
+_HALF_MAX = 65_504.0
+
+
+@dataclass(frozen=True)
+class EmbeddingPlan:
+    """Content and settings of a store. The names of the model and the data set are informational.
+
+    Args:
+        model: name of the model, as the user passed it.
+        model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
+        data_digest: digest of the side's ids and texts.
+        prefix: text in front of every text.
+        length: largest number of tokens of a text, including special tokens.
+        pooling, similarity: see `models.model_settings`.
+        precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
+        dtype: storage type; see above.
+        shard_rows: rows of every shard except the last; see `writer.shard_rows`.
+        batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
+            device of the encoding process.
+    """
+
+    model: str
+    model_digest: str
+    dataset: str
+    data_digest: str
+    side: Side
+    prefix: str
+    length: int
+    pooling: str
+    similarity: str
+    precision: str
+    dtype: str
+    rows: int
+    width: int
+    shard_rows: int
+    batch_tokens: int | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 over everything that decides the bytes of the store."""
+        decides = {name: value for name, value in asdict(self).items() if name not in ("model", "dataset")}
+        return hashlib.sha256(json.dumps([_LAYOUT, decides], sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def encoder(self) -> str:
+        """SHA-256 over everything but the text that decides an embedding and its stored form.
+
+        The prompt is part of the text. The number of tokens per batch is left out: see docs/explanation/decisions.md.
+        """
+        names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
+        decides = {name: getattr(self, name) for name in names}
+        return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards: values, the scales of int8, keys of texts, and headers and reports."""
+        row = self.width * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + WIDTH
+        return self.rows * row + self.shards * _SHARD_BYTES
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return -(-self.rows // self.shard_rows)
+
+    def rows_of(self, number: int) -> range:
+        """Return the positions of a shard."""
+        return range(number * self.shard_rows, min(self.rows, (number + 1) * self.shard_rows))
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Some rows of a shard as they are stored: the rows, ascending, and their values by the kind of the file."""
+
+    rows: Int64[ndarray, " copied"]
+    values: Mapping[str, ndarray]
+
+
+def stored_values(
+    embeddings: Float32[ndarray, "rows width"], dtype: str, copied: StoredRows | None = None
+) -> dict[str, ndarray]:
+    """Return the arrays of a shard, by the kind of the file: `EMBEDDINGS`, and `SCALES` for `int8`.
+
+    Args:
+        embeddings: finite embeddings, of the rows that are not copied.
+
+    Raises:
+        ModelError: a component is too large for `fp16`.
+    """
+    stored = {EMBEDDINGS: embeddings}
+    if dtype == "fp16":
+        if (largest := float(np.abs(embeddings).max(initial=0))) > _HALF_MAX:
+            what = f"a component of {largest:.6g} is beyond fp16"
+            raise ModelError(what, setting("dtype", "fp16"), "store fp32 or int8")
+        stored = {EMBEDDINGS: embeddings.astype(np.float16)}
+    elif dtype == "int8":
+        scales = np.abs(embeddings).max(axis=1, initial=0) / np.float32(_LEVELS)
+        rounded = np.rint(embeddings / np.where(scales > 0, scales, 1)[:, None])
+        stored = {EMBEDDINGS: rounded.astype(np.int8), SCALES: scales.astype(np.float32)}
+    if copied is not None and len(copied.rows):
+        for kind, values in stored.items():
+            whole = np.empty((len(values) + len(copied.rows), *values.shape[1:]), values.dtype)
+            whole[copied.rows] = copied.values[kind]
+            whole[np.setdiff1d(np.arange(len(whole)), copied.rows)] = values
+            stored[kind] = whole
+    return stored
+
+
+def read_stored(shard: Path, dtype: str, width: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
+    """Read some rows of a shard as they are stored: their values by the kind of the file."""
+    stored = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[dtype]
+    values = {EMBEDDINGS: read_array(file_of(shard, EMBEDDINGS), [stored], (None, width), _REMEDY, mapped="r")[rows]}
+    if dtype == "int8":
+        values[SCALES] = read_array(file_of(shard, SCALES), ["float32"], (None,), _REMEDY)[rows]
+    return values
+
+
+def read_embeddings(
+    shard: Path, shape: Shape = (None, None), rows: slice | ndarray = slice(None)
+) -> Float32[ndarray, "rows width"]:
+    """Read the rows of a shard, or some of them; a slice of `fp32` is memory-mapped.
+
+    The mapping is copy-on-write, because torch warns of arrays that are read-only. `shape` has the expected numbers of
+    rows and components, None where unknown.
+    """
+    whole = read_array(file_of(shard, EMBEDDINGS), ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
+    stored = whole[rows]
+    if stored.dtype == np.int8:
+        scales = read_array(file_of(shard, SCALES), ["float32"], (len(whole),), _REMEDY)[rows]
+        return stored.astype(np.float32) * scales[:, None]
+    return stored if stored.dtype == np.float32 else stored.astype(np.float32)
+
+
+def stored_files(path: Path) -> Iterator[tuple[EmbeddingPlan, dict[str, FileEntry]]]:
+    """Yield the plans of the stores in a directory, each with the files of its finished shards: the store that is
+    finished, if there is one, and the unfinished ones."""
+    if (path / MANIFEST).exists():
+        with suppress(OSError, StorageError):
+            manifest = read_manifest(path, verify=None)
+            yield _plan_of(path, manifest["meta"]), manifest["files"]
+    for file in path.glob(f"*/{WORK}/{PLAN}"):
+        with suppress(OSError, StorageError):
+            plan, files = read_json(file, EmbeddingPlan, _REMEDY), dict[str, FileEntry]()
+            for report in file.parent.glob("[0-9]*.json"):
+                with suppress(OSError, StorageError):
+                    files |= read_json(report, dict[str, FileEntry], _REMEDY)
+            yield plan, files
+
+
+def by_shard(files: Mapping[str, FileEntry]) -> dict[str, dict[str, FileEntry]]:
+    """Return the files of each shard, by the path of the shard in the directory, ascending."""
+    shards: dict[str, dict[str, FileEntry]] = {}
+    for name in sorted(files):
+        shards.setdefault(name.partition(".")[0], {})[name] = files[name]
+    return shards
+
+
+@dataclass(frozen=True)
+class EmbeddingStore:
+    """Store of the embeddings of a data set's documents or queries."""
+
+    path: Path
+    plan: EmbeddingPlan
+
+    @classmethod
+    def open(cls, path: Path | str) -> EmbeddingStore:
+        """Open a finished store. Every file is compared with its digest once, and again after it has changed.
+
+        Raises:
+            StorageError: the store was never finished, is damaged, or has other content.
+        """
+        path = Path(path)
+        store = cls(path, _plan_of(path, check_directory(path)["meta"]))
+        hold(path, store)
+        return store
+
+    def __len__(self) -> int:
+        return self.plan.rows
+
+    @property
+    def width(self) -> int:
+        """Number of components of an embedding."""
+        return self.plan.width
+
+    def shard(self, number: int, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows width"]:
+        """Return the embeddings of a shard, or some of its rows.
+
+        Raises:
+            StorageError: the files have another shape, or the store was encoded again after it was opened.
+        """
+        shard = shard_path(self.path, self.plan.key, number)
+        if not shard.parent.is_dir():
+            raise StorageError("was encoded again while it was read", str(self.path), "open it again")
+        return read_embeddings(shard, (len(self.plan.rows_of(number)), self.width), rows)
+
+    def blocks(self, shards: Sequence[int] | None = None) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+        """Yield shards, by default all, as the first row and the embeddings, memory-mapped or decoded on demand."""
+        for number in range(self.plan.shards) if shards is None else shards:
+            values = self.shard(number)
+            yield self.plan.rows_of(number).start, values
+
+    def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
+        """Return the embeddings of these rows, in their order; only these rows are read.
+
+        Raises:
+            IndexError: a row is not in [0, len(store)).
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+            raise IndexError(f"rows must be in [0, {len(self)})")
+        embeddings = np.empty((len(rows), self.width), np.float32)
+        shards = rows // self.plan.shard_rows
+        for number in np.unique(shards):
+            is_here = shards == number
+            within = rows[is_here] - number * self.plan.shard_rows
+            embeddings[is_here] = self.shard(int(number), within)
+        return embeddings
+
+    def array(self) -> Float32[ndarray, "rows width"]:
+        """Return all embeddings in memory, with 4 bytes per component."""
+        embeddings = np.empty((len(self), self.width), np.float32)
+        for first, block in self.blocks():
+            embeddings[first : first + len(block)] = block
+        return embeddings
+
+
+def _plan_of(path: Path, meta: dict[str, Any]) -> EmbeddingPlan:
+    """Return the plan in the manifest of a store; raises `StorageError`."""
+    if meta.get("kind") != KIND:
+        raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
+    content = {name: value for name, value in meta.items() if name != "kind"}
+    plan = conform(content, str(path / MANIFEST), EmbeddingPlan, _REMEDY)
+    if min(plan.rows + 1, plan.width, plan.shard_rows) < 1:
+        raise StorageError("its rows, width or rows of a shard are wrong", str(path / MANIFEST), _REMEDY)
+    return plan
+
+
+def shard_path(path: Path, key: str, number: int) -> Path:
+    """Return the path of a shard of a store, with which the paths of its files begin."""
+    return path / key[:16] / f"{number:06d}"
+
+
+def file_of(shard: Path, kind: str) -> Path:
+    """Return the path of a file of a shard."""
+    return shard.with_name(f"{shard.name}.{kind}.npy")

@@ -1,0 +1,94 @@
+"""Encode texts in one process, in the order of the texts: a thread reads the next ones while an encoder works.
+
+`models.inference` has the batches, and the protocol of an encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.core.progress import Progress
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.models.inference import Pending, TextEncoder
+from raytriever.models.prompts import Prompts, Side
+from raytriever.retrieval.encoding.shard_encoder import check_finite
+
+WINDOW = 8_192
+
+
+def encode_queries(
+    retriever: TextEncoder,
+    dataset: RetrievalDataset,
+    positions: Iterable[int],
+    title: str = "queries",
+    prompts: Prompts | None = None,
+) -> Float32[ndarray, "queries width"]:
+    """Return the embeddings of queries of a data set, each with its prompt: its own, that of `prompts`, or that which
+    the retriever has for the name of the data set."""
+    default = (prompts or retriever.prompts_of(dataset.name)).query
+    queries = [int(query) for query in positions]
+    prompt = dataset.prompts_of(queries, default)
+    for own in set() if isinstance(prompt, str) else set(prompt):
+        retriever.check_prompt(own, "query")
+    return encode_texts(retriever, [dataset.queries.texts[query] for query in queries], "query", title, prompt)
+
+
+def encode_texts(
+    retriever: TextEncoder,
+    texts: Sequence[str],
+    side: Side,
+    title: str = "encode",
+    prompt: str | Sequence[str] | None = None,
+) -> Float32[ndarray, "texts width"]:
+    """Return the embeddings of texts of one side, in the arithmetic of the retriever's weights.
+
+    `prompt` is in front of all texts, or has one for each; by default it is the prompt of the side.
+    """
+    embeddings = np.empty((len(texts), retriever.width), np.float32)
+    before: tuple[int, Pending] | None = None  # the window that a GPU encodes while the next is launched
+
+    def tokenize(start: int) -> tuple[Sequence[Any], str | Sequence[str] | None]:
+        own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
+        return retriever.contents(texts[start : start + WINDOW], side, own), own
+
+    starts = range(0, len(texts), WINDOW)
+    retriever.announce(content for start in starts for content in tokenize(start)[0])
+    with Progress(title, len(texts), "text") as progress, ThreadPoolExecutor(1) as reader:
+        reading = None  # of the next texts; a few queries start no thread
+        for start in starts:
+            contents, own = tokenize(start) if reading is None else reading.result()
+            reading = reader.submit(tokenize, start + WINDOW) if start + WINDOW < len(texts) else None
+            pending = _start_contents(retriever, contents, side, progress.advance, own)
+            if before is not None:
+                embeddings[before[0] : start] = before[1].result()
+            before = start, pending
+        if before is not None:
+            embeddings[before[0] :] = before[1].result()
+    check_finite(embeddings, side, lambda row: texts[row])
+    return embeddings
+
+
+def encode_contents(retriever: TextEncoder, contents: Sequence[Any], side: Side) -> Float32[ndarray, "texts width"]:
+    """Return the embeddings of contents (`Retriever.contents`), finite or not, in the arithmetic of the weights.
+
+    The retriever is put into evaluation mode. `side` decides the tower and the length to which texts are cut.
+    """
+    return _start_contents(retriever, contents, side).result()
+
+
+def _start_contents(
+    retriever: TextEncoder,
+    contents: Sequence[Any],
+    side: Side,
+    on_progress: Callable[[int], None] | None = None,
+    prompt: str | Sequence[str] | None = None,
+) -> Pending:
+    inputs = retriever.assemble(contents, side)
+    rows = retriever.batches(inputs, retriever.token_budget())
+    return retriever.start(inputs, rows, side, on_progress=on_progress, prompt=prompt)

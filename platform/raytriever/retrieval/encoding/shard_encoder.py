@@ -1,0 +1,237 @@
+"""Encoder of shards of a store: read or make the tokens, encode them, and write the embeddings, as a pipeline.
+
+Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenized. A shard over
+which `TRIES` processes died ends the job with an error that names its rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.core.errors import ModelError, setting
+from raytriever.core.processes import TRIES
+from raytriever.core.store.attempts import Attempts
+from raytriever.data.dataset import RetrievalDataset, prompted
+from raytriever.data.hashed_ids import Keys, key_of, keys_of
+from raytriever.data.prepare.corpus_tokenization import Tokenization
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.models.device_memory import memory_errors
+from raytriever.models.inference import Pending, TextEncoder
+from raytriever.models.prompts import Prompts, Side
+from raytriever.models.tokenization import content_tokenizer_json
+from raytriever.retrieval.encoding.embedding_store import StoredRows
+from raytriever.retrieval.encoding.write_or_reuse_embeddings import EarlierEmbeddings, StoreWriter
+
+_WRITES_BEHIND = 1  # encoded shards that may wait for their commit
+
+
+class SideTexts:
+    """Texts and contents of one side of a data set, by position. By default its prompts are those that the retriever
+    has for its name."""
+
+    def __init__(self, dataset: RetrievalDataset, side: Side, prompts: Prompts | None = None) -> None:
+        self.side = side
+        self._prompts, self._prompts_of = prompts, dataset.prompts_of
+        self.name = dataset.name
+        self.digest = dataset.documents.digest if side == "passage" else dataset.queries.digest
+        self.texts: Sequence[str] = dataset.passages() if side == "passage" else dataset.queries.texts
+        self._documents = dataset.documents
+        tokens = dataset.tokens
+        self._tokens = None if tokens is None else tokens.documents if side == "passage" else tokens.queries
+        self._token_digest = tokens.digest if tokens else None
+        self._fits: bool | None = None  # whether the tokens are those of the retriever; None before the first reading
+
+    def read(self, retriever: TextEncoder, rows: Sequence[int]) -> tuple[Sequence[Any], str | list[str]]:
+        """Return the contents of some rows, and their prompt: one for all, or one for each.
+
+        Tokens of the data set are used if the tokenizer and the prompts of this retriever made them. It is the same
+        retriever at each call.
+        """
+        prompts = self._prompts or retriever.prompts_of(self.name)
+        texts, own = self._prompted(rows, prompts[self.side])
+        if self._tokens is None or retriever.tokenizer is None:
+            return retriever.contents(texts, self.side, own), own
+        if self._fits is None:
+            tokenization = replace(
+                tokenization_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
+            )
+            self._fits = self._token_digest == tokenization.digest
+        return self._tokens.take(np.array(rows)) if self._fits else retriever.contents(texts, self.side, own), own
+
+    def keys(self, rows: range, prompt: str) -> Keys:
+        """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `writer`."""
+        texts, own = self._prompted(rows, prompt)
+        return keys_of(map(key_of, repeat(own) if isinstance(own, str) else own, texts))
+
+    def _prompted(self, rows: Sequence[int], prompt: str) -> tuple[Sequence[str], str | list[str]]:
+        if self.side == "passage":
+            return prompted(self._documents, rows, prompt)
+        texts = self.texts[rows.start : rows.stop] if isinstance(rows, range) else [self.texts[row] for row in rows]
+        return texts, self._prompts_of(rows, prompt)
+
+
+@dataclass
+class ShardEncoder:
+    """Encoder of shards; it is sent to worker processes, which load the encoder and open the data set.
+
+    Args:
+        load: loads the encoder onto the device of this process.
+        dataset_path: path or name under which any process opens the data set; see `RetrievalDataset`.
+        on_progress: called with the number of encoded texts after each batch.
+        prompts: prompts of the data set; by default those that the encoder has for its name.
+        earlier: embeddings that are copied, if there are any.
+    """
+
+    writer: StoreWriter
+    load: Callable[[], TextEncoder]
+    dataset_path: str
+    on_progress: Callable[[int], None] | None = None
+    prompts: Prompts | None = None
+    earlier: EarlierEmbeddings | None = None
+
+    @cached_property
+    def retriever(self) -> TextEncoder:
+        """Encoder, loaded on first use, when the attempt is already counted."""
+        return self.load()
+
+    @cached_property
+    def side_texts(self) -> SideTexts:
+        """Texts of the side that is encoded, opened on first use."""
+        return SideTexts(open_dataset(self.dataset_path, []), self.writer.plan.side, self.prompts)
+
+    def texts_to_encode(self, number: int) -> int:
+        """Return the number of texts of a shard whose embeddings are not copied."""
+        return len(self.writer.plan.rows_of(number)) - (self.earlier.count(number) if self.earlier else 0)
+
+    def encode(self, numbers: Sequence[int]) -> Iterator[int]:
+        """Encode shards, and yield the number of each when it is committed.
+
+        While one shard is encoded, a thread reads the next one and another writes those before.
+        """
+        with (
+            Attempts(self.writer.work) as attempts,
+            ThreadPoolExecutor(1) as reader,
+            ThreadPoolExecutor(1) as committer,
+        ):
+            reading: Future[_ShardTexts | None] | None = None
+            committing: deque[tuple[int, Future[None]]] = deque()
+
+            def committed() -> int:
+                """Wait for the oldest commit, and return the number of its shard."""
+                number, commit = committing.popleft()
+                commit.result()
+                attempts.end(str(number))
+                return number
+
+            for index, number in enumerate(numbers):
+                self._check_deaths(number, attempts.begin(str(number)))
+                texts = (reading or reader.submit(self._read, number)).result()
+                reading = reader.submit(self._read, numbers[index + 1]) if index + 1 < len(numbers) else None
+                if texts is None:
+                    committing.append((number, committer.submit(lambda: None)))
+                else:
+                    committing.append((number, committer.submit(self._commit, texts, self._start(texts))))
+                while len(committing) > _WRITES_BEHIND:
+                    yield committed()
+            while committing:
+                yield committed()
+
+    def _read(self, number: int) -> _ShardTexts | None:
+        """Return the texts of a shard; None if it is committed, by a process that died before it could report."""
+        if self.writer.is_whole(number):
+            return None
+        shard_rows = self.writer.plan.rows_of(number)
+        copied = self.earlier.copy(number) if self.earlier else None
+        rows: Sequence[int] = shard_rows
+        if copied is not None and len(copied.rows):
+            rows = np.delete(np.array(shard_rows), copied.rows).tolist()
+        texts = _ShardTexts(
+            number=number, rows=rows, keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix), copied=copied
+        )
+        if not len(rows):
+            return texts
+        contents, prompt = self.side_texts.read(self.retriever, rows)
+        inputs = self.retriever.assemble(contents, self.side_texts.side)
+        budget = self.writer.plan.batch_tokens or self.retriever.token_budget()
+        return replace(
+            texts, inputs=inputs, batches=self.retriever.batches(inputs, budget), prompt=prompt, budget=budget
+        )
+
+    def _start(self, texts: _ShardTexts) -> Pending | None:
+        if not len(texts.rows):
+            return None
+        encoder, side = self.retriever, self.side_texts.side
+        with memory_errors(f"{texts.budget:,} tokens exceed the memory of the device", encoder.device, "batch_tokens"):
+            return encoder.start(texts.inputs, texts.batches, side, on_progress=self.on_progress, prompt=texts.prompt)
+
+    def _commit(self, texts: _ShardTexts, pending: Pending | None) -> None:
+        rows = texts.rows
+        if pending is None:
+            embeddings = np.empty((0, self.writer.plan.width), np.float32)
+        else:
+            embeddings = pending.result()
+            check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[rows[row]])
+        self.writer.write(texts.number, embeddings, texts.keys, texts.copied)
+
+    def _check_deaths(self, number: int, deaths: int) -> None:
+        if deaths < TRIES:
+            return
+        rows = self.writer.plan.rows_of(number)
+        raise ModelError(
+            f"{deaths} processes died while they loaded the model or encoded these texts",
+            f"{self.writer.plan.dataset} ({self.writer.plan.side}), rows {rows.start + 1:,} to {rows.stop:,}",
+            f"free memory, lower {setting('batch_tokens')}, or remove the text that is at fault; then run the same "
+            "command again",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShardTexts:
+    """Texts of a shard, ready to be encoded.
+
+    Args:
+        rows: positions of the texts that are encoded, ascending.
+        copied: its other rows.
+        inputs: texts with special tokens; see `Retriever`.
+        batches: texts of each batch, by their numbers in `rows`.
+    """
+
+    number: int
+    rows: Sequence[int]
+    keys: Keys
+    copied: StoredRows | None
+    inputs: Sequence[Any] = ()
+    batches: Sequence[Sequence[int]] = ()
+    prompt: str | list[str] = ""
+    budget: int = 0
+
+
+def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of: Callable[[int], str]) -> None:
+    """Raise `ModelError` if an embedding is not finite; the error names the first such text."""
+    bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
+    if len(bad):
+        what = f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}"
+        remedy = "the weights are broken or overflow in bf16: train or load them again"
+        raise ModelError(what, f"{side} encoder", remedy)
+
+
+def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+    """Encode the missing shards in this process; see `corpus.Runner`."""
+    encoder.on_progress = advance
+    for _ in encoder.encode(missing):
+        pass
+
+
+def tokenization_of(retriever: TextEncoder) -> Tokenization:
+    """Return the settings with which data sets are tokenized for a retriever: tokenizer and prompts, not lengths."""
+    table = retriever.prompts
+    return Tokenization(content_tokenizer_json(retriever.tokenizer), table.query, table.passage, table)

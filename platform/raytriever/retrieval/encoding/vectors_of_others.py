@@ -1,0 +1,289 @@
+"""Embeddings that another program made: a folder with those of the passages and of the queries, and their ids.
+
+    passages.parquet              columns `id` and `embedding`, a list of floats
+    passages.npy                  array [passages, width] of float16, float32 or float64, and in
+    passages.ids.txt              the id of each row, one on a line
+    passages.jsonl, .jsonl.gz     rows {"id": ..., "embedding": [...]}
+
+The queries are in files called `queries` of any of these forms. One side may have several files, such as
+`passages-0.npy` and `passages-1.npy`, read in the order of their names. Arrays are mapped a block at a time; files of
+the other forms become an array in the cache once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import DataError
+from raytriever.core.reading.arrays import open_parquet, read_array
+from raytriever.core.reading.regular_files import check_regular
+from raytriever.core.store.cache import cache_folder, hold
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.core.store.disk import files_below
+from raytriever.core.store.unfinished_parts import make_once
+from raytriever.data.formats.file_rows import numbered_rows, object_of
+from raytriever.data.records_and_bad_rows import BadRow
+
+PASSAGES, QUERIES = "passages", "queries"
+_FORMS = (".parquet", ".npy", ".jsonl", ".jsonl.gz")
+_COLLECTION, _ARRAY, _IDS, _ID_FILE = "vectors", "embeddings.f32", "ids.txt", ".ids.txt"
+_BLOCK_BYTES, _ROWS = 1 << 26, 8_192
+UNIT = 1e-3  # difference from length 1 up to which a vector has unit length
+_REMEDY = "write the folder again; see docs/how-to/evaluate.md"
+
+
+@dataclass(frozen=True)
+class _MappedArray:
+    """Rows of components in a file, from `offset` bytes on."""
+
+    file: Path
+    dtype: np.dtype[Any]
+    offset: int
+    shape: tuple[int, int]
+
+    def read(self, rows: slice | ndarray) -> Float32[ndarray, "some width"]:
+        """Return some rows; nothing stays mapped but a slice of float32 that is in use."""
+        first = rows.start if isinstance(rows, slice) else 0
+        count = (rows.stop if isinstance(rows, slice) else self.shape[0]) - first
+        start = self.offset + first * self.shape[1] * self.dtype.itemsize
+        mapped = np.memmap(self.file, self.dtype, "r", start, (count, self.shape[1]))
+        chosen = mapped if isinstance(rows, slice) else mapped[rows]
+        with np.errstate(over="ignore"):  # infinite values are reported where they are checked
+            return np.asarray(chosen if chosen.dtype == np.float32 else chosen.astype(np.float32))
+
+
+@dataclass(frozen=True)
+class StoredVectors:
+    """Vectors of one side, in files.
+
+    Args:
+        name: folder and side, for errors.
+        ids: id of each vector, as an Arrow array of distinct texts.
+    """
+
+    name: str
+    ids: Any
+    arrays: Sequence[_MappedArray]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def width(self) -> int:
+        """Number of components."""
+        return self.arrays[0].shape[1]
+
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+        """Yield the first row and the vectors of each block."""
+        step, first = max(1, _BLOCK_BYTES // (4 * self.width)), 0
+        for array in self.arrays:
+            for start in range(0, array.shape[0], step):
+                yield first + start, array.read(slice(start, min(start + step, array.shape[0])))
+            first += array.shape[0]
+
+    def read(self, rows: Int64[ndarray, " some"]) -> Float32[ndarray, "some width"]:
+        """Return the vectors of some rows."""
+        starts = np.cumsum([0, *(array.shape[0] for array in self.arrays)])
+        owner = np.searchsorted(starts, rows, side="right") - 1
+        vectors = np.empty((len(rows), self.width), np.float32)
+        for number in np.unique(owner).tolist():
+            vectors[owner == number] = self.arrays[number].read(rows[owner == number] - starts[number])
+        return vectors
+
+    @cached_property
+    def lengths(self) -> tuple[float, float]:
+        """Smallest and largest length of a vector.
+
+        Raises:
+            DataError: a component is not finite.
+        """
+        low, high = np.inf, 0.0
+        for first, block in self.blocks():
+            lengths = np.linalg.norm(block.astype(np.float64, copy=False), axis=1) if len(block) else np.zeros(0)
+            if not np.isfinite(lengths).all():
+                row = first + int(np.argmin(np.isfinite(lengths)))
+                what = f"the embedding of {self.ids[row].as_py()!r} has a component that is not finite"
+                raise DataError(what, self.name, "encode this text again")
+            low, high = min(low, float(lengths.min(initial=np.inf))), max(high, float(lengths.max(initial=0)))
+        return low, high
+
+    @property
+    def has_unit_length(self) -> bool:
+        """True if all vectors have length 1."""
+        low, high = self.lengths
+        return low >= 1 - UNIT and high <= 1 + UNIT
+
+
+def open_vectors(folder: str, side: str) -> StoredVectors:
+    """Open the vectors of a side, `PASSAGES` or `QUERIES`, of a folder.
+
+    Raises:
+        DataError: there are none, a row is broken, an id is repeated, or the widths differ.
+    """
+    import pyarrow as pa
+
+    files = [(form, file) for form, some in _files(Path(folder), side).items() for file in some]
+    if not files:
+        what = f"has no {side}.parquet, {side}.npy or {side}.jsonl"
+        raise DataError(what, folder, "give a folder with the vectors of passages and of queries, and their ids")
+    if len({form for form, _ in files}) > 1:
+        names = " and ".join(file.name for _, file in files[:2])
+        raise DataError(f"has {side} of two forms, {names}", folder, "remove one of them")
+    with activity(f"reading the vectors of {side}"):
+        opened = [_open_array(file) if form == ".npy" else _open_converted(form, file) for form, file in files]
+    ids = pa.chunked_array([one for one, _ in opened], pa.string()).combine_chunks()
+    arrays = [array for _, array in opened]
+    for array in arrays:
+        if array.shape[1] != arrays[0].shape[1]:
+            what = f"has vectors of width {array.shape[1]}, {arrays[0].file} has {arrays[0].shape[1]}"
+            raise DataError(what, str(array.file), "encode all texts with one model")
+    if not len(ids):
+        raise DataError("has no vector", str(files[0][1]), _REMEDY)
+    if len(ids) > len(ids.unique()):
+        repeated = next(one["values"] for one in ids.value_counts().to_pylist() if one["counts"] > 1)
+        raise DataError(f"has the id {repeated!r} twice", str(files[0][1]), "give each id once")
+    return StoredVectors(f"{folder}, {side}", ids, arrays)
+
+
+def state_of(folder: str) -> list[Any]:
+    """Return names, sizes and times of the files of a folder, by which a later command knows them."""
+    found = [file for side in (PASSAGES, QUERIES) for some in _files(Path(folder), side).values() for file in some]
+    return [_state(file) for file in found]
+
+
+def _files(folder: Path, side: str) -> dict[str, list[Path]]:
+    names = sorted(file for file in files_below(folder) if file.parent == folder)
+    return {form: [file for file in names if re.fullmatch(rf"{side}(-.*)?{form}", file.name)] for form in _FORMS}
+
+
+def _state(file: Path) -> list[Any]:
+    state = file.resolve().stat()
+    return [str(file.resolve()), state.st_size, state.st_mtime_ns]
+
+
+def _open_array(file: Path) -> tuple[Any, _MappedArray]:
+    kinds = ("float16", "float32", "float64")
+    array: Any = read_array(file, kinds, (None, None), _REMEDY, mapped="r")
+    shape, dtype, offset = array.shape, array.dtype, getattr(array, "offset", 0)
+    id_file = file.with_name(file.name.removesuffix(".npy") + _ID_FILE)
+    if not id_file.is_file():
+        raise DataError(f"has no {id_file.name} next to it", str(file), "write the id of each row, one on a line")
+    ids = _read_ids(id_file)
+    if len(ids) != shape[0]:
+        raise DataError(f"has {shape[0]:,} rows, {id_file.name} has {len(ids):,} ids", str(file), _REMEDY)
+    return ids, _MappedArray(file, dtype, offset, shape)
+
+
+def _read_ids(file: Path) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.array(file.read_text("utf-8").removesuffix("\n").replace("\r\n", "\n").split("\n"), pa.string())
+    except UnicodeDecodeError as error:
+        raise DataError("is not UTF-8", str(file), _REMEDY) from error
+
+
+def _open_converted(form: str, file: Path) -> tuple[Any, _MappedArray]:
+    """Return ids and array of a file, which is converted in the cache once."""
+    key = hashlib.sha256(json.dumps(_state(file)).encode()).hexdigest()[:32]
+    entry = cache_folder() / _COLLECTION / key
+    read = _parquet_rows if form == ".parquet" else _json_rows
+    meta: dict[str, Any] = {"kind": "vectors", "file": str(file)}
+
+    def make() -> None:
+        with committed_directory(entry, meta, replace=entry.exists(), durable=False) as folder:
+            rows, width = 0, None
+            with (folder / _ARRAY).open("wb") as array, (folder / _IDS).open("w", encoding="utf-8") as ids:
+                for names, vectors in read(file):
+                    width = vectors.shape[1] if width is None else width
+                    if vectors.shape[1] != width:
+                        what = f"the embedding of {names[0]!r} has {vectors.shape[1]} components, others have {width}"
+                        raise DataError(what, str(file), "encode all texts with one model")
+                    array.write(np.ascontiguousarray(vectors, np.float32).data)
+                    ids.writelines(f"{name}\n" for name in names)
+                    rows += len(names)
+            meta.update(rows=rows, width=width or 0)
+
+    make_once(entry, make)
+    stored = read_manifest(entry, verify=False)["meta"]
+    array = _MappedArray(entry / _ARRAY, np.dtype(np.float32), 0, (int(stored["rows"]), int(stored["width"])))
+    ids = _read_ids(entry / _IDS) if array.shape[0] else []
+    hold(entry, _MappedArray)
+    return ids, array
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
+    """Yield ids and vectors of rows of a Parquet file, of one width each time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    check_regular(file)
+    with pa.OSFile(str(file)) as stream:
+        parquet = open_parquet(str(file), stream)
+        schema = parquet.schema_arrow
+        for name in ("id", "embedding"):
+            if schema.names.count(name) != 1:
+                there = ", ".join(schema.names) or "none"
+                raise DataError(f"no column {name!r}; there are {there}", str(file), "write columns id and embedding")
+        kind = schema.field("embedding").type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        if not is_list or not pa.types.is_floating(kind.value_type):
+            raise DataError(f"column 'embedding' has the type {kind}", str(file), "write lists of floats")
+        for batch in parquet.iter_batches(_ROWS, columns=["id", "embedding"]):
+            names = _checked_ids(batch["id"].to_pylist(), file)
+            widths = pc.fill_null(pc.list_value_length(batch["embedding"]), 0).to_numpy(zero_copy_only=False)
+            values = batch["embedding"].flatten().to_numpy(zero_copy_only=False)
+            yield from _of_one_width(names, widths, values)
+
+
+def _json_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
+    names: list[Any] = []
+    vectors: list[Any] = []
+    for number, line in numbered_rows(str(file)):
+        try:
+            row = object_of(line)
+            vector = np.asarray(row["embedding"], np.float64)
+            if vector.ndim != 1:
+                raise BadRow("'embedding' is no list of numbers")
+            names.append(row["id"])
+        except (BadRow, KeyError, ValueError, TypeError) as error:
+            what = str(error) if isinstance(error, BadRow) else 'is no row {"id": ..., "embedding": [...]}'
+            raise DataError(what, f"{file}:{number}", _REMEDY) from error
+        vectors.append(vector)
+        if len(names) == _ROWS:
+            yield from _of_one_width(
+                _checked_ids(names, file), np.array(list(map(len, vectors))), np.concatenate(vectors)
+            )
+            names, vectors = [], []
+    if names:
+        yield from _of_one_width(_checked_ids(names, file), np.array(list(map(len, vectors))), np.concatenate(vectors))
+
+
+def _checked_ids(names: list[Any], file: Path) -> list[str]:
+    """Return ids as texts; numbers are ids too."""
+    for name in names:
+        if type(name) not in (str, int) or "\n" in str(name):
+            raise DataError(f"{name!r} is no id", str(file), "write ids as texts or whole numbers")
+    return list(map(str, names))
+
+
+def _of_one_width(names: list[str], widths: ndarray, values: ndarray) -> Iterator[tuple[list[str], ndarray]]:
+    ends = np.cumsum(widths)
+    changes = (np.flatnonzero(widths[1:] != widths[:-1]) + 1).tolist()
+    for begin, end in pairwise([0, *changes, len(widths)] if len(widths) else []):
+        some = values[ends[begin] - widths[begin] : ends[end - 1]]
+        with np.errstate(over="ignore"):
+            yield names[begin:end], some.reshape(end - begin, int(widths[begin])).astype(np.float32)

@@ -1,0 +1,262 @@
+"""Writer of an embedding store: finds the missing shards, writes shards, and commits the store at the end.
+
+A shard depends only on the plan and its number, so every process writes the same bytes, and a finished shard is never
+encoded again. It is finished when its report is written, `work/000000.json` with the digests of its files. A shard
+whose bytes differ from them is missing.
+
+If the directory has the embeddings of an earlier version of the data set, both are in it until the new store is
+finished: their folders have the names of their keys.
+
+Embeddings that earlier encodings have are found by their texts, and copied. A shard has a key for each row, the hash of
+the text with its prompt. `EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. A store of
+the same encoder has the embedding of every text with the same key, so only the other texts are encoded. The stores are
+those in the cache, finished or not, and those that `encode` wrote elsewhere (`store.cache`). A damaged shard is not
+used. If a store is removed while its rows are copied, the texts are encoded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32, Int32
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError, disk_errors, setting
+from raytriever.core.reading.arrays import read_array
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store import commit, remote_folders
+from raytriever.core.store.cache import cache_folder, recorded_locations
+from raytriever.core.store.capacity import check_disk
+from raytriever.core.store.disk import files_below, fsync, has_content
+from raytriever.data.file_digests import check_directory
+from raytriever.data.hashed_ids import KeyIndex, Keys
+from raytriever.retrieval.encoding.embedding_store import (
+    KEYS,
+    KIND,
+    PLAN,
+    WORK,
+    EmbeddingPlan,
+    EmbeddingStore,
+    StoredRows,
+    by_shard,
+    file_of,
+    read_stored,
+    shard_path,
+    stored_files,
+    stored_values,
+)
+
+EMBEDDINGS = "embeddings"  # collection of the cache
+_SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
+_DURABLE_FROM = 64 << 20  # bytes of a store of the cache that are waited for until the disk has them
+
+
+def shard_rows(rows: int) -> int:
+    """Return the rows of a shard: up to a few hundred shards, each within size limits."""
+    return min(_LARGEST, max(_SMALLEST, -(-rows // _SHARDS)))
+
+
+@dataclass(frozen=True)
+class StoreWriter:
+    """Writer of the directory of a store; it is sent to the processes that encode."""
+
+    path: Path
+    plan: EmbeddingPlan
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the shards."""
+        return shard_path(self.path, self.plan.key, 0).parent
+
+    @property
+    def work(self) -> Path:
+        """Folder of the plan, the reports and the attempts of a store that is not finished."""
+        return self.folder / WORK
+
+    def check(self) -> None:
+        """Raise `StorageError` if the directory has other content than embeddings of versions of the data set."""
+        if not self.has_own_content():
+            remedy = f"give another {setting('output')}, or remove it"
+            raise StorageError("has other content than these embeddings", str(self.path), remedy)
+
+    def has_own_content(self) -> bool:
+        """Return true if the directory has no files, or embeddings of a version of the data set by this encoder."""
+        own = (self.plan.encoder, self.plan.dataset)
+        plans = [plan for plan, _ in stored_files(self.path)]
+        return not has_content(self.path) or any((plan.encoder, plan.dataset) == own for plan in plans)
+
+    def begin(self) -> None:
+        """Make the folders, or continue an earlier attempt; raises the errors of `check`."""
+        self.check()
+        written = sum(file.stat().st_size for file in files_below(self.folder)) if self.folder.exists() else 0
+        check_disk(self.path, self.plan.bytes - written, "the embeddings")
+        self.work.mkdir(parents=True, exist_ok=True)
+        commit.write_atomically(self.work / PLAN, json.dumps(asdict(self.plan), indent=1), self._is_durable)
+        for plan, files in stored_files(self.path):
+            shards = by_shard(files) if plan.key == self.plan.key else {}
+            for number in range(self.plan.shards):  # of a finished store that is damaged: the whole ones stay
+                own = shards.get(f"{self.folder.name}/{number:06d}")
+                if own and not self._report_file(number).exists():
+                    self._report(number, own)
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the shards that are missing or damaged."""
+        return [number for number in range(self.plan.shards) if not self.is_whole(number)]
+
+    def is_whole(self, number: int) -> bool:
+        """Return true if a shard is finished and every byte is as it was written."""
+        with suppress(OSError, StorageError):
+            files = self._read_report(number)
+            commit.check_files(self.path, files)
+            commit.check_digests(self.path, files)
+            return True
+        return False
+
+    def write(
+        self,
+        number: int,
+        embeddings: Float32[ndarray, "encoded width"],
+        keys: Keys | None = None,
+        copied: StoredRows | None = None,
+    ) -> None:
+        """Write the files of a shard, and its report.
+
+        Args:
+            embeddings: all rows of the shard, except those that are copied.
+            keys: keys of the texts of all rows; without them no later encoding copies the rows.
+        """
+        shard, files = shard_path(self.path, self.plan.key, number), dict[str, commit.FileEntry]()
+        values = stored_values(embeddings, self.plan.dtype, copied) | ({} if keys is None else {KEYS: keys})
+        with disk_errors(self.path):
+            for kind, array in values.items():
+                save = partial(np.save, arr=array)
+                file = commit.put_file(file_of(shard, kind), self.work, save, self._is_durable)
+                files[file.relative_to(self.path).as_posix()] = commit.entry_of(file)
+        self._report(number, files)
+
+    def finish(self) -> EmbeddingStore:
+        """Commit the store when no shard is missing, and remove the earlier one."""
+        remote_folders.pull(self.work, owned=False)  # the reports of other hosts
+        files: dict[str, commit.FileEntry] = {}
+        for number in range(self.plan.shards):
+            files |= self._read_report(number)
+        if self._is_durable:
+            fsync(self.folder)
+        meta = {"kind": KIND, **asdict(self.plan)}
+        manifest = commit.Manifest(format=commit.FORMAT, files=files, meta=meta)
+        commit.write_atomically(self.path / commit.MANIFEST, commit.manifest_text(files, meta), self._is_durable)
+        check_directory(self.path, manifest=manifest, is_new=True)
+        self.remove_others()
+        return EmbeddingStore(self.path, self.plan)
+
+    def remove_others(self) -> None:
+        """Remove what a finished store does not need: the work folder, and the embeddings of other versions."""
+        commit.remove(self.work)
+        for folder in self.path.glob("[0-9a-f]" * len(self.folder.name)):
+            if folder != self.folder:
+                commit.remove(folder)
+
+    def _report_file(self, number: int) -> Path:
+        return self.work / f"{number:06d}.json"
+
+    def _report(self, number: int, files: Mapping[str, commit.FileEntry]) -> None:
+        commit.write_atomically(self._report_file(number), json.dumps(files), self._is_durable)
+
+    def _read_report(self, number: int) -> dict[str, commit.FileEntry]:
+        return read_json(self._report_file(number), dict[str, commit.FileEntry], "encode again", needed=True)
+
+    @property
+    def _is_durable(self) -> bool:
+        """Few embeddings in the cache are computed again in minutes, should the machine crash."""
+        return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
+
+
+@dataclass(frozen=True)
+class EarlierEmbeddings:
+    """Places of the embeddings of a new store in earlier stores; sent to the processes that encode.
+
+    Args:
+        sources: index of an earlier shard and the row in it, for each row; -1 for a text without embedding.
+        shards: paths of the earlier shards.
+    """
+
+    plan: EmbeddingPlan
+    sources: Int32[ndarray, "rows 2"]
+    shards: Sequence[Path]
+
+    def count(self, number: int) -> int:
+        """Return the number of rows of a shard that earlier stores have."""
+        return int((self._sources(number)[:, 0] >= 0).sum())
+
+    def copy(self, number: int) -> StoredRows | None:
+        """Copy the rows of a shard that earlier stores have; None if they cannot be read any more."""
+        sources = self._sources(number)
+        rows = np.flatnonzero(sources[:, 0] >= 0)
+        shards, within = sources[rows].T
+        values: dict[str, ndarray] = {}
+        for shard in np.unique(shards):
+            is_there = shards == shard
+            try:
+                stored = read_stored(self.shards[shard], self.plan.dtype, self.plan.width, within[is_there])
+            except (OSError, StorageError):
+                return None
+            for name, part in stored.items():
+                whole = values.setdefault(name, np.empty((len(rows), *part.shape[1:]), part.dtype))
+                whole[is_there] = part
+        return StoredRows(rows, values)
+
+    def _sources(self, number: int) -> ndarray:
+        rows = self.plan.rows_of(number)
+        return self.sources[rows.start : rows.stop]
+
+
+@activity("looking for embeddings of the same texts")
+def find_earlier(
+    writer: StoreWriter, missing: Sequence[int], keys_of_rows: Callable[[range], Keys]
+) -> EarlierEmbeddings | None:
+    """Find the embeddings that earlier stores of the same encoder have; None if they have none."""
+    earlier = list(_earlier_shards(writer)) if missing else []
+    if not earlier:
+        return None
+    plan = writer.plan
+    keys = np.concatenate([keys_of_rows(plan.rows_of(number)) for number in missing])
+    index = KeyIndex(keys)
+    first = index.first()  # equal texts have one embedding
+    found, shards = np.full((len(keys), 2), -1, np.int32), list[Path]()
+    for store, shard, files in earlier:
+        with suppress(OSError, StorageError):  # damaged, or removed meanwhile
+            commit.check_files(store, files)
+            rows = index.find(read_array(file_of(shard, KEYS), ["uint64"], (None, 2), "encode again"))
+            there = np.flatnonzero(rows >= 0)
+            new = there[found[rows[there], 0] < 0]
+            if len(new):
+                commit.check_digests(store, files)
+                found[rows[new], 0], found[rows[new], 1] = len(shards), new
+                shards.append(shard)
+                if (found[first, 0] >= 0).all():
+                    break
+    if not shards:
+        return None
+    sources = np.full((plan.rows, 2), -1, np.int32)
+    sources[np.concatenate([np.array(plan.rows_of(number)) for number in missing])] = found[first]
+    return EarlierEmbeddings(plan, sources, shards)
+
+
+def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[str, commit.FileEntry]]]:
+    """Yield the finished shards of other stores of the same encoder, those of the newest store first: the directory of
+    the store, the path of the shard, and its files."""
+    times: dict[str, float] = {}
+    for path in (writer.path, *(cache_folder() / EMBEDDINGS).glob("*"), *recorded_locations()):
+        with suppress(OSError):
+            times[os.path.realpath(path)] = path.stat().st_mtime
+    for store in map(Path, sorted(times, key=lambda path: -times[path])):
+        for plan, files in stored_files(store):
+            if plan.encoder == writer.plan.encoder and plan.key != writer.plan.key:
+                yield from ((store, store / shard, own) for shard, own in by_shard(files).items())

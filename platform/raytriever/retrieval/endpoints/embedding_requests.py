@@ -1,0 +1,83 @@
+"""Requests for embeddings in OpenAI's form, and their answers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.retrieval.endpoints.openai_client import ServiceError, TemporaryFailure
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Embeddings of the texts of a request, and their tokens; None without a count."""
+
+    values: Float32[ndarray, "texts width"]
+    tokens: int | None
+
+
+def read_vectors(body: bytes, texts: Sequence[str]) -> Vectors:
+    """Parse the body of a response: a list of numbers, or their bytes as base64, for each text.
+
+    Raises:
+        TemporaryFailure: it is no answer, such as the page of a proxy.
+        ServiceError: it has other vectors than one of finite numbers, of one width, for each text.
+    """
+    try:
+        whole = json.loads(body)
+        rows, usage = whole["data"], whole.get("usage") or {}
+        places = [row.get("index", number) for number, row in enumerate(rows)]
+        vectors = [_vector(row["embedding"]) for row in rows]
+        count = usage.get("prompt_tokens", usage.get("total_tokens"))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+        raise TemporaryFailure("no embeddings") from error
+    if sorted(places) != list(range(len(texts))):
+        raise ServiceError(f"answers with {len(rows):,} vectors for {len(texts):,} texts", None, "use another service")
+    ordered = [vectors[number] for number in np.argsort(places)]
+    for text, vector in zip(texts, ordered, strict=True):
+        if len(vector) != len(ordered[0]) or not len(vector):
+            widths = f"{len(ordered[0])} and {len(vector)}"
+            raise ServiceError(f"answers with vectors of {widths} components", None, "use another service")
+        if not np.isfinite(vector).all():
+            what = f"answers with a vector that is not finite, for the text {text[:60]!r}"
+            raise ServiceError(what, None, "remove the text, or use another service")
+    return Vectors(np.stack(ordered), count if type(count) is int and count >= 0 else None)
+
+
+def _vector(value: Any) -> Float32[ndarray, " width"]:
+    if isinstance(value, str):
+        return np.frombuffer(base64.b64decode(value, validate=True), "<f4")
+    if not isinstance(value, list):
+        raise TypeError
+    return np.array(value, np.float32).reshape(len(value))
+
+
+class EmbeddingDialect:
+    """Parameters that a service accepts; see `client.Dialect`. Some services have no embeddings as base64."""
+
+    def __init__(self, model: str, dimensions: int | None) -> None:
+        self.version = 0
+        self._base: dict[str, Any] = {"model": model, "encoding_format": "base64"}
+        if dimensions is not None:
+            self._base["dimensions"] = dimensions
+
+    def body(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Build the body of a request. No service takes an empty text."""
+        return {**self._base, "input": [text or " " for text in texts]}
+
+    def adapt(self, sent: int, message: str) -> bool:
+        """Drop the form of the embeddings if an error names it."""
+        if sent == self.version and ("encoding_format" not in message or "encoding_format" not in self._base):
+            return False
+        if sent == self.version:
+            del self._base["encoding_format"]
+            self.version += 1
+        return True

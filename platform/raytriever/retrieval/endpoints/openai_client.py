@@ -1,0 +1,272 @@
+"""Client of a service with OpenAI's interface: requests, their rate, retries, errors.
+
+- Temporary failures are retried: refused or dropped connections, timeouts, 408, 409, 425, 429, 5xx, and a body that
+  is no answer. The pause is random with an exponentially growing bound (full jitter), and at least
+  Retry-After.
+- A refused key, an unknown model or used-up credit is a `ServiceError`, which ends the job.
+- A request that the service rejects (too long, filtered) is `RequestRefused`.
+- A `Dialect` leaves out the parameters that a service rejects by name.
+
+The key comes from the environment, goes into one header, and is removed from all text quoted from the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from raytriever.core.errors import UserError, setting
+from raytriever.core.masking import HIDDEN, masked
+from raytriever.core.options import did_you_mean
+from raytriever.retrieval.endpoints.endpoint_settings import LOCAL, ServiceConfig
+
+T = TypeVar("T")
+
+
+class TemporaryFailure(Exception):
+    """Failure after which the request is sent again, at the earliest after `wait` seconds."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+def error_message(body: bytes) -> str:
+    """Return the message in the body of an error, in the forms that services use."""
+    try:
+        result = json.loads(body)
+        error = result.get("error", result.get("detail", result.get("message", result)))
+        if isinstance(error, dict):
+            parts = [str(error[name]) for name in ("message", "code", "param") if error.get(name)]
+            return " ".join(parts) or json.dumps(error)
+        return error if isinstance(error, str) else json.dumps(error)
+    except (ValueError, AttributeError, RecursionError):
+        return body[:400].decode(errors="replace")
+
+
+def model_names(body: bytes) -> list[str]:
+    """Return the models that a service lists, an empty list if the body is not such a list."""
+    try:
+        return [str(model["id"]) for model in json.loads(body)["data"]]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+
+
+def retry_after(value: str | None) -> float:
+    """Return the seconds of a Retry-After header, which holds seconds or a date; 0 if it holds neither."""
+    if not value:
+        return 0.0
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return seconds if 0 < seconds < 1e9 else 0.0
+
+
+FIRST_BOUND = 0.5  # bound of the first pause in seconds
+LONGEST_ASKED = 600.0  # seconds; if a service asks for a longer pause, the job stops
+_LARGEST = 64 << 20  # bytes of a response
+_TEMPORARY_STATUSES = {408, 409, 425, 429}
+_SPARE_CONNECTIONS = 4  # connections are reused, and a service that closes one causes a retry
+
+
+class ServiceError(UserError):
+    """Error of a service: it cannot be reached, does not have the model, or rejects the key."""
+
+
+class RequestRefused(Exception):
+    """Rejection of one request by the service."""
+
+
+class Dialect(Protocol):
+    """Parameters that a service accepts, as far as known."""
+
+    version: int
+
+    def adapt(self, sent: int, message: str) -> bool:
+        """Drop the parameter that an error names; return True if the request may be sent again.
+
+        `sent` is the `version` of the rejected request: parallel requests may be rejected for the same reason.
+        """
+
+
+class Client:
+    """Service with its connections, as an asynchronous context manager.
+
+    Args:
+        named_by: setting that holds the name.
+        path: path of requests after the base address.
+        key: bearer token, if the service needs one.
+    """
+
+    def __init__(self, config: ServiceConfig, model: str, named_by: str, path: str, key: str | None) -> None:
+        self.retried: dict[str, int] = {}
+        self.stop = asyncio.Event()  # set when the job stops, so that no request is retried
+        self._config, self._key = config, key
+        self._model, self._named_by, self._path = model, named_by, path
+        self._not_before = self._next_turn = 0.0
+        self._draw = random.Random()
+
+    async def __aenter__(self) -> Client:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        local = urlsplit(self._config.base).hostname in LOCAL
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=self._config.in_flight + _SPARE_CONNECTIONS),
+            timeout=aiohttp.ClientTimeout(total=self._config.timeout),
+            trust_env=not local,  # proxies
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def check(self) -> None:
+        """Request the list of models, so that a wrong address, key or model name shows before any slow step. Raise
+        `ServiceError` if the service cannot be reached, rejects the key, or does not list the model."""
+        try:
+            status, body, _ = await self._exchange("GET", "/models", None)
+        except TemporaryFailure as failure:
+            raise self._unreachable(failure) from failure
+        if status in (401, 403):
+            raise self._key_refused(status, body)
+        served_models = model_names(body) if status == 200 else []
+        if served_models and self._model not in served_models:
+            remedy = did_you_mean(self._model, served_models[:20])
+            raise ServiceError(f"the service has no model {self._model!r}", self._named_by, self._clean(remedy))
+
+    async def post(self, dialect: Dialect, body: Callable[[], dict[str, Any]], read: Callable[[bytes], T]) -> T:
+        """Send one request, and return what `read` makes of the answer.
+
+        Args:
+            dialect: leaves out the parameters that the service rejects.
+            body: builds the request for the dialect as it is now.
+            read: parses a body; it may raise `TemporaryFailure`.
+
+        Raises:
+            ServiceError: the service cannot answer this or any other request.
+            RequestRefused: the service rejects this request.
+        """
+        attempt = 0
+        while True:
+            turn = self._turn()
+            while (left := max(turn, self._not_before) - time.monotonic()) > 0 and not self.stop.is_set():
+                await self._pause(left)
+            try:
+                sent = dialect.version
+                status, content, wait = await self._exchange("POST", self._path, body())
+                if status == 200:
+                    return read(content)
+                if status in (400, 422) and dialect.adapt(sent, error_message(content)):
+                    continue
+                raise self._failure(status, content, wait)
+            except TemporaryFailure as failure:
+                kind = str(failure)
+                self.retried[kind] = self.retried.get(kind, 0) + 1
+                if attempt >= self._config.retries or self.stop.is_set():
+                    raise self._unreachable(failure) from failure
+                if failure.wait > LONGEST_ASKED:
+                    what = f"asks to wait for {failure.wait:,.0f} seconds"
+                    remedy = "run the same command again after that time"
+                    raise ServiceError(what, self._config.base, remedy) from failure
+                self._not_before = max(self._not_before, time.monotonic() + failure.wait if failure.wait else 0.0)
+                bound = min(self._config.longest_wait, FIRST_BOUND * 2.0**attempt)
+                await self._pause(failure.wait + self._draw.uniform(0, bound))
+                attempt += 1
+
+    def _turn(self) -> float:
+        """Return the time of the next request. Requests are spread evenly over a minute if their number is limited."""
+        if self._config.requests_per_minute is None:
+            return self._not_before
+        now = time.monotonic()
+        turn = max(self._not_before, self._next_turn, now)
+        self._next_turn = turn + 60 / self._config.requests_per_minute
+        return turn
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), seconds)
+
+    async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes, float]:
+        """Return the status, the body and the seconds of Retry-After."""
+        try:
+            async with self._session.request(
+                method, self._config.base + path, json=body, allow_redirects=False
+            ) as response:
+                result = bytearray()
+                async for block in response.content.iter_chunked(1 << 16):
+                    result += block
+                    if len(result) > _LARGEST:
+                        raise TemporaryFailure("an answer that is too long")
+                return response.status, bytes(result), retry_after(response.headers.get("Retry-After"))
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+            raise ServiceError(
+                f"has no trusted certificate ({error})", self._config.base, "check its certificate"
+            ) from error
+        except aiohttp.InvalidURL as error:
+            raise ServiceError(
+                "is not a valid address", setting("base_url"), "give one such as http://localhost:8000/v1"
+            ) from error
+        except TimeoutError as error:
+            raise TemporaryFailure(f"no answer within {self._config.timeout:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            raise TemporaryFailure(f"no connection ({error.os_error.strerror or error.os_error})") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise TemporaryFailure("connection lost") from error
+
+    def _failure(self, status: int, body: bytes, wait: float) -> Exception:
+        config, message = self._config, self._clean(error_message(body))
+        if status in (401, 403):
+            return self._key_refused(status, body)
+        if status == 402 or (status == 429 and "insufficient_quota" in message):
+            return ServiceError(
+                f"the account has no credit ({message})", config.base, "add credit, and run the same command again"
+            )
+        if status in _TEMPORARY_STATUSES or status >= 500:
+            return TemporaryFailure(f"status {status}", wait)
+        if status == 404 and (self._model in message or "model" in message.lower()):
+            return ServiceError(
+                f"the service has no model {self._model!r} ({message})", self._named_by, "give a model that it lists"
+            )
+        if status in (404, 405):
+            what = f"nothing answers at {config.base}{self._path} ({status})"
+            return ServiceError(what, setting("base_url"), "the address often ends in /v1")
+        if 300 <= status < 400:
+            return ServiceError(f"redirects requests ({status})", config.base, "give the address of the redirect")
+        return RequestRefused(f"status {status}: {message}")
+
+    def _key_refused(self, status: int, body: bytes) -> ServiceError:
+        name = self._config.key_variable
+        remedy = (
+            f"check the key in {name}"
+            if self._key
+            else f"store a key in {name}, or give another {setting('key_variable')}"
+        )
+        return ServiceError(
+            f"rejects the key ({status}: {self._clean(error_message(body))})", self._config.base, remedy
+        )
+
+    def _unreachable(self, failure: TemporaryFailure) -> ServiceError:
+        remedy = f"check {setting('base_url')} and the service, then run the same command again"
+        return ServiceError(f"gives no answer: {failure}", self._config.base, remedy)
+
+    def _clean(self, text: str) -> str:
+        if self._key:
+            text = text.replace(self._key, HIDDEN)
+        return " ".join(masked(text).split())[:200]

@@ -1,0 +1,102 @@
+"""Costs of a job: tokens, prices, and a budget that no request may exceed.
+
+The largest possible cost of a request is reserved before it is sent. The actual cost replaces it when the answer
+arrives. So requests in flight do not exceed the budget, except by the difference between estimated and counted tokens.
+The budget belongs to the job, not to the run: it includes the costs of earlier runs of the same job. To repeat the
+command does not double it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from raytriever.retrieval.endpoints.endpoint_settings import ServiceConfig
+
+# Bytes of UTF-8 per token, until a service has counted tokens: typical of English text and byte-pair vocabularies.
+BYTES_A_TOKEN = 4.0
+
+
+class BudgetReached(Exception):
+    """The budget does not allow another request."""
+
+
+@dataclass
+class TokenCounts:
+    """Input tokens (read) and output tokens (written) of a model."""
+
+    read: int = 0
+    written: int = 0
+
+    def cost(self, config: ServiceConfig) -> float:
+        """Return the price in the currency of the settings."""
+        read, written = config.prices
+        return (self.read * read + self.written * written) / 1e6
+
+
+@dataclass
+class TokenEstimator:
+    """Estimator of the tokens of a prompt: bytes per token, measured on the answers so far."""
+
+    read_bytes: int = 0
+    read_tokens: int = 0
+
+    def record(self, prompt_bytes: int, tokens: int) -> None:
+        """Record a prompt whose tokens the service counted."""
+        self.read_bytes += prompt_bytes
+        self.read_tokens += tokens
+
+    def estimate(self, prompt_bytes: float) -> int:
+        """Estimate the tokens of a prompt."""
+        ratio = self.read_bytes / self.read_tokens if self.read_bytes and self.read_tokens else BYTES_A_TOKEN
+        return int(prompt_bytes / ratio) + 1
+
+
+@dataclass
+class Spending:
+    """Spent costs, also of earlier runs of the job, and reserved costs, within the budgets of the settings."""
+
+    config: ServiceConfig
+    spent: TokenCounts = field(default_factory=TokenCounts)
+    estimator: TokenEstimator = field(default_factory=TokenEstimator)
+    _reserved: TokenCounts = field(default_factory=TokenCounts)
+    _in_flight: int = 0
+    _settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def cost(self) -> float:
+        """Cost of the job so far, in the currency of the settings."""
+        return self.spent.cost(self.config)
+
+    async def reserve(self, prompt_bytes: int, max_tokens: int) -> TokenCounts:
+        """Reserve the largest possible cost of a request, as soon as the budget allows it next to those in flight.
+        Raise `BudgetReached` if the request exceeds the budget although no other is in flight."""
+        while True:
+            needed = TokenCounts(self.estimator.estimate(prompt_bytes), max_tokens)
+            if self._fits(needed):
+                self._add(needed, 1)
+                return needed
+            if not self._in_flight:
+                raise BudgetReached
+            self._settled.clear()
+            await self._settled.wait()
+
+    def settle(self, reserved: TokenCounts, paid: TokenCounts) -> None:
+        """Replace the reserved cost of a request by the actual cost."""
+        self._add(TokenCounts(-reserved.read, -reserved.written), -1)
+        self.spent.read += paid.read
+        self.spent.written += paid.written
+        self._settled.set()
+
+    def _add(self, tokens: TokenCounts, requests: int) -> None:
+        self._reserved.read += tokens.read
+        self._reserved.written += tokens.written
+        self._in_flight += requests
+
+    def _fits(self, needed: TokenCounts) -> bool:
+        read = self.spent.read + self._reserved.read + needed.read
+        written = self.spent.written + self._reserved.written + needed.written
+        config = self.config
+        if config.budget_tokens is not None and read + written > config.budget_tokens:
+            return False
+        return config.budget is None or TokenCounts(read, written).cost(config) <= config.budget

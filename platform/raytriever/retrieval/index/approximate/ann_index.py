@@ -1,0 +1,145 @@
+"""Approximate index: a finder proposes documents, and the index scores these exactly.
+
+A finder (`ivf`, `hnsw`, `vamana`, `roargraph`) proposes rows of the embeddings that are likely the best, and counts the
+candidates, the rows that it scored for that. The proposed rows are scored by `score.pair_scores` and ordered like every
+ranking. So an approximate index may miss documents, but the documents it finds are in the right order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from numpy import ndarray
+
+from raytriever.core.errors import ModelError, StorageError
+from raytriever.retrieval.index.exact_top_k import check_count
+from raytriever.retrieval.index.pair_scores import check_finite, pair_scores, refuse_forked
+from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, merge_keys
+
+_MORE_EFFORT = 4
+
+
+class Proposal(NamedTuple):
+    """Rows that a finder proposes.
+
+    Args:
+        rows: k or more distinct rows for each query, with -1 in unused columns.
+        candidates: mean number of rows scored for a query; NaN if the library does not report it.
+    """
+
+    rows: Int64[ndarray, "queries proposed"]
+    candidates: float
+
+
+class Finder(Protocol):
+    """Finder of rows in the embeddings from which it was built."""
+
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
+        """Propose rows that are likely to have the highest dot products.
+
+        Args:
+            queries: embeddings, normalized if those of the documents are.
+            k: number of rows, at least 1 and at most the number of all rows.
+            effort: number of probed lists or of documents in the beam of a walk, at least 1. A higher effort finds
+                more of the best rows.
+            threads: number of threads; does not change the result.
+        """
+
+    def save(self, folder: Path) -> None:
+        """Write everything but the embeddings into an empty folder."""
+
+
+@dataclass(frozen=True)
+class ApproximateIndex:
+    """Index that may miss documents if k is less than half of all documents.
+
+    Args:
+        finder: built from `embeddings`.
+        embeddings: finite embeddings of all documents, in memory or memory-mapped.
+        ties: result of `index.exact_top_k.tie_order`.
+        effort: see `Finder.find`.
+    """
+
+    finder: Finder
+    embeddings: Float32[ndarray, "documents width"]
+    ties: Int64[ndarray, " documents"]
+    effort: int
+
+    def search(
+        self, queries: Float32[ndarray, "queries width"], k: int
+    ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
+        """Return scores and documents, best first; -1 and -inf only where the corpus has fewer than k documents.
+
+        Args:
+            k: number of documents per query, at least 1.
+
+        Raises:
+            ModelError: the queries have another width, or are not finite.
+            ConfigError: k is below 1.
+        """
+        refuse_forked()
+        queries = self.check(queries, k)
+        rows = self.propose(queries, k, torch.get_num_threads()).rows
+        query_rows = np.repeat(np.arange(len(queries)), rows.shape[1])
+        scores = pair_scores(queries, self.embeddings, query_rows, np.maximum(rows, 0).ravel()).reshape(rows.shape)
+        ranks = self._order.ranks[rows].astype(np.int64)
+        keys = keys_of(torch.from_numpy(scores), torch.from_numpy(ranks)).numpy()
+        keys[rows < 0] = NONE
+        return self._order.read(merge_keys([keys], min(k, len(self.ties))))
+
+    def propose(self, queries: Float32[ndarray, "queries width"], k: int, threads: int) -> Proposal:
+        """Return the rows that are scored exactly for each query; all rows if k is at least half of them.
+
+        To find half of the documents, a finder visits almost all of them, and never finds those it cannot reach. So the
+        search is exact for such k, including k above the size of the corpus.
+
+        `queries` are those that `check` returns.
+        """
+        count = len(self.embeddings)
+        if 2 * k >= count:
+            rows = np.broadcast_to(np.arange(count), (len(queries), count))
+            return Proposal(rows, float(count))
+        effort = self.effort
+        rows, candidates = self.finder.find(queries, k, effort, threads)
+        # The lists or the beam of a query may have fewer than k documents: it is searched again with more effort.
+        while effort < count and len(short := np.flatnonzero(np.count_nonzero(rows >= 0, axis=1) < k)):
+            effort *= _MORE_EFFORT
+            more, further = self.finder.find(np.ascontiguousarray(queries[short]), k, effort, threads)
+            rows = np.pad(rows, ((0, 0), (0, max(0, more.shape[1] - rows.shape[1]))), constant_values=-1)
+            rows[short] = -1
+            rows[short, : more.shape[1]] = more
+            candidates += further * len(short) / len(queries)
+        return Proposal(rows, candidates)
+
+    @cached_property
+    def _order(self) -> TieOrder:
+        return TieOrder.of(self.ties)
+
+    def check(self, queries: Float32[ndarray, "queries width"], k: int) -> Float32[ndarray, "queries width"]:
+        """Check the arguments of `search`, and return contiguous queries; raises the errors of `search`."""
+        check_count(k)
+        if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
+            width = self.embeddings.shape[1]
+            what = f"the index has embeddings of width {width}, but the queries have the shape {queries.shape}"
+            raise ModelError(what, remedy="encode both with the same model")
+        check_finite(queries, "query")
+        return np.ascontiguousarray(queries, np.float32)
+
+
+def check_shape(stored: tuple[int, int], shape: tuple[int, ...], where: Path) -> None:
+    """Raise `StorageError` if the structures of a finder are of other rows or another width than the embeddings."""
+    if stored != shape:
+        what = f"holds {stored[0]:,} vectors of width {stored[1]}, expected {shape[0]:,} of width {shape[1]}"
+        raise StorageError(what, str(where), "build the index again")
+
+
+def recall(retrieved: Int64[ndarray, "queries k"], true: Int64[ndarray, "queries k"]) -> Float64[ndarray, " queries"]:
+    """Return the share of each query's true documents that were retrieved; entries of -1 are ignored."""
+    hits = ((retrieved[:, :, None] == true[:, None, :]) & (true[:, None, :] >= 0)).any(1)
+    return hits.sum(1) / np.maximum((true >= 0).sum(1), 1)

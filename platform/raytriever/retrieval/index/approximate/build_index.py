@@ -1,0 +1,82 @@
+"""Build an approximate index from embeddings and settings. An index never changes; a changed corpus gets a new one."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.progress import Progress
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
+from raytriever.retrieval.index.approximate.faiss_indexes import Flat, Hnsw, Ivf, default_code_bytes
+from raytriever.retrieval.index.approximate.index_settings import IndexConfig
+from raytriever.retrieval.index.approximate.roargraph import RoarGraph
+from raytriever.retrieval.index.approximate.vamana import Vamana
+from raytriever.retrieval.index.pair_scores import check_finite
+
+BLOCK = 1 << 16
+
+F = TypeVar("F", Ivf, Hnsw)
+
+
+def fill(finder: F, embeddings: Float32[ndarray, "rows width"], threads: int) -> F:
+    """Return a finder with all rows, which are added a block at a time: the embeddings may be memory-mapped."""
+    with Progress("index", len(embeddings), "passage") as progress:
+        for start in range(0, len(embeddings), BLOCK):
+            block = np.ascontiguousarray(embeddings[start : start + BLOCK])
+            finder = finder.add(block, threads)
+            progress.advance(len(block))
+    return finder
+
+
+@activity("building the index")
+def build_index(
+    embeddings: Float32[ndarray, "documents width"],
+    config: IndexConfig,
+    training: Float32[ndarray, "training width"] | None,
+    seed: int,
+    threads: int,
+    ties: Int64[ndarray, " documents"] | None = None,
+) -> ApproximateIndex:
+    """Build an index.
+
+    Args:
+        embeddings: those of all documents, at least one.
+        training: queries from which RoarGraph is built; not used by other kinds.
+        threads: only the graph of HNSW depends on their number.
+        ties: result of `index.exact_top_k.tie_order`; by default equal scores are ordered by position.
+
+    Raises:
+        DataError: there are no documents.
+        ModelError: an embedding is not finite.
+        ConfigError: a setting does not suit the corpus, RoarGraph has no training queries, or a library is missing.
+    """
+    if not len(embeddings):
+        raise DataError("there are no documents to index", remedy="encode a data set with documents")
+    check_finite(embeddings, "document")
+    embeddings = np.ascontiguousarray(embeddings, np.float32)
+    finder = _finder(embeddings, config, training, seed, threads)
+    ties = np.arange(len(embeddings)) if ties is None else ties
+    return ApproximateIndex(finder, embeddings, ties, config.value("effort"))
+
+
+def _finder(embeddings: ndarray, config: IndexConfig, training: ndarray | None, seed: int, threads: int) -> Finder:
+    degree, beam, width = config.value("degree"), config.value("build_beam"), embeddings.shape[1]
+    if config.index == "flat":
+        return Flat(embeddings)
+    if config.index in ("ivf", "ivfpq"):
+        code_bytes = (config.code_bytes or default_code_bytes(width)) if config.index == "ivfpq" else None
+        return fill(Ivf.trained(embeddings, config.lists, code_bytes, seed, threads), embeddings, threads)
+    if config.index == "hnsw":
+        return fill(Hnsw.empty(width, degree, beam, seed, len(embeddings)), embeddings, threads)
+    if config.index == "vamana":
+        return Vamana.build(embeddings, degree, beam, threads)
+    if training is None or not len(training):
+        remedy = f"name a split that has queries, or use {setting('index')} hnsw"
+        what = "RoarGraph is built from training queries, and there are none"
+        raise ConfigError(what, setting("training_split"), remedy)
+    return RoarGraph.build(embeddings, training, degree, config.value("nearest"), beam, seed, threads)

@@ -1,0 +1,242 @@
+"""Finders by FAISS: flat search, inverted files and HNSW, with their files.
+
+1. `Flat` scores every document. The approximate finders are compared with it.
+2. `Ivf` (IVF-Flat) groups documents into lists around k-means centers, and reads the lists nearest to a query. With
+   codes (IVF-PQ) it stores a few bytes per document, the product-quantized difference to the center. It then proposes
+   more documents than requested, because the full embeddings decide the final order.
+3. `Hnsw` walks from sparse layers of a graph down to the layer of all documents. It has a copy of the embeddings in
+   float16, which is faster to read than float32 and finds nearly as much. The graph is built by dot products between
+   documents, so it suits normalized embeddings. Built by several threads, it depends on their timing. Built by one
+   thread, it depends only on the embeddings and the seed.
+
+FAISS trusts the files that it reads. So they are read only from a directory whose digests match its manifest
+(`store.commit.read_manifest`).
+
+Sources: Jégou, Douze and Schmid, Product Quantization for Nearest Neighbor Search, TPAMI 33(1), 2011; Malkov and
+Yashunin, Efficient and Robust Approximate Nearest Neighbor Search Using Hierarchical Navigable Small World Graphs,
+TPAMI 42(4), 2020."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
+
+FILE = "index.faiss"
+# Least numbers of training vectors: per list for k-means, and in total for a quantizer of 8 bits. FAISS warns below 39.
+PER_LIST, CODES = 39, 256
+# Most training vectors of a list, which FAISS draws and copies.
+POINTS = 256
+REFINE = 4
+# Typed as Any, because the stubs of FAISS are incomplete.
+faiss: Any = import_module("faiss")
+
+
+def write_faiss(index: Any, folder: Path) -> None:
+    """Write a FAISS index into a folder.
+
+    Raises:
+        StorageError: the index cannot be written.
+    """
+    try:
+        faiss.write_index(index, str(folder / FILE))
+    except RuntimeError as error:
+        raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
+
+
+def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
+    """Read a FAISS index over embeddings of this shape; the caller has checked its digest.
+
+    Raises:
+        StorageError: this version of FAISS cannot read the index, or the index is of other embeddings.
+    """
+    try:
+        index = faiss.read_index(str(folder / FILE))
+    except RuntimeError as error:
+        raise StorageError("this version of FAISS cannot read the index", str(folder), "build it again") from error
+    check_shape((index.ntotal, index.d), shape, folder / FILE)
+    return index
+
+
+def _added(index: Any, embeddings: ndarray, threads: int) -> Any:
+    faiss.omp_set_num_threads(threads)
+    index.add(embeddings)
+    return index
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Finder that scores all embeddings; it has no files."""
+
+    embeddings: Float32[ndarray, "rows width"]
+
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
+        """Find rows; see `Finder`. Effort has no effect."""
+        faiss.omp_set_num_threads(threads)
+        _, rows = faiss.knn(queries, self.embeddings, k, metric=faiss.METRIC_INNER_PRODUCT)
+        return Proposal(rows, float(len(self.embeddings)))
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
+
+
+@dataclass(frozen=True)
+class Ivf:
+    """Finder by an inverted file; effort is the number of lists that are read.
+
+    Args:
+        index: a trained `faiss.IndexIVF`.
+        proposed: number of proposed documents, as a multiple of k.
+    """
+
+    index: Any
+    proposed: int = 1
+
+    @classmethod
+    def trained(
+        cls,
+        embeddings: Float32[ndarray, "rows width"],
+        lists: int | None,
+        code_bytes: int | None,
+        seed: int,
+        threads: int,
+    ) -> Ivf:
+        """Train an inverted file; it has no rows yet.
+
+        Args:
+            embeddings: finite embeddings.
+            lists: number of lists; by default `default_lists`.
+            code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
+
+        Raises:
+            ConfigError: there are more lists than rows, too few rows for codes, or the width is not divisible.
+        """
+        rows, width = embeddings.shape
+        lists = lists or default_lists(rows)
+        if lists > rows:
+            raise ConfigError(f"{lists:,} lists exceed {rows:,} documents", setting("lists"), f"give at most {rows:,}")
+        faiss.omp_set_num_threads(threads)
+        centers = faiss.IndexFlatIP(width)
+        if code_bytes is None:
+            index = faiss.IndexIVFFlat(centers, width, lists, faiss.METRIC_INNER_PRODUCT)
+        else:
+            _check_codes(rows, width, code_bytes)
+            index = faiss.IndexIVFPQ(centers, width, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
+            index.pq.cp.seed = seed
+        index.cp.seed = seed
+        index.cp.min_points_per_centroid = 1  # the number of lists is set by our rule or by the user
+        index.train(embeddings)
+        return cls(index, 1 if code_bytes is None else REFINE)
+
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
+        """Find rows; see `Finder`."""
+        faiss.omp_set_num_threads(threads)
+        faiss.cvar.indexIVF_stats.reset()
+        wanted = min(self.proposed * k, self.index.ntotal)
+        settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist))
+        _, rows = self.index.search(queries, wanted, params=settings)
+        # FAISS does not count the centers, which are scored too.
+        candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
+        return Proposal(rows, float(candidates))
+
+    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Ivf:
+        """Add rows after those that are there; the centers and the quantizer do not change."""
+        return replace(self, index=_added(self.index, embeddings, threads))
+
+    def save(self, folder: Path) -> None:
+        """Write the index; see `Finder`."""
+        write_faiss(self.index, folder)
+
+    @classmethod
+    def load(cls, folder: Path, shape: tuple[int, ...]) -> Ivf:
+        """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
+        index = read_faiss(folder, shape)
+        return cls(index, REFINE if isinstance(index, faiss.IndexIVFPQ) else 1)
+
+
+def default_lists(rows: int) -> int:
+    """Return 4 times the square root of the number of rows, or less for few rows, so that each list has `PER_LIST`."""
+    return max(1, min(int(4 * sqrt(rows)), rows // PER_LIST))
+
+
+def default_code_bytes(width: int) -> int:
+    """Return the largest divisor of the width that is at most a quarter of it: 16 times smaller than float32."""
+    return max(size for size in range(1, max(1, width // 4) + 1) if width % size == 0)
+
+
+def _check_codes(rows: int, width: int, code_bytes: int) -> None:
+    if width % code_bytes:
+        allowed = ", ".join(str(size) for size in range(1, width + 1) if width % size == 0)
+        what = f"{code_bytes} does not divide the width {width}"
+        raise ConfigError(what, setting("code_bytes"), f"choose from {allowed}")
+    if rows < CODES:
+        what = f"codes are learnt from at least {CODES} documents, not {rows}"
+        raise ConfigError(what, remedy=f"use {setting('index')} ivf")
+
+
+@dataclass(frozen=True)
+class Hnsw:
+    """Finder by an HNSW graph; effort is the number of documents in the beam of a walk (`efSearch`).
+
+    Args:
+        index: a `faiss.IndexHNSWSQ` of float16.
+    """
+
+    index: Any
+
+    @classmethod
+    def empty(cls, width: int, degree: int, beam: int, seed: int, rows: int = 0) -> Hnsw:
+        """Make a graph without rows.
+
+        Args:
+            degree: number of neighbors of a document; twice as many in the lowest layer (`M`).
+            beam: number of documents in the beam while a document is inserted (`efConstruction`).
+            rows: number of rows for which memory is reserved: an array that grew would be copied, and be there twice.
+        """
+        index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
+        links, storage = index.hnsw, faiss.downcast_index(index.storage)
+        links.efConstruction, links.rng = beam, faiss.RandomGenerator(seed)
+        # One row of `degree` is in the second layer, one of its square in the third. They are drawn: a little more.
+        upper = degree * int(1.1 * rows / (degree - 1) + 100)
+        neighbors = rows * links.nb_neighbors(0) + upper
+        for array, size in (
+            (storage.codes, rows * storage.code_size),
+            (links.neighbors, neighbors),
+            (links.levels, rows),
+            (links.offsets, rows + 1),
+        ):
+            before = array.size()
+            array.resize(max(size, before))
+            array.resize(before)
+        return cls(index)
+
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
+        """Find rows; see `Finder`."""
+        faiss.omp_set_num_threads(threads)
+        faiss.cvar.hnsw_stats.reset()
+        settings = faiss.SearchParametersHNSW(efSearch=max(effort, k))
+        _, rows = self.index.search(queries, k, params=settings)
+        return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
+
+    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Hnsw:
+        """Insert rows after those that are there; with several threads, the graph differs from run to run."""
+        largest = np.finfo(np.float16).max  # what is beyond would be infinite, and the graph broken
+        return replace(self, index=_added(self.index, np.clip(embeddings, -largest, largest), threads))
+
+    def save(self, folder: Path) -> None:
+        """Write the index; see `Finder`."""
+        write_faiss(self.index, folder)
+
+    @classmethod
+    def load(cls, folder: Path, shape: tuple[int, ...]) -> Hnsw:
+        """Read the files of `save`; the caller has checked the digests of the folder."""
+        return cls(read_faiss(folder, shape))

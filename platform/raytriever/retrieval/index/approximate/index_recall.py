@@ -1,0 +1,84 @@
+"""Measure an approximate index: recall, candidates scored and queries per second, and format them as a text table.
+
+Measurements use one thread and include the exact scoring of the candidates. Seconds are processor time, the minimum of
+several passes, so they are reproducible on a machine that does other work too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import isnan, nan
+from time import process_time
+
+import torch
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, recall
+
+# A timed search is repeated for at most this time in seconds, or this number of passes.
+SECONDS, PASSES = 0.5, 7
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """Measurements of an index at one effort.
+
+    Args:
+        recall: mean share of a query's true documents that were retrieved, 0 to 1.
+        candidates: mean number of documents scored for a query; NaN if the library does not report it.
+        qps: queries per second on one thread; NaN if not timed.
+    """
+
+    effort: int
+    recall: float
+    candidates: float
+    qps: float
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit searches within the context to one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure(
+    index: ApproximateIndex,
+    queries: Float32[ndarray, "queries width"],
+    true: Int64[ndarray, "queries k"],
+    effort: int,
+    timed: bool = True,
+) -> OperatingPoint:
+    """Measure recall and cost of a search, at an effort, for the k true documents of each query.
+
+    `true` are the documents of an exact search, -1 in unused entries. `timed` measures queries per second too.
+    """
+    k, index = true.shape[1], replace(index, effort=effort)
+    with one_thread():
+        proposed = index.propose(index.check(queries, k), k, 1)
+        _, retrieved = index.search(queries, k)
+        qps = len(queries) / _least_seconds(index, queries, k) if timed else nan
+    return OperatingPoint(effort, float(recall(retrieved, true).mean()), proposed.candidates, qps)
+
+
+def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:
+    least, spent = float("inf"), 0.0
+    for _ in range(PASSES):
+        started = process_time()
+        index.search(queries, k)
+        seconds = max(process_time() - started, 1e-9)
+        least, spent = min(least, seconds), spent + seconds
+        if spent > SECONDS:
+            break
+    return least
+
+
+def format_count(value: float) -> str:
+    """Format a number of documents or queries; NaN is a number that the library does not report."""
+    return "unknown" if isnan(value) else f"{value:,.0f}"

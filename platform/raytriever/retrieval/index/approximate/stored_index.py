@@ -1,0 +1,107 @@
+"""Approximate indexes as committed directories.
+
+    DIR/manifest.json      the digest of every file, and the inputs and settings of the index
+    DIR/embeddings.npy     the embeddings, memory-mapped when read
+    DIR/ties.npy           the corpus's order of equal scores
+    DIR/finder/            the files of the finder
+
+A directory is opened only after every file was compared with its digest, because FAISS and SVS trust their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import StorageError, setting
+from raytriever.core.reading.arrays import read_array
+from raytriever.core.reading.json_and_yaml import conform
+from raytriever.core.store.commit import MANIFEST, read_manifest
+from raytriever.data.file_digests import check_directory
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
+from raytriever.retrieval.index.approximate.faiss_indexes import Flat, Hnsw, Ivf
+from raytriever.retrieval.index.approximate.roargraph import RoarGraph
+from raytriever.retrieval.index.approximate.vamana import Vamana
+
+KIND = "index"
+FINDER = "finder"
+_REMEDY = "build the index again"
+EMBEDDINGS, TIES = "embeddings.npy", "ties.npy"
+
+# Reader of each kind: called with the folder and the embeddings.
+_READERS: dict[str, Callable[[Path, ndarray], Finder]] = {
+    "flat": lambda folder, embeddings: Flat(embeddings),
+    "ivf": lambda folder, embeddings: Ivf.load(folder, embeddings.shape),
+    "ivfpq": lambda folder, embeddings: Ivf.load(folder, embeddings.shape),
+    "hnsw": lambda folder, embeddings: Hnsw.load(folder, embeddings.shape),
+    "vamana": lambda folder, embeddings: Vamana.load(folder, embeddings.shape),
+    "roargraph": lambda folder, embeddings: RoarGraph.load(folder, embeddings),
+}
+
+
+class _Meta(TypedDict):
+    rows: int
+    width: int
+    effort: int
+
+
+def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
+    """Write the embeddings of an index into its folder and map them; `shape` is that of all blocks.
+
+    The index is built from the file, so that the kernel drops its pages when memory is short.
+    """
+    file = folder / EMBEDDINGS
+    with file.open("xb") as stream:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(stream, header)
+        for block in blocks:
+            stream.write(np.ascontiguousarray(block, "<f4").data)
+    # Copy-on-write: code that is compiled for arrays in memory takes no read-only array.
+    return np.asarray(read_array(file, ["float32"], shape, _REMEDY, mapped="c"))
+
+
+def save_index(folder: Path, index: ApproximateIndex, kind: str) -> dict[str, Any]:
+    """Write all of an index but its embeddings, and return its entries of the manifest; `kind` is one of `INDEXES`."""
+    np.save(folder / TIES, index.ties, allow_pickle=False)
+    (folder / FINDER).mkdir()
+    index.finder.save(folder / FINDER)
+    rows, width = index.embeddings.shape
+    return {"kind": KIND, "index": kind, "effort": index.effort, "rows": rows, "width": width}
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Read the inputs and settings of an index; only names and sizes of files are checked.
+
+    Raises:
+        StorageError: the directory is not a finished index.
+    """
+    meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
+    if meta.get("kind") != KIND or str(meta.get("index")) not in _READERS:
+        raise StorageError("is not an index", str(path), f"name the {setting('output')} of `raytriever index`")
+    conform(meta, str(path / MANIFEST), _Meta, _REMEDY)
+    return meta
+
+
+@activity("opening the index")
+def read_index(path: Path) -> ApproximateIndex:
+    """Open an index. Every file is compared with its digest once, and again after it has changed.
+
+    Raises:
+        StorageError: the directory is damaged, or is not a finished index.
+    """
+    meta = read_meta(path)
+    check_directory(path)
+    rows, width = meta["rows"], meta["width"]
+    embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, width), _REMEDY, mapped="r")
+    ties = read_array(path / TIES, ["int64"], (rows,), _REMEDY)
+    if rows and not 0 <= int(ties.min()) <= int(ties.max()) < rows:
+        reason = f"holds positions outside of a corpus of {rows:,} documents"
+        raise StorageError(reason, str(path / TIES), _REMEDY)
+    finder = _READERS[meta["index"]](path / FINDER, embeddings)
+    return ApproximateIndex(finder, embeddings, ties, int(meta["effort"]))

@@ -1,0 +1,208 @@
+"""Filters of a query's candidates, as pure functions. Each candidate is kept, or removed for one reason.
+
+1. Excluded documents: the relevant documents of the query and of every query with the same text; documents with the
+   same text as one of these (`data.hashed_ids`); and the document with the query's own id, which BEIR also removes from
+   rankings.
+2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
+   of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
+   an answer may begin anywhere there.
+3. Scores that are too high: the thresholds of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831, section 3.1).
+
+A candidate gets one verdict, the first of `REASONS` that holds. So the counts of all verdicts add up to the number of
+candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+import numpy as np
+from jaxtyping import Float32, Int8, Int64, UInt64
+from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset, positions_of_runs
+
+RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
+# Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
+# `ExcludedDocuments`.
+REASONS = (
+    *("kept", "relevant", "same text as a positive", "the query's own id", "before the range", "holds an answer"),
+    *("above max_score", "within absolute_margin", "within relative_margin", "not chosen"),
+)
+KEPT = 0
+RANGE, ANSWER, MAX_SCORE, ABSOLUTE, RELATIVE, NOT_CHOSEN = range(4, 10)
+NO_CANDIDATE = -1
+
+Verdicts = Int8[ndarray, "queries ranks"]
+
+
+def contains_answer(passage: str, answers: Iterable[str]) -> bool:
+    """Return true if the passage contains one of the answers, as whole words. Empty answers are never contained.
+
+    A match is rejected if it begins or ends inside a word, that is between two cased letters or digits. All texts are
+    `normalize`d.
+    """
+    for answer in filter(None, answers):
+        start = passage.find(answer)
+        while start >= 0:
+            end = start + len(answer)
+            before, after = passage[max(0, start - 1) : start], passage[end : end + 1]
+            if not (_is_inside_word(before, answer[0]) or _is_inside_word(answer[-1], after)):
+                return True
+            start = passage.find(answer, start + 1)
+    return False
+
+
+def _is_inside_word(left: str, right: str) -> bool:
+    return _is_word_character(left) and _is_word_character(right)
+
+
+def _is_word_character(character: str) -> bool:
+    """Return true for a digit or a letter with a capital form (texts are case folded); false for an empty string."""
+    return character.isdigit() or character.upper() != character
+
+
+@dataclass(frozen=True)
+class ExcludedDocuments:
+    """Documents that must not become negatives of a query, each once, with the reason (`RELEVANT` and so on).
+
+    The documents of query i are `documents[offsets[i]:offsets[i + 1]]`.
+    """
+
+    offsets: Int64[ndarray, " queries+1"]
+    documents: Int64[ndarray, " rows"]
+    reasons: Int8[ndarray, " rows"]
+
+    @classmethod
+    def of_split(cls, dataset: RetrievalDataset, split: str) -> ExcludedDocuments:
+        """Collect the excluded documents of the queries of a split that have a relevant document, in their order.
+
+        Documents judged relevant in any open split of the data set are excluded.
+        """
+        queries = dataset.positives(split).queries
+        judged = [each.where(each.scores > 0) for each in dataset.judgements.values()]
+        relevant = np.concatenate([each.documents for each in judged])
+        query_groups, document_groups = (  # one number for equal texts
+            each.copies.first(np.arange(len(each))) for each in (dataset.queries, dataset.documents)
+        )
+        owners = query_groups[np.concatenate([each.queries for each in judged])]
+        rows, documents = _members(query_groups[queries], owners, relevant)
+        twins, same = _members(document_groups[documents], document_groups, np.arange(len(document_groups)))
+        names = entries(dataset.queries.ids, queries)
+        wanted = set(names)
+        positions = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
+        own = np.array([positions.get(name, -1) for name in names], dtype=np.int64)
+        with_own = np.flatnonzero(own >= 0)
+        rows = np.concatenate([rows, rows[twins], with_own])
+        reasons = np.repeat([RELEVANT, SAME_TEXT, OWN_ID], [len(documents), len(same), len(with_own)])
+        documents = np.concatenate([documents, same, own[with_own]])
+        # Each document once, for the smallest reason.
+        order = np.lexsort((reasons, documents, rows))
+        first = np.ones(len(order), dtype=bool)
+        first[1:] = (rows[order[1:]] != rows[order[:-1]]) | (documents[order[1:]] != documents[order[:-1]])
+        order = order[first]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[order], minlength=len(queries)))])
+        return cls(offsets.astype(np.int64), documents[order], reasons[order].astype(np.int8))
+
+    @property
+    def counts(self) -> Int64[ndarray, " queries"]:
+        """Return the number of excluded documents of each query."""
+        return np.diff(self.offsets)
+
+    def padded(self, rows: Int64[ndarray, " block"]) -> tuple[ndarray, ndarray]:
+        """Return documents and reasons of some queries, `[block, most]` each, padded with -1 and 0."""
+        counts = self.counts[rows]
+        columns = np.arange(int(counts.max(initial=0)))[None, :]
+        is_used = columns < counts[:, None]
+        indices = np.where(is_used, self.offsets[rows][:, None] + columns, 0)
+        if not len(self.documents):
+            return np.full(is_used.shape, -1, np.int64), np.zeros(is_used.shape, np.int8)
+        reasons = np.where(is_used, self.reasons[indices], 0).astype(np.int8)
+        return np.where(is_used, self.documents[indices], -1), reasons
+
+
+def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list[str]:
+    """Return the entries of some queries, ascending, in one pass over a column."""
+    wanted = np.zeros(len(column), dtype=bool)
+    wanted[queries] = True
+    return list(compress(column, wanted))
+
+
+def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray, ndarray]:
+    """Return the values of each wanted group as pairs: an index into `wanted`, and a value."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
+    rows = np.repeat(np.arange(len(wanted)), ends - starts)
+    return rows, values[order[positions_of_runs(starts, ends - starts)]]
+
+
+def initial_verdicts(
+    ranking: Int64[ndarray, "queries columns"],
+    excluded: tuple[Int64[ndarray, "queries most"], Int8[ndarray, "queries most"]],
+    first: int,
+    end: int,
+) -> tuple[Verdicts, Int64[ndarray, "queries columns"]]:
+    """Return the verdicts that need no scores, and the rank of every document.
+
+    A rank counts the earlier documents that are not excluded. Documents from rank `end` on are no candidates.
+
+    Args:
+        ranking: documents of each query, best first, -1 for none.
+        excluded: documents and reasons, padded with -1; see `ExcludedDocuments.padded`.
+        first: smaller ranks are skipped.
+        end: rank at which the ranking ends.
+    """
+    verdicts = np.zeros(ranking.shape, dtype=np.int8)
+    for documents, reasons in zip(excluded[0].T, excluded[1].T, strict=True):
+        is_excluded = ranking == np.where(documents < 0, -2, documents)[:, None]
+        np.copyto(verdicts, reasons[:, None], where=is_excluded)
+    is_ranked = (verdicts == KEPT) & (ranking >= 0)
+    ranks = np.cumsum(is_ranked, axis=1) - is_ranked
+    verdicts[is_ranked & (ranks < first)] = RANGE
+    verdicts[(ranking < 0) | (ranks >= end)] = NO_CANDIDATE
+    return verdicts, ranks
+
+
+def apply_score_bounds(
+    verdicts: Verdicts,
+    scores: Float32[ndarray, "queries columns"],
+    lowest: Float32[ndarray, " queries"],
+    max_score: float | None,
+    absolute_margin: float | None,
+    relative_margin: float | None,
+) -> None:
+    """Remove, in place, candidates whose scores are too high.
+
+    Args:
+        verdicts: only candidates with the verdict `KEPT` are examined.
+        scores: scores of every candidate that is kept so far.
+        lowest: lowest score of the query's positives; NaN if none has a score, and then every candidate is removed.
+        max_score: higher scores are removed.
+        absolute_margin: scores above `lowest` minus this margin are removed (TopK-MarginPos).
+        relative_margin: scores above `lowest` minus this share of its size are removed (TopK-PercPos). The bound is
+            s - r |s| for a lowest score s and a share r: unlike (1 - r) s, it lies below s for s < 0 too.
+    """
+    bounds: list[tuple[int, ndarray]] = []
+    if max_score is not None:
+        bounds.append((MAX_SCORE, np.full(len(lowest), max_score, dtype=np.float32)))
+    if absolute_margin is not None:
+        bounds.append((ABSOLUTE, lowest - np.float32(absolute_margin)))
+    if relative_margin is not None:
+        bounds.append((RELATIVE, lowest - np.abs(lowest) * np.float32(relative_margin)))
+    for reason, bound in bounds:
+        verdicts[(verdicts == KEPT) & ~(scores <= bound[:, None])] = reason
+
+
+def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries columns"] | None) -> None:
+    """Keep `count` remaining candidates of each query, in place: the first, or those with the smallest draws."""
+    is_kept = verdicts == KEPT
+    if draws is None:
+        is_surplus = is_kept & (np.cumsum(is_kept, axis=1) > count)
+    else:
+        # Random words use all 64 bits; the largest marks entries that are not drawn.
+        keys = np.where(is_kept, draws, np.uint64(2**64 - 1))
+        ranks = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
+        is_surplus = is_kept & (ranks >= count)
+    verdicts[is_surplus] = NOT_CHOSEN

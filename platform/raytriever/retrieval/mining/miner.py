@@ -1,0 +1,303 @@
+"""Mine the hard negatives of a split: make a table from a data set, a BM25 index or embeddings, and settings.
+
+1. Each method finds candidates for each query (`finders`), block by block.
+2. Excluded documents are removed, then passages that contain an answer, then candidates whose scores are too high
+   (`filters`).
+3. The first of the remaining candidates, or random ones, are kept. Draws depend on (seed, round, query id) alone.
+4. The negatives of all methods become one table. A document that two methods keep for a query is in it once.
+
+`build_negatives_table` makes the table of a training run: the table that the user names, the rows of the data set, and
+BM25's negatives if these have none or the mix asks for them. No Ray: the table is the same after encoding and during
+training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.core.activity import activity
+from raytriever.core.errors import ConfigError, DataError, setting
+from raytriever.core.progress import Progress
+from raytriever.core.reading.arrays import read_arrays
+from raytriever.core.store.unfinished_parts import Parts
+from raytriever.data.data_settings import DataConfig
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.hard_negatives import NegativesTable, read_negatives
+from raytriever.data.records_and_bad_rows import ORIGINS
+from raytriever.data.sampling.batch_order import words
+from raytriever.data.sampling.training_examples import parse_mix
+from raytriever.retrieval.mining import filters
+from raytriever.retrieval.mining.bm25 import Bm25Index
+from raytriever.retrieval.mining.candidate_search import CHOICE, Embeddings, Judge, MiningInputs
+from raytriever.retrieval.mining.mining_settings import MiningConfig
+
+# Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
+BLOCK = 1 << 22
+# Queries of a block of BM25, which reads all postings for some hundred queries: small blocks show progress and cost
+# nothing. A dense search reads all documents for each block.
+BM25_QUERIES = 1 << 14
+REPEATED = "found by another method too"
+# Negatives per query that `build_negatives_table` mines.
+DEFAULT_NEGATIVES = 30
+_BM25 = ORIGINS.index("bm25")
+# Methods whose scores are those of a scorer.
+_SCORER_OF = {"bm25": "bm25", "dense": "encoder"}
+_FILE = "block.npz"
+# Type and shape of each array in the file.
+_EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {
+    **{name: (["int64"], (None,)) for name in ("queries", "documents", "ranks")},
+    "scores": (["float32"], (None,)),
+    "verdicts": (["int64"], (len(filters.REASONS),)),
+}
+
+
+class MinedBlock(NamedTuple):
+    """Result of mining a block of queries with one method: columns of the kept candidates, and counts.
+
+    A finished block is a part (`store.unfinished_parts`) with one file, so a mining that was killed continues after the
+    last of them. Blocks follow from the inputs alone, and the folder of the parts is named after these.
+
+    Args:
+        queries: index of the query in the split.
+        documents: position in the corpus.
+        ranks: rank in the method's ranking, without the excluded documents.
+        scores: by the scorer of the table; NaN if there is none.
+        verdicts: number of candidates of each of `filters.REASONS`.
+    """
+
+    queries: Int64[ndarray, " kept"]
+    documents: Int64[ndarray, " kept"]
+    ranks: Int64[ndarray, " kept"]
+    scores: Float32[ndarray, " kept"]
+    verdicts: Int64[ndarray, " reasons"]
+
+    def save(self, folder: Path) -> None:
+        """Write the block into a folder."""
+        np.savez(folder / _FILE, **{name: each.astype(_EXPECTED[name][0][0]) for name, each in self._asdict().items()})
+
+    @classmethod
+    def load(cls, folder: Path, meta: object = None) -> MinedBlock:
+        """Read a block from a folder; raises `StorageError` if the file has other contents."""
+        return cls(**read_arrays(folder / _FILE, _EXPECTED, "delete it, and run the command again"))
+
+
+@dataclass(frozen=True)
+class CandidateFilter:
+    """Filter of the candidates of one method after another; `finished` blocks are not mined again."""
+
+    inputs: MiningInputs
+    finished: Parts
+
+    def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
+        """Mine with one method. Return columns of the kept candidates (index of the query in the split, document, rank,
+        score), and the number of candidates of each verdict."""
+        excluded = self.inputs.excluded
+        first, end = self._ranks(method)
+        order = np.argsort(excluded.counts, kind="stable")
+        most = BM25_QUERIES if method == "bm25" else len(order)
+        mined: list[MinedBlock] = []
+        start = 0
+
+        def next_rows() -> Int64[ndarray, " block"]:
+            """Return a block as wide as its last query needs, which has the most excluded documents."""
+            cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
+            return order[start : start + max(1, min(most, int(np.searchsorted(cells, BLOCK, side="right"))))]
+
+        while start < len(order) and (block := self.finished.read(f"{method}-{start:08}", MinedBlock.load)):
+            mined.append(block)
+            start += len(next_rows())
+        with Progress(f"mine {method}", len(order), "text", done=start) as progress:
+            while start < len(order):
+                rows = next_rows()
+                mined.append(self._mine(method, rows, first, end))
+                self.finished.write(f"{method}-{start:08}", mined[-1].save)
+                start += len(rows)
+                progress.advance(len(rows))
+        columns = zip(*(block[:4] for block in mined), strict=True)
+        return tuple(map(np.concatenate, columns)), np.sum([block.verdicts for block in mined], axis=0)
+
+    def _mine(self, method: str, rows: Int64[ndarray, " block"], first: int, end: int) -> MinedBlock:
+        inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
+        documents, scores = inputs.find(method, rows, min(end, len(inputs.dataset.documents)))
+        verdicts, ranks = filters.initial_verdicts(documents, excluded.padded(rows), first, end)
+        scores = self._remove_false_negatives(method, rows, documents, scores, verdicts)
+        draws = None
+        if config.sampling_strategy == "random":
+            columns = np.arange(documents.shape[1])
+            draws = words(inputs.seed, np.full(len(rows), inputs.round), inputs.keys[rows], CHOICE, columns)
+        filters.choose(verdicts, config.num_negatives, draws)
+        row, column = np.nonzero(verdicts == filters.KEPT)
+        counts = np.bincount(verdicts[verdicts != filters.NO_CANDIDATE], minlength=len(filters.REASONS))
+        return MinedBlock(rows[row], documents[row, column], ranks[row, column], scores[row, column], counts)
+
+    def _ranks(self, method: str) -> tuple[int, int]:
+        """Return the first rank that is used and the rank at which the ranking ends; only rankings have a range."""
+        config, negatives = self.inputs.config, self.inputs.dataset.negatives
+        if method == "gold":
+            assert negatives is not None
+            return 0, int(np.bincount(negatives.queries).max())
+        if method == "random":
+            return 0, config.depth - config.range_min
+        return config.range_min, config.depth
+
+    def _remove_false_negatives(
+        self, method: str, rows: ndarray, documents: ndarray, scores: ndarray, verdicts: ndarray
+    ) -> Float32[ndarray, "block columns"]:
+        """Remove candidates that contain an answer or score too high, in place; return scores by the table's scorer."""
+        config, scorer = self.inputs.config, self.inputs.scorer
+        if config.drop_answers:
+            self._drop_answers(rows, documents, verdicts)
+        if scorer is not None and scorer.name != _SCORER_OF.get(method):
+            scores = scorer.score(rows, np.where(verdicts == filters.KEPT, documents, -1))
+        if config.has_score_bounds:
+            assert scorer is not None, "the settings would be refused"
+            excluded, reasons = self.inputs.excluded.padded(rows)
+            positive_scores = scorer.score(rows, np.where(reasons == filters.RELEVANT, excluded, -1))
+            lowest = np.fmin.reduce(positive_scores, axis=1)
+            filters.apply_score_bounds(
+                verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin
+            )
+        return scores
+
+    def _drop_answers(self, rows: ndarray, documents: ndarray, verdicts: ndarray) -> None:
+        for index, row in enumerate(rows):
+            answers = self.inputs.answers_of(int(row))
+            if not answers:
+                continue
+            for column in np.flatnonzero(verdicts[index] == filters.KEPT):
+                if filters.contains_answer(self.inputs.passage(int(documents[index, column])), answers):
+                    verdicts[index, column] = filters.ANSWER
+
+
+@dataclass(frozen=True)
+class MiningResult:
+    """Result of mining.
+
+    Args:
+        counts: for each method the number of `candidates`, of `kept` ones, and of those removed for each reason. The
+            kept and the removed ones add up to the candidates. Reasons that removed nothing are omitted.
+        wanted: number of negatives that each query should get from all methods together.
+        counts_per_query: number of negatives of each query, in the order of `dataset.positives(split)`.
+        scorer: name of the scorer of the table: `encoder`, `bm25`, `judge`, or empty.
+    """
+
+    table: NegativesTable
+    counts: dict[str, dict[str, int]]
+    wanted: int
+    counts_per_query: Int64[ndarray, " queries"]
+    scorer: str
+
+    def meta(self) -> dict[str, object]:
+        """Return the entries of the table's manifest."""
+        return {
+            "counts": self.counts,
+            "scores": self.scorer,
+            "queries": len(self.counts_per_query),
+            "queries_short": int((self.counts_per_query < self.wanted).sum()),
+            "queries_without": int((self.counts_per_query == 0).sum()),
+        }
+
+
+@activity("mining the negatives")
+def mine(
+    dataset: RetrievalDataset,
+    split: str,
+    config: MiningConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    bm25: Callable[[], Bm25Index] | None = None,
+    judge: Judge | None = None,
+    seed: int = 0,
+    round: int = 0,
+    finished: Path | None = None,
+) -> MiningResult:
+    """Mine the negatives of the queries of a split.
+
+    Args:
+        dataset: opened with the split; documents judged relevant in any of its open splits are excluded.
+        config: settings of the methods and the filters, checked with `check_options`.
+        embeddings: needed by `dense` and `cross-query`.
+        bm25: returns the index of all passages; by default the index is built when it is needed.
+        judge: scores pairs of texts if the settings name a judge.
+        seed, round: decide the random draws; the round is stored in the table.
+        finished: folder of the blocks that an earlier call with the same arguments finished before it was killed. They
+            are not mined again, and new ones are added.
+
+    Raises:
+        ConfigError: the range lies beyond the corpus, or gold negatives or answers are requested from a data set that
+            has none.
+        DataError: no query of the split has a relevant document.
+        ModelError: embeddings or scores are not finite.
+    """
+    check_data(dataset, split, config)
+    inputs = MiningInputs(dataset, split, config, embeddings, bm25, judge, seed, round)
+    positives = inputs.positives
+    candidate_filter = CandidateFilter(inputs, Parts(finished, f"{BLOCK} {BM25_QUERIES}", optional="a mining"))
+    kept, verdict_counts = [], {}
+    for method in config.methods:
+        columns, verdict_counts[method] = candidate_filter.run(method)
+        kept.append(columns)
+    queries, documents, ranks, scores = (np.concatenate(column) for column in zip(*kept, strict=True))
+    origins = np.repeat([ORIGINS.index(method) for method in config.methods], [len(columns[0]) for columns in kept])
+    table = NegativesTable.of(dataset, positives.queries[queries], documents, origins, ranks, scores, round)
+    rows_per_origin = np.bincount(table.origins, minlength=len(ORIGINS))
+    counts = {}
+    for method, verdicts in verdict_counts.items():
+        rows = int(rows_per_origin[ORIGINS.index(method)])
+        removed = {filters.REASONS[code]: int(n) for code, n in enumerate(verdicts) if code != filters.KEPT and n}
+        if verdicts[filters.KEPT] > rows:
+            removed[REPEATED] = int(verdicts[filters.KEPT]) - rows
+        counts[method] = {"candidates": int(verdicts.sum()), **removed, "kept": rows}
+    counts_per_query = np.diff(table.offsets)[positives.queries]
+    wanted = config.num_negatives * len(config.methods)
+    return MiningResult(
+        table=table,
+        counts=counts,
+        wanted=wanted,
+        counts_per_query=counts_per_query,
+        scorer=inputs.scorer.name if inputs.scorer else "",
+    )
+
+
+def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> None:
+    """Check the settings against a data set in a short time; raises the errors of `mine`."""
+    if not (dataset.judgements[split].scores > 0).any():
+        raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
+    if config.range_min >= len(dataset.documents):
+        what = f"{config.range_min} skips all {len(dataset.documents):,} documents"
+        raise ConfigError(what, setting("range_min"), "give a lower rank")
+    if config.drop_answers and dataset.answers is None:
+        remedy = "add answers.jsonl (docs/reference/formats.md)"
+        raise ConfigError(f"{dataset.name} has no answers", setting("drop_answers", True), remedy)
+    rows = dataset.negatives
+    if "gold" in config.methods and (rows is None or not (rows.origins == ORIGINS.index("gold")).any()):
+        raise ConfigError(f"{dataset.name} has no gold negatives", setting("method", "gold"), "choose other methods")
+
+
+def build_negatives_table(
+    dataset: RetrievalDataset, config: DataConfig, table: str, bm25: Callable[[], Bm25Index]
+) -> NegativesTable:
+    """Build the negatives table of one data set for training.
+
+    Args:
+        dataset: opened with its training split, and the splits whose positives must not become negatives.
+        config: names the training split and the mix of origins.
+        table: path of a negatives table, or empty.
+        bm25: returns the index of all passages; called only if it is needed.
+    """
+    tables = [read_negatives(table, dataset)] if table else []
+    if rows := dataset.negatives:
+        tables.append(NegativesTable.of(dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores))
+    merged = NegativesTable.merged(dataset, tables) if tables else NegativesTable.none(dataset)
+    shares = parse_mix(config.negatives_mix)
+    needs_bm25 = not len(merged) if shares is None else bool(shares[_BM25]) and not (merged.origins == _BM25).any()
+    if not needs_bm25:
+        return merged
+    mined = mine(dataset, config.train_split, MiningConfig(method="bm25", num_negatives=DEFAULT_NEGATIVES), bm25=bm25)
+    return NegativesTable.merged(dataset, [merged, mined.table])

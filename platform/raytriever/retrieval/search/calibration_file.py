@@ -1,0 +1,396 @@
+"""`calibration.json`: what a score of one system means for one corpus.
+
+It holds thresholds of confidence below which a query has no answer, a threshold of the score of passages to keep, and
+maps to the probability that a passage is relevant. It belongs to a corpus, and to all that decides the scores: weights,
+settings and arithmetic (int8 or not). With others there is no probability, and no query is said to have an answer or
+none. A corpus of which a tenth of the passages at most were added or removed since is the same one; above it the
+decision stays, and is marked as stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Int64
+from numpy import ndarray
+
+from raytriever.core.errors import ConfigError, StorageError, flag_of, setting
+from raytriever.core.reading.json_and_yaml import conform, read_json
+from raytriever.core.store.commit import MANIFEST
+from raytriever.core.store.disk import files_below
+from raytriever.core.terminal import one_line
+from raytriever.data.data_sources import SourceFile
+from raytriever.data.dataset import Documents
+from raytriever.data.file_digests import content_digest
+from raytriever.metrics.answer_confidence import Confidence, RankedQuestions
+from raytriever.metrics.answer_threshold import AnswerAim, AnswersAchieved
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.passage_threshold import PassagesKept
+from raytriever.metrics.score_to_probability import CalibrationError, IsotonicMap, PlattMap
+from raytriever.models.description import describe, prompt_table
+from raytriever.models.directory.hub_or_local import has_files
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import Prompts
+from raytriever.models.resolve_model import read_files, resolve_model
+from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
+
+FILE, FORMAT = "calibration.json", 5
+AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
+_MOST_BYTES = 16 << 20  # two maps of the most knots
+# Share of added or removed passages up to which a calibration is current.
+MOST_CHANGED = 0.1
+_SAMPLE, _MOST_DEPTH = 1_024, 1_000
+_MOST_THRESHOLDS, _MOST_CHARACTERS = 100, 1_000
+# Files that decide the embeddings of a model.
+_MODEL_FILES = (".safetensors", ".json", ".txt", ".model")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerThreshold(AnswersAchieved):
+    """Lowest confidence of an answer, and what it achieves on the questions on which it was checked.
+
+    Args:
+        aim, wanted: how it was chosen; see `metrics.answer_threshold`.
+        score: the lowest confidence; of the file's `confidence`.
+    """
+
+    aim: AnswerAim
+    wanted: float | None
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassageThreshold(PassagesKept):
+    """Lowest score of a passage to keep, and what it keeps of the questions on which it was checked.
+
+    Args:
+        wanted: share of the relevant passages of a later question that is kept, at least, in expectation.
+        depth: best passages of a question among which it is.
+    """
+
+    wanted: float
+    score: float
+    depth: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Content of `calibration.json`.
+
+    Args:
+        date: day on which it was made, in UTC.
+        system, digest: name of the system in the evaluation, and SHA-256 over all that decides its scores but the
+            passages; see `encoder_digest`.
+        dataset, data: name and digest of the data set.
+        corpus: digest of its passages.
+        passages, sample: their number, and a sample of them, by which later changes are estimated; see `sample_of`.
+        chosen_on, chosen_queries: split on which thresholds and maps were fitted, and its number of queries.
+        checked_on, checked_queries: split on which the figures were measured, and its number of queries. With few
+            queries it is the same as `chosen_on`, such as `dev and test`.
+        confidence: what the thresholds are values of.
+        thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
+        first: map from the confidence of a query to the probability that its best passage is relevant.
+        kept: threshold of the passages to keep; None if there is none.
+        later: map from the scores of the passages at ranks 2 to 10.
+        first_error, later_error: calibration error of both maps on the checked split, with its 95 % interval.
+    """
+
+    format: int
+    date: str
+    system: str
+    digest: str
+    dataset: str
+    data: str
+    corpus: str
+    chosen_on: str
+    chosen_queries: int
+    checked_on: str
+    checked_queries: int
+    thresholds: list[AnswerThreshold]
+    kept: PassageThreshold | None
+    first: IsotonicMap | PlattMap
+    later: IsotonicMap | PlattMap
+    first_error: CalibrationError
+    later_error: CalibrationError
+    passages: int
+    sample: list[int]
+    confidence: Confidence
+    stale: str = ""
+
+    @property
+    def threshold(self) -> AnswerThreshold | None:
+        """The threshold that decides whether a query has an answer; None if no aim was reached."""
+        return self.thresholds[0] if self.thresholds else None
+
+    @property
+    def is_checked_apart(self) -> bool:
+        """True if the figures are of other questions than those that chose the thresholds."""
+        return self.checked_on != self.chosen_on
+
+    def probabilities(
+        self, scores: Float[ndarray, "queries hits"], confidence: Float[ndarray, " queries"]
+    ) -> Float64[ndarray, "queries hits"]:
+        """Return the probability that each hit is relevant; the first column are the best passages."""
+        columns = np.asarray(scores, np.float64).T
+        rows = [self.later.probability(column) for column in columns]
+        if rows:
+            rows[0] = self.first.probability(np.where(np.isfinite(confidence), confidence, -np.inf))
+        return np.stack(rows, axis=1) if rows else np.empty(scores.shape)
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        content = asdict(self)
+        del content["stale"]
+        return json.dumps(content, indent=1) + "\n"
+
+
+def read_calibration(file: Path) -> Calibration | None:
+    """Read a `calibration.json`; return None if there is none.
+
+    Raises:
+        StorageError: the file is damaged, of another format, or holds values that no calibration has.
+    """
+    try:
+        content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES, format=FORMAT)
+    except FileNotFoundError:
+        return None
+    if "stale" in content:
+        raise StorageError("is damaged or changed: 'stale' is no key of it", str(file), AGAIN)
+    try:
+        calibration = conform(content, str(file), Calibration, AGAIN)
+    except MetricInputError as error:
+        raise StorageError(f"is damaged or changed: a map has {error.what}", str(file), AGAIN) from error
+    if reason := _implausible(calibration):
+        raise StorageError(f"is damaged or changed: {reason}", str(file), AGAIN)
+    return calibration
+
+
+def current_calibration(
+    config: ModelConfig,
+    dataset: str,
+    documents: Documents,
+    report: Callable[[str], None],
+    *,
+    int8: bool,
+    file: Path | None = None,
+) -> Calibration | None:
+    """Return the calibration of a model for a corpus; None if there is none, or if it is damaged or stale.
+
+    Args:
+        report: called with a line if it is damaged or stale.
+        int8: whether the texts are encoded in 8-bit integers.
+        file: the file that the user names; by default that of the model's directory.
+
+    Raises:
+        UserError: the file that the user names is missing, damaged, or of another system or corpus.
+    """
+    file_of_model = resolve_model(config.model, config.revision) / FILE if has_files(config.model) else None
+    if (used := file or file_of_model) is None:
+        return None
+    digest = partial(encoder_digest, config, dataset, int8=int8)
+    return calibration_in(used, digest, dataset, documents, report, is_named=file is not None)
+
+
+def calibration_in(
+    file: Path,
+    digest: Callable[[], str],
+    dataset: str,
+    documents: Documents,
+    report: Callable[[str], None],
+    *,
+    is_named: bool,
+) -> Calibration | None:
+    """Return the calibration of a file, if it is that of a system, by its digest, and of a corpus.
+
+    Raises:
+        UserError: the user names the file, and it is missing, damaged, or of another system or corpus. If `is_named` is
+            false, `report` is called with a line instead, and there is no calibration.
+    """
+    try:
+        calibration = read_calibration(file)
+    except StorageError as error:
+        if is_named:
+            raise
+        report(f"{error}. Until then hits have no probability")
+        return None
+    if calibration is None:
+        if is_named:
+            raise ConfigError("no such file", setting("calibration", file), f"{AGAIN}, which writes it")
+        return None
+    made = f"{file}, made {calibration.date}"
+    if calibration.digest != digest():
+        name = one_line(calibration.system)
+        reason = f"is of another system, {name}, or of other weights, prompts, lengths or precision than this one has"
+    elif calibration.corpus != documents.digest and (reason := _changed(calibration, dataset, documents)):
+        if calibration.dataset == dataset and calibration.sample:
+            report(f"{made}: {reason}; the decision to answer stays, but {AGAIN}")
+            return replace(calibration, stale=reason)
+    else:
+        return calibration
+    if is_named:
+        raise ConfigError(reason, setting("calibration", file), AGAIN)
+    report(f"{made} for {one_line(calibration.dataset)}: {reason}, so hits have no probability; {AGAIN}")
+    return None
+
+
+def sample_of(documents: Documents) -> list[int]:
+    """Return the smallest distinct hashes of a corpus' passages, at most 1,024.
+
+    They are a random sample of its texts, and those of two corpora estimate what they share (bottom-k sketch; Cohen &
+    Kaplan, 2007): a share of 0.1 to within 0.02, in two of three cases to within 0.01.
+    """
+    # The forms of texts are hashes already, but of any distribution if somebody made them so.
+    return np.unique(documents.forms >> np.uint64(1))[:_SAMPLE].tolist()  # a number of JSON has 63 bits
+
+
+def changed_share(before: Sequence[int], count: int, documents: Documents) -> float:
+    """Estimate the share of a corpus' passages that were added, or were removed from it, whichever is larger.
+
+    Args:
+        before: sample of the earlier corpus.
+        count: its number of passages.
+        documents: the corpus now.
+    """
+    then, now = np.array(before, np.uint64), np.array(sample_of(documents), np.uint64)
+    both = np.union1d(then, now)[:_SAMPLE]
+    added, removed = (float(np.isin(both, one, invert=True).sum()) for one in (then, now))
+    shared = len(both) - added - removed
+    return max(added / max(shared + added, 1), removed / max(shared + removed, 1))
+
+
+def _changed(calibration: Calibration, dataset: str, documents: Documents) -> str:
+    """Return why a calibration is of another corpus; empty if few of the passages have changed since."""
+    share = changed_share(calibration.sample, calibration.passages, documents) if calibration.sample else 1.0
+    if share <= MOST_CHANGED:
+        return ""
+    if calibration.dataset != dataset:
+        return f"is of another corpus than {dataset}"
+    if not calibration.sample:
+        return "the passages have changed since"
+    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
+
+
+def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False, prompts: Prompts | None = None) -> str:
+    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set; `int8` is
+    whether texts are encoded in 8-bit integers, `prompts` are by default those of the data set's name. An encoder
+    without files is known by its settings alone."""
+    if not has_files(config.model):
+        return digest_of(config.identity(), dataset)
+    model = read_files(config)
+    directory, description = model.directory, describe(model, config)
+    prompts = prompts or prompt_table(description, config).of(dataset)
+    files = {}
+    for path in files_below(directory):
+        name = path.relative_to(directory).as_posix()
+        if path.suffix in _MODEL_FILES and name not in (MANIFEST, FILE):
+            state = path.stat()
+            files[name] = content_digest(SourceFile(name, str(path.resolve()), state.st_size, state.st_mtime_ns))
+    return digest_of(files, description.flags(), prompts.query, prompts.passage, int8)
+
+
+def digest_of(*decides: Any) -> str:
+    """Return the SHA-256 over values of JSON that decide the scores of a system."""
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def _implausible(calibration: Calibration) -> str:
+    texts = (
+        calibration.date, calibration.system, calibration.dataset, calibration.chosen_on, calibration.checked_on
+    )  # fmt: skip
+    if any(len(text) > _MOST_CHARACTERS for text in texts):
+        return f"a name has more than {_MOST_CHARACTERS:,} characters"
+    if not all(_DIGEST.fullmatch(one) for one in (calibration.data, calibration.corpus, calibration.digest)):
+        return "a digest is no SHA-256"
+    errors = calibration.first_error, calibration.later_error
+    if not all(0 <= value <= 1 for error in errors for value in astuple(error)):
+        return "an error is below 0 or above 1"
+    if calibration.confidence.depth > _MOST_DEPTH:
+        return f"a confidence reads more than {_MOST_DEPTH:,} passages"
+    if len(calibration.sample) > _SAMPLE or not all(one >= 0 for one in calibration.sample):
+        return "the sample of passages is too long or has other numbers"
+    if calibration.passages < 0:
+        return "a number of passages is below 0"
+    if len(calibration.thresholds) > _MOST_THRESHOLDS:
+        return f"there are more than {_MOST_THRESHOLDS} thresholds"
+    for threshold in calibration.thresholds:
+        if not math.isfinite(threshold.score):
+            return "a threshold is not finite"
+        if threshold.wanted is not None and not 0 < threshold.wanted <= 1:
+            return "a wanted value is not above 0 and at most 1"
+        shares = threshold.answered, threshold.top_precision, threshold.wrong, threshold.f1
+        for share in (*shares, *threshold.unanswerable.values()):
+            if not (0 <= share.part <= share.whole and 0 <= share.low <= share.high <= 1):
+                return "a share or its interval is not between 0 and 1"
+    kept = calibration.kept
+    if kept and not (math.isfinite(kept.score) and 0 <= kept.low <= kept.share <= kept.high <= 1 and kept.depth > 0):
+        return "the threshold of passages has figures that no calibration has"
+    return ""
+
+
+@dataclass(frozen=True)
+class Decider:
+    """Confidence of the queries of a corpus.
+
+    Args:
+        calibration: says which confidence it is; None without one.
+        documents: the corpus, which BM25 indexes if the confidence asks it.
+        lists_all: whether a ranking has `depth` passages. A reranking of 10 had no more when it was calibrated.
+    """
+
+    calibration: Calibration | None
+    documents: Documents
+    lists_all: bool = True
+
+    @property
+    def depth(self) -> int:
+        """Number of passages that the confidence reads; 0 without a calibration."""
+        return 0 if self.calibration is None else self.calibration.confidence.depth
+
+    @cached_property
+    def bm25(self) -> Bm25Index | None:
+        """Index of the passages; None if BM25 is not asked."""
+        if self.calibration is None or not self.calibration.confidence.reads_bm25:
+            return None
+        return Bm25Index.of(self.documents)
+
+    def confidence(
+        self,
+        queries: Sequence[str],
+        scores: Float32[ndarray, "queries passages"],
+        ranking: Int64[ndarray, "queries passages"],
+    ) -> Float64[ndarray, " queries"] | None:
+        """Return the confidence of each query, -inf without a passage; None without a calibration.
+
+        Args:
+            queries: their texts, without a prompt.
+            scores, ranking: the best passages, best first, -1 for none; `depth` of them if there are so many.
+
+        Raises:
+            ConfigError: an approximate index has found too few.
+        """
+        if self.calibration is None:
+            return None
+        depth, count = self.depth, len(queries)
+        missing = int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0)) if self.lists_all else 0
+        if missing and len(self.documents) >= depth:
+            name = self.calibration.confidence.name
+            what = f"the index finds {depth - missing} of the {depth} passages that {name} reads"
+            raise ConfigError(what, setting("effort"), "give more, or choose thresholds of the score")
+        ranked = np.full((count, depth), np.nan, np.float32)
+        ranked[:, : scores.shape[1]] = np.where(ranking >= 0, scores, np.nan)[:, :depth]
+        bm25 = agrees = None
+        if self.bm25 is not None:
+            best = ranking[:, 0] if ranking.shape[1] else np.full(count, -1)
+            bm25, agrees = compare_best(self.bm25, queries, best)
+        asked = RankedQuestions(ranked, np.zeros((count, 1), bool), np.full(count, ""), bm25, agrees)
+        return self.calibration.confidence.of(asked)

@@ -1,0 +1,185 @@
+"""Step log of a run, `steps.jsonl`: every logged point in order, one line for the points of one step and time.
+
+The file has three readers: a resumed run, which needs its curves; the tracker, which sends the points that the server
+does not have yet; and any reader of a run directory. A whole line is durable. A line that was cut off by the death of
+the process is removed before the next line is written. Its step is repeated, because no later checkpoint was committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from raytriever.core.errors import StorageError, disk_errors, setting
+from raytriever.core.reading.json_and_yaml import parse_json
+from raytriever.tracking.tracker import Point
+
+STEPS = "steps.jsonl"
+_REMEDY = f"remove the line, or give another {setting('output')}"
+# Largest step, each of which uses a bit of memory, and largest time in milliseconds.
+_LIMITS = (1_000_000_000, 1 << 53)
+
+
+class PointBatch(NamedTuple):
+    """Consecutive points of the file, and the byte offset after the last one."""
+
+    points: list[Point]
+    end: int
+
+
+class StepLog:
+    """Step log of one run, whose directory may not exist yet. One process at a time may write it, from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._file = folder, folder / STEPS
+        self._lock = threading.Lock()
+        self._logged: dict[str, bytearray] = {}  # by metric, a bit for every step
+        self.size = self.points = 0
+        for end, entry in _entries(self._file):
+            self.size = end
+            for name in entry["measured"]:
+                self.points += self._mark(name, entry["step"])
+
+    def add(self, points: Iterable[Point]) -> int:
+        """Write the points whose name and step were not logged before. Return their number.
+
+        A restarted worker group and a resumed run repeat steps; the first value is kept.
+        """
+        with self._lock:
+            fresh = [point for point in points if self._mark(point.name, point.step)]
+            if not fresh:
+                return 0
+            lines = "".join(
+                json.dumps({"step": step, "milliseconds": at, "measured": {p.name: p.value for p in group}}) + "\n"
+                for (step, at), group in groupby(fresh, lambda point: (point.step, point.milliseconds))
+            ).encode()
+            with disk_errors(self._file):
+                descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o644)
+                with open(descriptor, "wb", buffering=0) as stream:
+                    stream.truncate(self.size)  # cut off a line that was cut off by a death or a full disk
+                    stream.seek(self.size)
+                    view = memoryview(lines)
+                    while view:
+                        view = view[stream.write(view) :]
+                    os.fdatasync(stream.fileno())
+            self.size += len(lines)
+            self.points += len(fresh)
+            return len(fresh)
+
+    def read_from(self, offset: int, limit: int) -> PointBatch:
+        """Return points from a byte offset on, in whole lines, until there are at least `limit`."""
+        batch = PointBatch([], offset)
+        for end, entry in _entries(self._file, offset, self.size):
+            batch = PointBatch([*batch.points, *_points(entry)], end)
+            if len(batch.points) >= limit:
+                break
+        return batch
+
+    def count(self, offset: int) -> int:
+        """Return the number of points from a byte offset on."""
+        return sum(len(entry["measured"]) for _, entry in _entries(self._file, offset, self.size))
+
+    def locate(self, points: int) -> tuple[int, int]:
+        """Return how many of the first points are in whole lines, and the byte offset after these lines."""
+        before = offset = 0
+        for end, entry in _entries(self._file, 0, self.size):
+            if before + len(entry["measured"]) > points:
+                break
+            before, offset = before + len(entry["measured"]), end
+        return before, offset
+
+    def _mark(self, name: str, step: int) -> bool:
+        bits = self._logged.setdefault(name, bytearray())
+        index, bit = divmod(step, 8)
+        if index >= len(bits):
+            bits.extend(bytes(index + 1 - len(bits) + len(bits) // 8))
+        is_logged = bits[index] >> bit & 1
+        bits[index] |= 1 << bit
+        return not is_logged
+
+
+def read_curve(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Return the values of one metric by step; see `read_curves`."""
+    return read_curves(folder, [name])[name]
+
+
+def read_curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
+    """Return the values of metrics by step. Another process may still write the run directory."""
+    values: dict[str, dict[int, float]] = {name: {} for name in names}
+    for _, entry in _entries(folder / STEPS):
+        for name in names:
+            if name in entry["measured"]:
+                values[name][entry["step"]] = float(entry["measured"][name])
+    return {name: sorted(points.items()) for name, points in values.items()}
+
+
+def training_folders(folder: Path) -> list[Path]:
+    """Return the folders with the step logs of a run: those of its stages in order, or its own."""
+
+    def number(path: Path) -> tuple[int, str]:
+        prefix = path.name.partition("-")[0]
+        return (int(prefix) if prefix.isdigit() else 0, path.name)
+
+    return sorted((path.parent for path in folder.glob(f"stages/*/{STEPS}")), key=number) or [folder]
+
+
+def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
+    """Return the curve of a metric over all stages; step 1 of a stage follows the last step of the stage before."""
+    whole: list[tuple[int, float]] = []
+    done = 0
+    for folder in folders:
+        curves = read_curves(folder, [name, "loss"])
+        whole += [(done + step, value) for step, value in curves[name]]
+        done += max((step for step, _ in curves["loss"]), default=0)
+    return whole
+
+
+class _Entry(TypedDict):
+    step: int
+    milliseconds: int
+    measured: dict[str, float]
+
+
+def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
+    """Yield the whole lines from a byte offset on, each with the offset after it. Lines that are not JSON are skipped:
+    a crash of the machine may have written a line in part."""
+    if not file.is_file():
+        return
+    with disk_errors(file), file.open("rb") as stream:
+        stream.seek(offset)
+        for line in stream:
+            start, offset = offset, offset + len(line)
+            if not line.endswith(b"\n") or (size is not None and offset > size):
+                return
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            except RecursionError:
+                entry = None
+            if not _is_entry(entry):
+                where = f"{file} at byte {start}"
+                entry = parse_json(line, where, _Entry, _REMEDY)
+                raise StorageError("is damaged or changed: its step or time is out of range", where, _REMEDY)
+            yield offset, entry
+
+
+def _is_entry(entry: Any) -> bool:
+    """Return whether a line has the types of `_Entry`, ten times faster than `conform`: there may be millions."""
+    if type(entry) is not dict or type(entry.get("measured")) is not dict:
+        return False
+    for number, limit in zip((entry.get("step"), entry.get("milliseconds")), _LIMITS, strict=True):
+        if type(number) is not int or not 0 <= number <= limit:
+            return False
+    values = entry["measured"].values()
+    return all(type(value) is float or (type(value) is int and abs(value) < 1 << 63) for value in values)
+
+
+def _points(entry: _Entry) -> Sequence[Point]:
+    at = entry["milliseconds"]
+    return [Point(name, float(value), entry["step"], at) for name, value in entry["measured"].items()]

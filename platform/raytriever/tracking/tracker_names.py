@@ -1,0 +1,82 @@
+"""Names of `--tracker`, their packages and keys, and the trackers themselves.
+
+`check_trackers` finds a missing package, a missing key and a wrong address before any long work, without a request to
+a service other than MLflow's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from raytriever.core.errors import ConfigError, setting
+from raytriever.core.options import did_you_mean
+from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
+from raytriever.tracking.tracker import TrackerClient
+
+TITLES = {"mlflow": "MLflow", "wandb": "W&B", "tensorboard": "TensorBoard", "trackio": "Trackio"}
+NONE = "none"
+DEFAULT_TRACKERS = ("mlflow",)
+_OLDEST = {"wandb": "0.19.10", "tensorboard": "2.18", "trackio": "0.43"}
+
+
+def read_trackers(text: str) -> tuple[str, ...]:
+    """Return the trackers of a list such as `mlflow,wandb`; none for `none`."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in (*TITLES, NONE):
+            raise ConfigError(f"unknown tracker {name!r}", setting("tracker"), did_you_mean(name, [*TITLES, NONE]))
+    if NONE in names and len(names) > 1:
+        what = f"{text!r} names trackers next to {NONE!r}"
+        raise ConfigError(what, setting("tracker"), f"give {NONE}, or leave it out")
+    return () if names == [NONE] else tuple(names)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check that trackers can be used, as far as possible without them."""
+    for name in names:
+        if name in _OLDEST:
+            _check_package(name)
+        if name == "mlflow":
+            check_uri(tracking_uri())
+        elif name == "wandb":
+            from raytriever.tracking.wandb_tracker import read_settings
+
+            read_settings()
+        elif name == "tensorboard":
+            from raytriever.tracking.tensorboard_tracker import check_folder
+
+            check_folder()
+
+
+def open_trackers(names: Sequence[str]) -> list[TrackerClient]:
+    """Return trackers; raises as `check_trackers`, and `ConfigError` if the server of MLflow does not answer."""
+    check_trackers(names)
+    return [_open(name) for name in names]
+
+
+def _open(name: str) -> TrackerClient:
+    if name == "wandb":
+        from raytriever.tracking.wandb_tracker import WandbClient
+
+        return WandbClient()
+    if name == "tensorboard":
+        from raytriever.tracking.tensorboard_tracker import TensorboardClient
+
+        return TensorboardClient()
+    if name == "trackio":
+        from raytriever.tracking.trackio_tracker import TrackioClient
+
+        return TrackioClient()
+    return MlflowServer(tracking_uri())
+
+
+def _check_package(name: str) -> None:
+    remedy = f"pip install 'raytriever[{name}]', or leave it out"
+    try:
+        installed = version(name)
+    except PackageNotFoundError as error:
+        raise ConfigError(f"{TITLES[name]} needs the package {name}", setting("tracker", name), remedy) from error
+    numbers = [[int(part) for part in text.split(".")[:3] if part.isdecimal()] for text in (installed, _OLDEST[name])]
+    if numbers[0] < numbers[1]:
+        raise ConfigError(f"{name} {installed} is older than {_OLDEST[name]}", setting("tracker", name), remedy)

@@ -1,0 +1,316 @@
+"""Background jobs of training: functions of a committed checkpoint, whose result all workers adopt after one step.
+
+A job has phases. Only while a job runs, the workers exchange one small message after each step. A phase ends when the
+first worker has finished it, or when all workers have finished it with the same result: on all workers after the same
+step.
+
+1. `submit` starts a job. When its checkpoint is committed, another process or a thread gets the path.
+2. `poll` checks the work after each step and exchanges the messages.
+3. `adopt` applies the result of the last phase. `reject` logs why a job failed; a failed job never ends training.
+4. `recover` applies recorded results after a restart, and submits unfinished work again, with the same checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from raytriever.core.errors import UserError
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.training.checkpoint import Progression, checkpoint_path
+from raytriever.training.worker_batch import Batch
+
+Result = TypeVar("Result", covariant=True)
+POLL_SECONDS = 0.02  # between two polls while training waits for a job
+LOG_SECONDS = 60.0  # between two log lines while training waits
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+class JobStatus(IntEnum):
+    """Status of one worker in a phase of a job."""
+
+    RUNNING, DONE, FAILED = range(3)
+
+
+class JobMessage(NamedTuple):
+    """Message of one worker to all: its status, and the result of the phase, which a float64 must hold exactly."""
+
+    status: JobStatus = JobStatus.RUNNING
+    result: float = 0.0
+
+
+RUNNING = JobMessage()
+
+
+def all_rows(row: list[float], workers: WorkerGroup) -> list[list[float]]:
+    """Return the row of each worker, by rank; one small collective on the CPU that all workers call."""
+    rows: list[list[float]] = workers.all_gather(torch.tensor([row], dtype=torch.float64)).tolist()
+    return rows
+
+
+def all_texts(text: str, workers: WorkerGroup) -> list[str]:
+    """Return the text of each worker, by rank; two collectives on the CPU that all workers call."""
+    raw = text.encode()
+    length = max(int(row[0]) for row in all_rows([len(raw)], workers))
+    own = torch.frombuffer(bytearray(raw.ljust(length + 1, b"\0")), dtype=torch.uint8)[None]
+    return [bytes(row).rstrip(b"\0").decode() for row in workers.all_gather(own).tolist()]
+
+
+class JobError(Exception):
+    """Failure that the process doing the work has reported, as a line for the user."""
+
+
+class JobClient(Protocol[Result]):
+    """Access to the process that does the work; used by the first worker alone, for one job at a time."""
+
+    def submit(self, number: int, checkpoint: Path) -> None:
+        """Start job `number` on a committed checkpoint. Does not wait."""
+
+    def poll(self) -> Result | None:
+        """Return the result of the job; None while it is running. Does not wait.
+
+        Raises:
+            UserError, JobError: the job failed.
+        """
+
+
+@dataclass(frozen=True)
+class JobPhase:
+    """One phase of a job.
+
+    Args:
+        check: returns this worker's message; called with the number of steps done, after each step, until the message
+            is no longer `RUNNING`. Does not wait.
+        start: called on every worker, with the number of steps done, when the phase before it has ended.
+        needs_all: whether the phase ends when all workers have the same result, or when the first worker has one.
+    """
+
+    check: Callable[[int], JobMessage]
+    start: Callable[[int], None] = lambda step: None
+    needs_all: bool = False
+
+    def is_done(self, messages: Sequence[JobMessage]) -> bool:
+        """Return whether the phase has ended with a result."""
+        if not self.needs_all:
+            return messages[0].status is JobStatus.DONE
+        return all(message == messages[0] for message in messages) and messages[0].status is JobStatus.DONE
+
+    def has_failed(self, messages: Sequence[JobMessage]) -> bool:
+        """Return whether a worker has failed, or workers that should agree have different results."""
+        if any(message.status is JobStatus.FAILED for message in messages):
+            return True
+        are_done = all(message.status is JobStatus.DONE for message in messages)
+        return self.needs_all and are_done and not self.is_done(messages)
+
+
+def exchange_messages(message: JobMessage, workers: WorkerGroup) -> list[JobMessage]:
+    """Return the messages of all workers in the order of rank; one small collective that all workers call."""
+    rows = all_rows([float(message.status), message.result], workers)
+    return [JobMessage(JobStatus(int(status)), result) for status, result in rows]
+
+
+def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
+    """Return the first worker's JSON value on every worker; all workers call it."""
+    return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])
+
+
+# --------------------------------------------------------------------------------------------------------------- job
+
+
+class BackgroundJob(ABC):
+    """State machine of one kind of background work on one worker; one job runs at a time.
+
+    All workers make every call in the same order, and call each hook of the training loop after the same step.
+
+    Args:
+        client: access to the process that does the work, on the first worker; None on the others.
+        phases: phases after the one in which the work is done.
+    """
+
+    def __init__(
+        self,
+        client: JobClient[Any] | None,
+        checkpoints: Path,
+        workers: WorkerGroup,
+        log: Callable[[str], None],
+        report_status: Callable[[str], None],
+        phases: Sequence[JobPhase] = (),
+    ) -> None:
+        self._client, self._checkpoints = client, checkpoints
+        self._phases = [JobPhase(self._check_checkpoint), JobPhase(self._check_work, self._submit_work), *phases]
+        self.workers, self._log, self._report_status = workers, log, report_status
+        self._number, self._checkpoint = 0, checkpoints
+        self._phase: int | None = None
+        self._message, self._reason = RUNNING, ""
+        self._wait_seconds = 0.0
+        # Called by all workers before training waits; it raises the error of a checkpoint that cannot be written.
+        self.wait_for_checkpoint: Callable[[], None] = lambda: None
+
+    @abstractmethod
+    def recover(self, step: int) -> None:
+        """Resume after `step` steps: apply recorded results, submit unfinished work again."""
+
+    @abstractmethod
+    def receive(self, result: Any, step: int) -> float:
+        """Record, on the first worker, the result of the work after `step` steps; returns what all workers adopt."""
+
+    @abstractmethod
+    def adopt(self, step: int, result: float) -> None:
+        """Apply the result of a job after `step` steps, with the first worker's result of the last phase."""
+
+    @abstractmethod
+    def reject(self, step: int, reason: str) -> None:
+        """Drop a job that failed after `step` steps; `reason` is empty where another worker failed."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what the running job does, to follow `Training has waited 60 s for`."""
+
+    @property
+    def is_first(self) -> bool:
+        """True on the first worker, which alone communicates with the process that does the work."""
+        return self.workers.rank == 0
+
+    @property
+    def is_running(self) -> bool:
+        """True while a job is running."""
+        return self._phase is not None
+
+    # ------------------------------------------------------------------------------------- hooks of the training loop
+
+    def start(self, progression: Progression) -> Progression:
+        """Resume from the progression of the checkpoint; called once, before the first batch.
+
+        Returns:
+            The progression to train from.
+        """
+        self.recover(progression.step)
+        return progression
+
+    def prefetch_limit(self, step: int, end: int) -> int:
+        """Return the step from which on no batch may be prepared before `after_step` of `step`; at most `end`."""
+        return end
+
+    def before_batch(self, step: int, batch: Batch) -> None:  # noqa: B027
+        """Check the batch of `step`, counted from 0, before the model learns from it."""
+
+    @abstractmethod
+    def after_step(self, progression: Progression) -> Progression:
+        """Act after a step whose checkpoint, where one is due, is being written.
+
+        Returns:
+            The progression; with `stopped` where training ends.
+        """
+
+    def finish(self, progression: Progression) -> Progression:
+        """Act after the last step, when all checkpoints are committed; returns the final progression."""
+        return progression
+
+    def close(self) -> None:  # noqa: B027
+        """Release threads; called also after an error."""
+
+    @abstractmethod
+    def needs_checkpoint(self, step: int) -> bool:
+        """Return whether a checkpoint is needed after `step` steps."""
+
+    @property
+    @abstractmethod
+    def retained_steps(self) -> frozenset[int]:
+        """Steps whose checkpoints must not be removed; read by the thread that writes checkpoints."""
+
+    @abstractmethod
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return metrics for the tracker, of `step` counted from 0."""
+
+    # ---------------------------------------------------------------------------------------------------------- phases
+
+    def submit(self, number: int, step: int) -> None:
+        """Start job `number`, on the checkpoint of `step`, as soon as that is committed."""
+        self._number, self._checkpoint = number, checkpoint_path(self._checkpoints, step)
+        self._enter(0, lambda: None)
+
+    def poll(self, step: int) -> None:
+        """Check the running job after `step` steps, and go to its next phase where all workers agree on that."""
+        if self._phase is None:
+            return
+        phase = self._phases[self._phase]
+        if self._message.status is JobStatus.RUNNING:
+            with self._failing():
+                self._message = phase.check(step)
+        messages = exchange_messages(self._message, self.workers)
+        if phase.has_failed(messages):
+            self._phase = None
+            self.reject(step, self._reason)
+        elif phase.is_done(messages):
+            following = self._phase + 1
+            if following < len(self._phases):
+                self._enter(following, lambda: self._phases[following].start(step))
+            else:
+                self._phase = None
+                self.adopt(step, messages[0].result)
+
+    def wait_while(self, must_wait: Callable[[], bool], step: int) -> None:
+        """Poll until `must_wait` is false; logs every `LOG_SECONDS` for how long training has waited."""
+        began = logged = time.monotonic()
+        if must_wait():
+            self._report_status(f"waiting for {self.describe()}")
+            self.wait_for_checkpoint()
+        while must_wait():
+            time.sleep(POLL_SECONDS)
+            self.poll(step)
+            if must_wait() and time.monotonic() - logged > LOG_SECONDS:
+                logged = time.monotonic()
+                waited = f"Training has waited {logged - began:.0f} s for {self.describe()}."
+                self.log(f"{waited} `ray status` shows whether its process has the resources that it needs.")
+
+    def log(self, line: str) -> None:
+        """Log a line for the user on the first worker."""
+        if self.is_first:
+            self._log(line)
+
+    def take_wait_seconds(self) -> float:
+        """Return the seconds that jobs kept steps waiting since the last call."""
+        seconds, self._wait_seconds = self._wait_seconds, 0.0
+        return seconds
+
+    @contextmanager
+    def count_wait(self) -> Iterator[None]:
+        """Add the seconds of a block to those that jobs kept steps waiting."""
+        began = time.monotonic()
+        yield
+        self._wait_seconds += time.monotonic() - began
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Run a block whose errors fail the job instead of ending training."""
+        try:
+            yield
+        except Exception as error:
+            self._message = JobMessage(JobStatus.FAILED)
+            self._reason = str(error) if isinstance(error, UserError | JobError) else f"{type(error).__name__}: {error}"
+
+    def _check_checkpoint(self, step: int) -> JobMessage:
+        return JobMessage(JobStatus.DONE) if self.is_first and self._checkpoint.is_dir() else RUNNING
+
+    def _submit_work(self, step: int) -> None:
+        if self._client is not None:
+            self._client.submit(self._number, self._checkpoint)
+
+    def _check_work(self, step: int) -> JobMessage:
+        result = self._client.poll() if self._client is not None else None
+        return RUNNING if result is None else JobMessage(JobStatus.DONE, self.receive(result, step))
+
+    def _enter(self, phase: int, start: Callable[[], None]) -> None:
+        self._phase, self._message, self._reason = phase, RUNNING, ""
+        with self._failing():
+            start()

@@ -1,0 +1,166 @@
+"""Loader: batches of the steps, and the thread that prepares them ahead of the training loop.
+
+1. A worker's passages are the groups of its queries, one after another: positives, then hard negatives.
+2. A batch is a pure function of (data, seed, step), so no iterator position has to be saved.
+3. The thread prepares at most `depth` batches ahead. It measures how long a step waited for its batch.
+4. The thread also counts the work of a batch, and copies it to the device (`batch`).
+
+It is a thread, not a process: a batch is slices of memory-mapped tokens, a millisecond or two, which is less than
+sending it between processes. It calls numpy rather than torch, which would give each thread its own pool."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from time import perf_counter
+from typing import Generic, Self, TypeVar
+
+from raytriever.data.dataset import Tokens
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.data.sampling.batch_order import Order, worker_slice
+from raytriever.data.sampling.teacher_scores import TeacherTable
+from raytriever.data.sampling.training_examples import Examples
+from raytriever.losses.batch_relevance import GlobalIds, find_relevance
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.models.retriever import Retriever
+from raytriever.training.guide_encoder import GuideTexts
+from raytriever.training.worker_batch import Batch
+
+T = TypeVar("T")
+PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """Source of the batches of a split, on any worker.
+
+    Args:
+        tokens: Tokens of queries and documents by position, made for the retriever that encodes them.
+        negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
+        teacher: scores of the pairs of a group; None without a teacher.
+    """
+
+    tokens: Tokens
+    examples: Examples
+    order: Order
+    positives_per_query: int
+    negatives_per_query: int
+    version: int = 0
+    teacher: TeacherTable | None = None
+    guide: GuideTexts | None = None
+
+    def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
+        """Return the source with other hard negatives. Order, queries, positives and random draws stay the same."""
+        return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
+
+    def batch(
+        self, step: int, retriever: Retriever, workers: WorkerGroup, symmetric: bool = False, chunk: int | None = None
+    ) -> Batch:
+        """Return this worker's share of the global batch of `step`, counted from 0.
+
+        The ids of the whole batch are computed on every worker: so the relevance needs no message.
+        """
+        chosen, epochs = self.order.batch(step), self.order.epochs(step)
+        share = len(worker_slice(chosen, workers.rank, workers.size))
+        own = slice(workers.rank * share, (workers.rank + 1) * share)
+        queries = self.examples.queries(chosen)
+        positives, groups = self.examples.groups(chosen, epochs, self.positives_per_query, self.negatives_per_query)
+        # Equal texts have one id in the loss.
+        query_ids = self.examples.query_copies.first(queries)
+        positive_ids, group_ids = (self.examples.document_copies.first(each) for each in (positives, groups))
+        known_rows, known = self.examples.known(chosen)
+        everyones = GlobalIds(query_ids, positive_ids, group_ids.reshape(-1), known_rows, known, self.order.seed, step)
+        queries, passages = queries[own], groups[own].reshape(-1)
+        teacher = None
+        if self.teacher is not None:
+            teacher = group_ids[own], self.teacher.of_groups(queries, groups[own])
+        of_queries, of_passages = None, None  # prompts, for a model that does not pool them
+        if not retriever.description.pool_prompt:
+            of_queries = self.tokens.query_prompts.of(queries)
+            of_passages = self.tokens.document_prompts.of(passages)
+        return Batch(
+            retriever.batch_of(self.tokens.queries.take(queries), "query", of_queries, chunk),
+            retriever.batch_of(self.tokens.documents.take(passages), "passage", of_passages, chunk),
+            find_relevance(everyones, workers.rank, workers.size, teacher, symmetric),
+            chunk,
+            self.version,
+            self.guide.passes(queries, passages, chunk) if self.guide is not None else (),
+        )
+
+
+class SourceVersions:
+    """Batch sources by the first step that uses them; the loader's thread reads them while the loop adds versions."""
+
+    def __init__(self, source: BatchSource) -> None:
+        # The tuple is replaced as a whole: a reader sees the old versions or the new ones.
+        self._all: tuple[tuple[int, BatchSource], ...] = ((0, source),)
+
+    @property
+    def newest(self) -> BatchSource:
+        """The source of the last version."""
+        return self._all[-1][1]
+
+    def at(self, step: int) -> BatchSource:
+        """Return the source of the batch of `step`, counted from 0."""
+        return next(source for first_step, source in reversed(self._all) if first_step <= step)
+
+    def add(self, first_step: int, source: BatchSource) -> None:
+        """Add a version that holds from `first_step` on."""
+        if first_step < (last := self._all[-1][0]):
+            raise ValueError(f"a version from step {first_step} cannot follow a version from step {last}")
+        self._all = (*(version for version in self._all if version[0] < first_step), (first_step, source))
+
+    def forget_before(self, step: int) -> None:
+        """Remove the versions that only steps before `step` use."""
+        usable = [number for number, (first_step, _) in enumerate(self._all) if first_step <= step]
+        self._all = self._all[usable[-1] :]
+
+
+class Prefetcher(Generic[T]):
+    """Iterator over `make(step)` for some steps, in order, made in a thread; used in a `with` statement.
+
+    An error of `make` is raised when its batch is requested, and ends the iteration. At the end of the block the thread
+    finishes the batch that it is preparing and ends.
+
+    Args:
+        depth: batches prepared ahead, at least 1.
+
+    Attributes:
+        waited: seconds that the last batch was waited for.
+    """
+
+    def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = PREFETCH_DEPTH) -> None:
+        self.waited = 0.0
+        self._make, self._steps, self._depth = make, iter(steps), depth
+        self._pending = deque[Future[T]]()
+        self._pool = ThreadPoolExecutor(1, "loader")
+
+    def __enter__(self) -> Self:
+        self._submit(self._depth)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pending.clear()
+        self._pool.shutdown(cancel_futures=True)
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._pending:
+            raise StopIteration
+        began = perf_counter()
+        try:
+            batch = self._pending.popleft().result()
+        except BaseException:
+            self._pending.clear()
+            raise
+        self.waited = perf_counter() - began
+        self._submit(1)
+        return batch
+
+    def _submit(self, steps: int) -> None:
+        self._pending.extend(self._pool.submit(self._make, step) for step in islice(self._steps, steps))

@@ -1,0 +1,270 @@
+"""Validation of checkpoints by retrieval from dev data, as a background job of training.
+
+1. At a validation step the checkpoint is saved and waits for its validation. It is not removed before that has ended.
+2. Validations run one after another, in the order of the steps. All workers adopt a value after the same step.
+3. A step waits only where too many validations are pending. The end of training waits for all that count.
+
+Values count in the order of the steps, up to the one that ends patience; the checkpoints of later steps do not count.
+So the best checkpoint does not depend on when a value became known, or on restarts. `evaluations/step-20.json` is
+written once, by the evaluator. A run that is killed after the value that ends patience stops at its last logged
+step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raytriever.core.errors import StorageError
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import read_manifest, remove, write_atomically
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.training.background_jobs import BackgroundJob, JobClient, broadcast_json
+from raytriever.training.checkpoint import Progression, checkpoint_path
+from raytriever.training.training_settings import DEV_LOSS, TrainingConfig
+
+T = TypeVar("T")
+FOLDER = "evaluations"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One validation.
+
+    Args:
+        value: Value of the metric that decides; higher is better; NaN where no metric decides.
+    """
+
+    step: int
+    value: float
+    measured: Mapping[str, float]
+
+
+def summarize(values: Mapping[int, float], patience: int) -> Progression:
+    """Return the progression after validations, in the order of their steps, up to the one that ends patience.
+
+    Args:
+        values: by step; higher is better.
+        patience: validations without a better value after which training stops.
+    """
+    progression = Progression()
+    for step, value in sorted(values.items()):
+        progression = progression.after_validation(step, value, patience)
+        if progression.stopped:
+            break
+    return progression
+
+
+def record_path(folder: Path, step: int) -> Path:
+    """Return the path of the record of a step's checkpoint."""
+    return folder / f"step-{step}.json"
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write one record; raises `StorageError` where it cannot be written."""
+    write_atomically(record_path(folder, record.step), json.dumps(asdict(record), indent=1) + "\n")
+
+
+def read_record(folder: Path, step: int) -> Record | None:
+    """Return the record of a step's checkpoint, if there is one; raises `StorageError` where it is damaged."""
+    return _read(record_path(folder, step), Record)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Return all records by step; raises `StorageError` where one is damaged."""
+    steps = [path.stem.removeprefix("step-") for path in folder.glob("step-*.json")]
+    records = [read_record(folder, int(step)) for step in steps if step.isdigit()]
+    return sorted((record for record in records if record is not None), key=lambda record: record.step)
+
+
+def remove_later(folder: Path, step: int) -> None:
+    """Remove the records of checkpoints after `step`: a run that resumes from there makes them again."""
+    for record in read_records(folder):
+        if record.step > step:
+            remove(record_path(folder, record.step))
+
+
+def _read(file: Path, kind: type[T]) -> T | None:
+    try:
+        return read_json(file, kind, "remove it to evaluate again")
+    except FileNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationPlan:
+    """Plan of the validations of a run.
+
+    Args:
+        behind: validations that may be pending before training waits.
+        evaluator: on the first worker; None on the others. It is passed the step and the path of a committed checkpoint
+            and returns its record, which is in `folder` then.
+        on_metrics: called on the first worker with the step of each validated checkpoint and its metrics. After a
+            restart it is called again for earlier validations.
+        last_logged_step: the last step that an earlier call has logged, the same on every worker. Training stops no
+            earlier, so that its curves end where it does.
+        digest: Digest of the dev data and of how it is measured; a run resumes with no other.
+    """
+
+    folder: Path
+    behind: int
+    evaluator: JobClient[Record] | None
+    on_metrics: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
+    last_logged_step: int = 0
+    digest: str = ""
+
+
+class ValidationJob(BackgroundJob):
+    """Validations of one run, on one worker."""
+
+    def __init__(
+        self,
+        plan: ValidationPlan,
+        settings: TrainingConfig,
+        total_steps: int,
+        checkpoints: Path,
+        workers: WorkerGroup,
+        log: Callable[[str], None],
+        report_status: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        super().__init__(plan.evaluator, checkpoints, workers, log, report_status)
+        self._plan, self._settings, self._total_steps = plan, settings, total_steps
+        self._values: dict[int, float] = {}
+        self._pending: list[int] = []  # steps, the first of which the running job validates
+        self._stops_at: int | None = None  # the step at which training stops early
+        self._retained_steps: frozenset[int] = frozenset()  # replaced as a whole: another thread reads it
+
+    # ------------------------------------------------------------------------------------------------------- hooks
+
+    def start(self, progression: Progression) -> Progression:
+        """Resume; raises `StorageError` where a record is damaged."""
+        return self._judge(super().start(progression))
+
+    def after_step(self, progression: Progression) -> Progression:
+        """Add a validation that is due, poll the running one, and wait where too many are pending."""
+        step = progression.step
+        with self.count_wait():
+            if self.needs_checkpoint(step) and step not in self._pending:
+                self._pending.append(step)
+                self._submit_next()
+            self.poll(step)
+            self.wait_while(lambda: len(self._pending) > self._plan.behind, step)
+        return self._judge(progression)
+
+    def finish(self, progression: Progression) -> Progression:
+        """Wait for all pending validations."""
+        if self._pending:
+            self.log(f"Training is done. Waiting for the validation of steps {', '.join(map(str, self._pending))}.")
+        self.wait_while(lambda: bool(self._pending), progression.step)
+        return self._judge(progression)
+
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return the seconds that validations kept steps waiting since the last call."""
+        return {"evaluation_wait_seconds": self.take_wait_seconds()}
+
+    def needs_checkpoint(self, step: int) -> bool:
+        """Return whether the checkpoint after `step` steps is validated; none is after patience has ended."""
+        return self._stops_at is None and (step % self._settings.eval_steps == 0 or step == self._total_steps)
+
+    @property
+    def retained_steps(self) -> frozenset[int]:
+        """The best checkpoint, where validations decide on it, and those that wait for validation."""
+        return self._retained_steps
+
+    # --------------------------------------------------------------------------------------------------------- job
+
+    def recover(self, step: int) -> None:
+        """Use the recorded values, and validate the checkpoints that have none."""
+        state = self._recorded_state(step) if self.is_first else {}
+        state = broadcast_json(state, self.workers)
+        self._values = dict(state["values"])
+        self._pending = state["pending"]
+        self._stops_at = state["stops_at"]
+        self._submit_next()
+
+    def receive(self, result: Record, step: int) -> float:
+        """Report the metrics."""
+        self._plan.on_metrics(result.step, result.measured)
+        return result.value
+
+    def adopt(self, step: int, result: float) -> None:
+        """Use the value of the oldest pending checkpoint; stop training where it ends patience."""
+        self._values[self._pending.pop(0)] = result
+        summary = self._summary
+        if self._is_deciding and summary.stopped:
+            self._stops_at = max(step, self._plan.last_logged_step)
+            self._pending.clear()
+            metric = f"{self._settings.best_metric} has not improved since step {summary.best_step}"
+            self.log(f"{metric}. Training stops at step {self._stops_at}.")
+        self._submit_next()
+
+    def reject(self, step: int, reason: str) -> None:
+        """Leave the oldest pending checkpoint without a value."""
+        self.log(f"The validation of step {self._pending.pop(0)} failed ({reason}). Training continues without it.")
+        self._submit_next()
+
+    def describe(self) -> str:
+        """See `BackgroundJob.describe`."""
+        return f"the validation of step {self._pending[0]}"
+
+    @property
+    def _summary(self) -> Progression:
+        return summarize(self._values, self._settings.patience)
+
+    @property
+    def _is_deciding(self) -> bool:
+        """True where validations decide which checkpoint is best and when training stops."""
+        return self._settings.best_metric != DEV_LOSS
+
+    def _judge(self, progression: Progression) -> Progression:
+        """Return the progression with the best checkpoint and the stop that the validations decide on."""
+        if not self._is_deciding:
+            return progression
+        summary, step = self._summary, progression.step
+        has_stopped = progression.stopped or (self._stops_at is not None and step >= self._stops_at)
+        return replace(summary, step=step, stopped=has_stopped)
+
+    def _submit_next(self) -> None:
+        best = {self._summary.best_step} if self._is_deciding else set()
+        self._retained_steps = frozenset({*best, *self._pending})
+        if self._pending and not self.is_running:
+            self.submit(self._pending[0], self._pending[0])
+
+    def _recorded_state(self, step: int) -> dict[str, Any]:
+        """Return, on the first worker, values, pending steps and the stop of an earlier call, as JSON."""
+        folder, settings = self._plan.folder, self._settings
+        remove_later(folder, step)
+        records, stops_at = read_records(folder), None
+        for record in records:
+            self._plan.on_metrics(record.step, record.measured)
+        values = {record.step: record.value for record in records}
+        if self._is_deciding:
+            self._remove_damaged(values)
+            summary = summarize(values, settings.patience)
+            if summary.stopped:
+                stops_at = max(step, self._plan.last_logged_step)
+        last = [step] if step == self._total_steps else []
+        due = {*range(settings.eval_steps, step + 1, settings.eval_steps), *last} - {record.step for record in records}
+        return {
+            "values": list(values.items()),
+            "stops_at": stops_at,
+            "pending": [
+                one for one in sorted(due) if stops_at is None and checkpoint_path(self._checkpoints, one).is_dir()
+            ],
+        }
+
+    def _remove_damaged(self, values: dict[int, float]) -> None:
+        """Remove the best values until the checkpoint of the best one is undamaged."""
+        settings, has_logged = self._settings, False
+        while best := summarize(values, settings.patience).best_step:
+            try:
+                read_manifest(checkpoint_path(self._checkpoints, best))
+            except StorageError as error:
+                if not has_logged:
+                    self.log(f"{error}. The best checkpoint is chosen from the others and from later ones.")
+                has_logged = True
+                del values[best]
+            else:
+                return

@@ -1,0 +1,103 @@
+"""Bytes of one training worker that follow from the settings and the number of weights, on any device.
+
+The plan before a run and the search for a chunk within it add them up with the activations, which the plan simulates
+and the search measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raytriever.losses.score_matrix import panel_height
+from raytriever.training.training_settings import TrainingConfig
+
+FLOAT = 4
+# Values per message of ZeRO; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
+ZERO_BUCKET = 50_000_000
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes besides the gathered weights: a share of the weights, gradients, and the states of the optimizer.
+
+    - Share: `zero3` and `fsdp2` store a share of the weights on each worker. During a step, `zero3` gathers all weights
+      and `fsdp2` a block at a time.
+    - Gradients: one sum over the chunks (float32, trained weights only), and the copy that DDP keeps to synchronize
+      workers. ZeRO keeps a buffer of messages instead, and `zero3` also its share of the gradients and the largest one.
+      `fsdp2` keeps only its share.
+    - Optimizer: two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the workers. ZeRO adds a float32 copy
+      of the worker's share of the weights. Offloaded states use no GPU memory.
+    """
+
+    share: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all."""
+        return self.share + self.gradients + self.optimizer
+
+    @classmethod
+    def of(
+        cls, settings: TrainingConfig, workers: int, weights: int, trained: Sequence[int], cached: bool
+    ) -> StateBytes:
+        """Return the bytes of one worker.
+
+        Args:
+            weights: bytes of all weights.
+            trained: number of values of each trained parameter.
+            cached: whether gradients are summed over chunks.
+        """
+        own, strategy = FLOAT * sum(trained), settings.strategy
+        gradients = own * cached
+        if strategy == "fsdp2":
+            return cls(weights // workers, own // workers, -(-2 * own // workers))
+        if strategy in ("zero1", "zero2", "zero3"):
+            share = 0
+            gradients += FLOAT * ZERO_BUCKET
+            if strategy == "zero3":
+                share = weights // workers
+                gradients += own // workers + FLOAT * max(trained)
+            return cls(share, gradients, 0 if settings.offload_optimizer else -(-3 * own // workers))
+        return cls(0, gradients + own * (workers > 1), 2 * own)
+
+
+@dataclass(frozen=True)
+class WorkerTexts:
+    """Texts that one worker encodes and scores in a step.
+
+    Args:
+        tokens: tokens of the longest text.
+        width: components of an embedding.
+    """
+
+    queries: int
+    passages: int
+    workers: int
+    tokens: int
+    width: int
+
+    @property
+    def texts(self) -> int:
+        """Texts of both sides."""
+        return self.queries + self.passages
+
+
+def batch_bytes(share: WorkerTexts, device: str) -> int:
+    """Return the bytes of the embeddings of the whole batch and of the scores, in float32, on a type of device.
+
+    Three copies of a worker's own embeddings exist at once (of each chunk, joined, and in the order of the batch). The
+    loss holds three tensors of the size of its queries and of the passages of all workers: scaled or gathered
+    embeddings, their gradient, and the scaled gradient. A panel of scores is as large as the loss makes it on this type
+    of device, and has one temporary tensor of its size.
+    """
+    candidates = share.workers * share.passages
+    panel = candidates * panel_height(share.queries, FLOAT * candidates, device)
+    return FLOAT * (3 * share.width * (share.texts + share.queries + candidates) + 2 * panel)
+
+
+def guide_bytes(weights: int, precision: str, width: int, share: WorkerTexts) -> int:
+    """Return the bytes of a guide: its weights, and its embeddings of this worker's texts and of all passages."""
+    embeddings = FLOAT * width * (share.texts + share.workers * share.passages)
+    return weights * (2 if precision == "bf16" else FLOAT) + embeddings

@@ -1,0 +1,121 @@
+"""Plan of the memory of one training worker: its parts in bytes, and the largest chunk of gradient caching that fits.
+
+The parts add up to the largest moment of a step: the backward pass of a chunk, while the gradients of earlier chunks
+and the embeddings of the whole batch exist.
+
+- Weights: as prepared for training. `fsdp2` gathers one block, and the next one, at a time, by messages that are copies
+  of them, and keeps no more gradients than its share. Those of a chunk are freed one after another.
+- A share of the weights, gradients and the states of the optimizer: see `StateBytes`.
+- Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
+- Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
+- Guide: weights of the encoder that masks false negatives, whole on each worker, and its embeddings.
+- Activations and temporary tensors: simulated from the architecture; see `simulation`. Temporary tensors include
+  autograd's gradients of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+
+from raytriever.training.memory.memory_of_states import StateBytes, WorkerTexts, batch_bytes
+from raytriever.training.memory.simulated_encoder import SimulatedEncoder
+from raytriever.training.training_settings import TrainingConfig
+
+# Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
+# to 1 MB on a CPU), and fragmentation.
+MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one worker at the largest moment of a step, by purpose."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    cast: int
+    batch: int
+    guide: int
+    activations: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+class MemoryPlan:
+    """Memory of one worker as a function of the chunk.
+
+    Args:
+        encoder: the simulated encoder; of two towers, the one of the passages.
+        towers: number of separate towers, 1 or 2.
+        guide: bytes of the guide; see `guide_bytes`.
+    """
+
+    def __init__(
+        self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: WorkerTexts, guide: int = 0
+    ) -> None:
+        self.encoder, self.towers, self.training, self.share, self.guide = encoder, towers, training, share, guide
+        self._chunk = cache(lambda texts: encoder.chunk_bytes(texts, share.tokens, training.strategy == "fsdp2"))
+
+    @cached_property
+    def trained(self) -> int:
+        """Number of trained weights."""
+        return self.towers * sum(parameter.numel() for parameter in self.encoder.trained)
+
+    @cached_property
+    def weights(self) -> dict[str, int]:
+        """Number of weights by type, such as `bfloat16`."""
+        counts: dict[str, int] = {}
+        for tensor in self.encoder.encoder.parameters():
+            name = str(tensor.dtype).removeprefix("torch.")
+            counts[name] = counts.get(name, 0) + self.towers * tensor.numel()
+        return counts
+
+    def parts(self, texts: int) -> StepMemory:
+        """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching."""
+        settings, workers = self.training, self.share.workers
+        weights = self.towers * sum(p.nbytes for p in self.encoder.encoder.parameters())
+        sizes = [parameter.numel() for parameter in self.encoder.trained] * self.towers
+        state = StateBytes.of(settings, workers, weights, sizes, texts < self.share.texts)
+        if settings.strategy == "fsdp2":
+            # Gathered: what is in no block and its message, which is a copy; or one block, the next, and a message.
+            sizes = [sum(p.nbytes for p in block.parameters()) for block in self.encoder.encoder.blocks]
+            rest = weights - self.towers * sum(sizes)
+            weights = rest + max(rest, 3 * max(sizes, default=0))
+        chunk = self._chunk(texts)
+        return StepMemory(
+            weights + state.share,
+            state.gradients,
+            state.optimizer,
+            chunk.cast,
+            batch_bytes(self.share, self.encoder.device),
+            self.guide,
+            chunk.kept,
+            chunk.peak - chunk.kept - chunk.cast,
+        )
+
+    def largest(self, budget: int) -> int:
+        """Return the texts of the largest chunk whose bytes are at most `budget`, up to 2 % less than possible.
+
+        They are of the greatest length; 0 if not even one fits. The bytes are almost linear in the number of texts, so
+        few numbers are simulated.
+        """
+        parts, fits, fails = self.parts, 1, self.share.texts
+        if parts(fails).total <= budget:  # as it mostly does: one simulation
+            return fails
+        if parts(fits).total > budget:
+            return 0
+        step = 1
+        while fails - fits > 1 + fits // 50:
+            low, high = parts(fits).total, max(parts(fails).total, budget + 1)
+            line = fits + int((budget - low) / (high - low) * (fails - fits))
+            texts = min(max(line, fits + step), fails - 1)
+            if parts(texts).total <= budget:
+                fits, step = texts, 2 * step
+            else:
+                fails, step = texts, 1
+        return fits

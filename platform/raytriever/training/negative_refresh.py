@@ -1,0 +1,357 @@
+"""Refresh of hard negatives with the encoder that is being trained, as a background job of training.
+
+1. A step at which a round is due has a checkpoint. The first worker passes it to the miner, which writes the table of
+   the round. Training continues, or waits if the settings say so.
+2. A thread of each worker reads the table.
+3. The first worker records in the ledger from which step on the table is used: the first step that no loader can have
+   prepared. No worker uses the table before it is recorded, so a resumed run makes the same batches.
+
+After a failed round the current table stays in use. An interrupted round starts again with its checkpoint, which is
+kept until the round has ended. `raytriever mine --model RUN/checkpoints/step-N` finds the same negatives. Negatives by
+the encoder as it trains: ANCE (Xiong et al., 2021, arXiv:2007.00808)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raytriever.core.errors import StorageError, setting
+from raytriever.core.reading.json_and_yaml import read_json
+from raytriever.core.store.commit import remove, write_atomically
+from raytriever.data.hard_negatives import NegativesTable
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.training.background_jobs import (
+    RUNNING,
+    BackgroundJob,
+    JobClient,
+    JobMessage,
+    JobPhase,
+    JobStatus,
+    broadcast_json,
+)
+from raytriever.training.batch_loader import PREFETCH_DEPTH, SourceVersions
+from raytriever.training.checkpoint import Progression, checkpoint_path
+from raytriever.training.worker_batch import Batch
+
+ROUNDS = "rounds.json"
+_REMEDY = f"give another {setting('output')}"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of refresh that has ended.
+
+    Args:
+        number: from 1; 0 is the table that training began with.
+        step: the step whose checkpoint mined, a multiple of `--refresh-every`.
+        ended: the number of steps done when it ended.
+        used_from: the first step that uses its table, from 1 as in `steps.jsonl`; None where it failed.
+    """
+
+    number: int
+    step: int
+    ended: int
+    used_from: int | None = None
+    digest: str = ""
+    reason: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All ended rounds of a run in order.
+
+    `negatives/rounds.json` holds an entry for each. It is replaced as a whole before any worker uses the table of a
+    round. Given the entries, the table of a step is a function of the step, so a resumed run makes the same batches.
+    The table is in `negatives/round-0001/`.
+    """
+
+    rounds: tuple[Round, ...] = ()
+
+    @property
+    def adopted_rounds(self) -> tuple[Round, ...]:
+        """The rounds whose tables are used, each from a later step than the round before it."""
+        return tuple(one for one in self.rounds if one.used_from is not None)
+
+    def version(self, step: int) -> int:
+        """Return the round whose table the batch of `step`, counted from 0, uses; 0 for the first table."""
+        return max(
+            (one.number for one in self.adopted_rounds if one.used_from is not None and one.used_from <= step + 1),
+            default=0,
+        )
+
+    def age(self, step: int) -> int:
+        """Return the steps between `step` and the weights that mined its negatives; `step` for the first table."""
+        return step - max((one.step for one in self.adopted_rounds if one.number <= self.version(step)), default=0)
+
+    @property
+    def failures(self) -> int:
+        """Number of rounds that ended without a table."""
+        return len(self.rounds) - len(self.adopted_rounds)
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Return whether a round starts after `step` steps, unless one is running.
+
+        A step has at most one round, also where a resumed run repeats the step. It has none where another round was
+        running.
+        """
+        return step > 0 and step % every == 0 and not any(one.step <= step <= one.ended for one in self.rounds)
+
+    def with_round(self, step: int, ended: int, **fields: Any) -> Ledger:
+        """Return the ledger with one more round; `fields` are further fields of `Round`."""
+        return Ledger((*self.rounds, Round(len(self.rounds) + 1, step, ended, **fields)))
+
+    def write(self, folder: Path) -> None:
+        """Replace the file; raises `StorageError` where it cannot be written."""
+        write_atomically(folder / ROUNDS, json.dumps([asdict(one) for one in self.rounds], indent=1) + "\n")
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """Return the rounds of an interrupted run; none where there is no file.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
+    file = folder / ROUNDS
+    if not file.is_file():
+        return Ledger()
+    rounds = read_json(file, list[Round], _REMEDY)
+    for number, one in enumerate(rounds, 1):
+        if one.number != number:
+            raise StorageError(f"is damaged or changed: round {number} is missing", str(file), _REMEDY)
+    return Ledger(tuple(rounds))
+
+
+def round_path(folder: Path, number: int) -> Path:
+    """Return the path of the table of a round."""
+    return folder / f"round-{number:04d}"
+
+
+def remove_tables(folder: Path, checkpoints: Path) -> None:
+    """Remove the tables that are used by no run that resumes from one of the checkpoints."""
+    steps = [int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit()]
+    needed = read_ledger(folder).version(min(steps, default=0))
+    for path in folder.glob("round-*"):
+        if path.name[6:].isdigit() and int(path.name[6:]) < needed:
+            remove(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshPlan:
+    """Plan of the refreshes of a run.
+
+    Args:
+        miner: on the first worker; None on the others. It is passed the number of a round and a checkpoint, commits
+            the table of the round at `round_path`, replacing any table there, and returns metrics for the tracker.
+        last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses
+            the table of a round that is started again, so that the logged metrics stay true.
+    """
+
+    every: int
+    waits: bool
+    folder: Path
+    read: Callable[[Path], NegativesTable]
+    miner: JobClient[Mapping[str, float]] | None
+    last_logged_step: int = 0
+
+
+class RefreshJob(BackgroundJob):
+    """Rounds of refresh of one run, on one worker.
+
+    Raises:
+        StorageError: the ledger of an interrupted run is damaged.
+    """
+
+    def __init__(
+        self,
+        plan: RefreshPlan,
+        sources: SourceVersions,
+        total_steps: int,
+        checkpoints: Path,
+        workers: WorkerGroup,
+        log: Callable[[str], None],
+        report_status: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        phases = [
+            JobPhase(self._check_reading, self._start_reading, needs_all=True),
+            JobPhase(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
+        ]
+        super().__init__(plan.miner, checkpoints, workers, log, report_status, phases)
+        self._plan, self._sources, self._total_steps = plan, sources, total_steps
+        self._step = 0  # whose checkpoint mines in the running round
+        self._ledger = read_ledger(plan.folder)
+        self._readers: list[ThreadPoolExecutor] = []  # one for each table; older ones may still read tables that failed
+        self._reading: Future[tuple[NegativesTable, float]]
+        self._metrics: dict[str, float] = {}
+        self._ended = Ledger()  # with the running round, as it will be recorded
+        self._began = 0.0
+
+    # ------------------------------------------------------------------------------------------------------- hooks
+
+    def start(self, progression: Progression) -> Progression:
+        """Resume, unless training has ended."""
+        if progression.stopped or progression.step >= self._total_steps:
+            return progression
+        return self.after_step(super().start(progression))
+
+    def prefetch_limit(self, step: int, end: int) -> int:
+        """See `BackgroundJob.prefetch_limit`: the next step at which training waits for a round."""
+        return min(end, (step // self._plan.every + 1) * self._plan.every) if self._plan.waits else end
+
+    def before_batch(self, step: int, batch: Batch) -> None:
+        """Raise `RuntimeError` where a batch was not drawn from the table that the ledger records for its step."""
+        if batch.version != (recorded := self._ledger.version(step)):
+            raise RuntimeError(f"the batch of step {step} has negatives of round {batch.version}, not {recorded}")
+
+    def after_step(self, progression: Progression) -> Progression:
+        """Poll the running round, start one that is due, and wait for it where the settings say so."""
+        step = progression.step
+        if progression.stopped or step >= self._total_steps:
+            return progression
+        with self.count_wait():
+            self._sources.forget_before(step)
+            self.poll(step)
+            if self.needs_checkpoint(step):
+                self._start_round(step)
+            if self._plan.waits:
+                self.wait_while(lambda: self.is_running, step)
+        return progression
+
+    def close(self) -> None:
+        """Wait for the threads that read tables: a process that ends while a thread is in C++ code is aborted
+        (pytorch#38228)."""
+        for reader in self._readers:
+            reader.shutdown()
+
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return the round of `step`, the age of its negatives, failed rounds, seconds of waiting since the last call,
+        and the metrics of a round whose table `step` is the first to use."""
+        new = [one.measured for one in self._ledger.adopted_rounds if one.used_from == step + 1]
+        return {
+            **{name: value for metrics in new for name, value in metrics.items()},
+            "negatives_round": float(self._ledger.version(step)),
+            "refresh_age_steps": float(self._ledger.age(step)),
+            "refresh_failures": float(self._ledger.failures),
+            "refresh_wait_seconds": self.take_wait_seconds(),
+        }
+
+    def needs_checkpoint(self, step: int) -> bool:
+        """Return whether a round starts after `step` steps."""
+        return step < self._total_steps and not self.is_running and self._ledger.is_due(step, self._plan.every)
+
+    @property
+    def retained_steps(self) -> frozenset[int]:
+        """The step whose checkpoint mines."""
+        return frozenset({self._step} if self.is_running else ())
+
+    # -------------------------------------------------------------------------------------------------------- job
+
+    def recover(self, step: int) -> None:
+        """Use the recorded tables, and start the round that was running again, with its checkpoint."""
+        for one in self._ledger.adopted_rounds:
+            if one.number >= self._ledger.version(step):
+                self._add_recorded(one)
+        every = self._plan.every
+        due = [one for one in range(every, step + 1, every) if self._ledger.is_due(one, every)]
+        interrupted = next((one for one in due if checkpoint_path(self._checkpoints, one).is_dir()), 0)
+        interrupted = broadcast_json(interrupted, self.workers)
+        if interrupted:
+            self._start_round(interrupted)
+
+    def receive(self, result: Mapping[str, float], step: int) -> float:
+        """Keep the metrics of the miner."""
+        self._metrics = dict(result)
+        return 0.0
+
+    def adopt(self, step: int, result: float) -> None:
+        """Use the table from its step on."""
+        self._ledger = self._ended
+        self._add_version(self._reading.result()[0], self._ledger.rounds[-1])
+
+    def reject(self, step: int, reason: str) -> None:
+        """Record the failure; the tables in use stay in use."""
+        reason = reason or "another worker could not read its table, or read another one"
+        self._ledger = self._ledger.with_round(self._step, step, reason=reason)
+        if self.is_first:
+            with self._failing():  # a failure that is not recorded is a round that a resumed run starts again
+                self._ledger.write(self._plan.folder)
+            self.log(f"{self.describe().capitalize()} failed ({reason}). The current negatives stay in use.")
+
+    def describe(self) -> str:
+        """See `BackgroundJob.describe`."""
+        return f"refresh round {self._number} of the hard negatives"
+
+    def _start_round(self, step: int) -> None:
+        self._step, self._began, self._metrics = step, time.monotonic(), {}
+        self.submit(len(self._ledger.rounds) + 1, step)
+
+    def _start_reading(self, step: int) -> None:
+        path = round_path(self._plan.folder, self._number)
+        current = self._sources.newest.examples.negatives
+        reader = ThreadPoolExecutor(1, "refresh")
+        self._reading = reader.submit(read_table, self._plan.read, path, current)
+        reader.shutdown(wait=False)  # its thread ends when the table is read
+        self._readers.append(reader)
+
+    def _check_reading(self, step: int) -> JobMessage:
+        if not self._reading.done():
+            return RUNNING
+        table, _ = self._reading.result()
+        return JobMessage(JobStatus.DONE, float(int(table.digest[:12], 16)))  # 48 bits
+
+    def _record(self, step: int) -> None:
+        """Choose the first step that uses the table; the first worker records it."""
+        plan, (table, common) = self._plan, self._reading.result()
+        ended = first = step
+        if not plan.waits:
+            # All workers know after the next step that it is recorded; their loaders may be `PREFETCH_DEPTH` ahead.
+            ended = step + 1
+            after = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=1)
+            first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, after)
+        measured = self._metrics | {
+            "refresh_overlap": common,
+            "refresh_rows": float(len(table)),
+            "refresh_staleness_steps": float(first - self._step),
+            "refresh_seconds": time.monotonic() - self._began,
+        }
+        self._ended = self._ledger.with_round(
+            self._step, ended, used_from=first + 1, digest=table.digest, measured=measured
+        )
+        if self.is_first:
+            self._ended.write(plan.folder)
+
+    def _add_recorded(self, one: Round) -> None:
+        path = round_path(self._plan.folder, one.number)
+        table = self._plan.read(path)
+        if table.digest != one.digest:
+            raise StorageError("is not the table that the run used", str(path), _REMEDY)
+        self._add_version(table, one)
+
+    def _add_version(self, table: NegativesTable, one: Round) -> None:
+        assert one.used_from is not None
+        self._sources.add(one.used_from - 1, self._sources.newest.with_negatives(table, one.number))
+
+
+def read_table(
+    read: Callable[[Path], NegativesTable], path: Path, current: NegativesTable | None
+) -> tuple[NegativesTable, float]:
+    """Return the table of a round, and its overlap with the current table; called in a thread."""
+    table = read(path)
+    return table, overlap(table, current)
+
+
+def overlap(table: NegativesTable, before: NegativesTable | None) -> float:
+    """Return the share of a table's rows (query, document) that the table before it has too, in [0, 1]; 0 for no
+    rows."""
+    if before is None or not len(table) or not len(before):
+        return 0.0
+    size = 1 + max(int(table.documents.max()), int(before.documents.max()))
+    own, others = (each.queries * size + each.documents for each in (table, before))
+    return float(np.isin(own, others, assume_unique=True).mean())

@@ -1,0 +1,274 @@
+"""Gradient caching: a batch of any size in the memory of one chunk (Gao et al., 2021, arXiv:2101.06983).
+
+1. Cut each side of the batch into chunks. A chunk is padded to its own longest text; the chunks are in order of length.
+2. Encode every chunk without keeping activations; save the state of the dropout generators.
+3. The loss of all embeddings gives dL/dembedding, and the gradients of the loss's own parameters.
+4. Encode every chunk again, with the same dropout, and propagate its dL/dembedding to the parameters, where the
+   gradients of the chunks add up. The last chunks are not encoded again: their activations are in memory from step 2.
+
+All of this happens in forward. The result is the value of the loss as a function of the parameters, whose gradients
+are known already: its backward delivers every gradient once. So a data-parallel wrapper sees one forward and one
+backward, synchronizes once, and needs neither `no_sync` nor an accumulation boundary. Where it has several workers, the
+backward pass of the smallest chunk is left to it, and it reduces gradients while it computes that one. A cached step
+equals an uncached step over the same chunks, dropout included: both draw their masks chunk by chunk from the same
+generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.loss import LossOutput
+from raytriever.models.device_memory import is_out_of_memory
+from raytriever.models.directory.model_files import first_line
+from raytriever.models.packing import TokenBatch, texts_of, tokens_of
+from raytriever.models.prompts import Side
+
+
+@dataclass(frozen=True)
+class DropoutState:
+    """State of the random generators of dropout: of the CPU, and of the device."""
+
+    device: torch.device
+    on_cpu: Tensor
+    on_device: Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> DropoutState:
+        """Return the current state."""
+        on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(device, torch.get_rng_state(), on_device)
+
+    def restore(self) -> None:
+        """Restore the state."""
+        torch.set_rng_state(self.on_cpu)
+        if self.on_device is not None:
+            torch.cuda.set_rng_state(self.on_device, self.device)
+
+
+T = TypeVar("T")
+Texts = tuple[TokenBatch, Side]  # one chunk of texts, and the side that they belong to
+Encode = Callable[[TokenBatch, Side], Tensor]
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """Chunk of a batch, and what the passes over it leave.
+
+    Attributes:
+        state: Dropout state before its first pass, unless its activations are kept.
+        embeddings: Embeddings with their activations, until they are differentiated.
+        gradient: Gradient of the loss by its embeddings.
+    """
+
+    tokens: TokenBatch
+    side: Side
+    state: DropoutState = field(init=False)
+    embeddings: Tensor | None = None
+    gradient: Tensor = field(init=False)
+
+
+def cached_loss(
+    texts: Sequence[Texts],
+    encode: Encode,
+    precision: Callable[[], AbstractContextManager[Any]],
+    reduce: Callable[[Tensor], LossOutput],
+    encoder: Sequence[nn.Parameter],
+    loss: Sequence[nn.Parameter],
+    vote: Vote | None,
+    keep: int = 1,
+    leaves_chunk: bool = False,
+) -> LossOutput:
+    """Return the loss of a batch whose chunks are encoded one at a time.
+
+    Args:
+        texts: Texts of each chunk.
+        encode: one chunk to embeddings `[texts, width]`, float32.
+        precision: the context of `encode`; entered once a pass, so that weights are cast once a pass.
+        reduce: embeddings of all chunks, in their order, to the loss.
+        encoder: trained parameters behind `encode`.
+        loss: trained parameters behind `reduce`.
+        vote: Vote of the workers on whether one ran out of memory; None where chunks communicate. Then each
+            chunk has a backward pass, which adds its gradients to the parameters.
+        keep: how many of the last chunks are encoded once, their activations kept over the loss; at least 1.
+        leaves_chunk: leave the backward pass of the smallest chunk to that of the result. Then gradients are complete
+            one after another, and a wrapper can reduce the first ones while it computes the others.
+
+    Raises:
+        OutOfMemory: a worker ran out of memory; no gradient has been delivered.
+    """
+    chunks = [_Chunk(tokens, side) for tokens, side in texts]
+    earlier, last, device = chunks[:-keep], chunks[-keep:], chunks[0].tokens["input_ids"].device
+
+    def encode_all() -> list[Tensor]:
+        embeddings = []
+        # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
+        with torch.no_grad(), precision():
+            for chunk in earlier:
+                chunk.state = DropoutState.now(device)
+                embeddings.append(encode(chunk.tokens, chunk.side))
+        for chunk in last:
+            chunk.embeddings = encode(chunk.tokens, chunk.side)
+            embeddings.append(chunk.embeddings.detach())
+        return embeddings
+
+    embeddings = torch.cat(encode_all() if vote is None else vote.run(encode_all)).requires_grad_()
+    after = DropoutState.now(device)
+    output = reduce(embeddings)
+    by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
+    for chunk, gradient in zip(chunks, by_embedding.split([texts_of(one.tokens) for one in chunks]), strict=True):
+        chunk.gradient = gradient
+    # Smaller than others that fit: its backward pass, outside the vote, does not run out of memory.
+    left = min(chunks, key=lambda chunk: tokens_of(chunk.tokens)) if leaves_chunk else None
+    total = None if vote is None else _Total(encoder)
+
+    def differentiate() -> None:
+        """Add up the gradients of all chunks but the one that is left, which is encoded last."""
+        add = torch.autograd.backward if total is None else total.add
+        for chunk in reversed(last):
+            if chunk is not left and chunk.embeddings is not None:
+                add(chunk.embeddings, chunk.gradient)
+                chunk.embeddings = None
+        with precision():
+            for chunk in sorted(earlier, key=lambda chunk: chunk is left):
+                chunk.state.restore()
+                embeddings = encode(chunk.tokens, chunk.side)
+                if chunk is left:
+                    chunk.embeddings = embeddings
+                else:
+                    add(embeddings, chunk.gradient)
+
+    if vote is None:
+        differentiate()
+    else:
+        vote.run(differentiate)
+    after.restore()
+    known: list[tuple[Any, Tensor | None]] = list(zip(loss, by_loss, strict=True))
+    if total is not None:
+        known = [*zip(encoder, total.gradients, strict=True), *known]
+    if left is not None:
+        known.append((left.embeddings, left.gradient))
+    return LossOutput(_deliver(output.value, known), output.statistics)
+
+
+def count_kept(texts: Sequence[Texts], tokens: int) -> int:
+    """Return the number of last chunks that have at most `tokens` tokens together, at least 1."""
+    kept = total = 0
+    for chunk, _ in reversed(texts):
+        total += tokens_of(chunk)
+        if kept and total > tokens:
+            break
+        kept += 1
+    return kept
+
+
+class _Total:
+    """Sum of the gradients of some parameters over the chunks."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._chunks = [0] * len(parameters)
+        self.gradients: list[Tensor | None] = [None] * len(parameters)
+
+    def add(self, embeddings: Tensor, gradient: Tensor) -> None:
+        """Add the gradient of a chunk; a tower that did not encode it gets none."""
+        gradients: Iterable[Tensor | None] = torch.autograd.grad(
+            embeddings, self._parameters, gradient, allow_unused=True
+        )
+        totals, others = list[Tensor](), list[Tensor]()
+        for index, own in enumerate(gradients):
+            total = self.gradients[index]
+            if own is None:
+                continue
+            # What autograd answers may be shared between parameters: only a sum of our own is added to in place.
+            if total is None:
+                self.gradients[index] = own
+            elif self._chunks[index] == 1:
+                self.gradients[index] = total + own
+            else:
+                totals.append(total)
+                others.append(own)
+            self._chunks[index] += 1
+        if totals:
+            torch._foreach_add_(totals, others)  # one launch for many parameters
+
+
+def _deliver(value: Tensor, known: Iterable[tuple[Any, Tensor | None]]) -> Tensor:
+    """Return a value whose gradients by some tensors are known."""
+    existing = [(tensor, gradient) for tensor, gradient in known if gradient is not None]
+    delivered: Tensor = _Delivery.apply(
+        value.detach(), [gradient for _, gradient in existing], *(tensor for tensor, _ in existing)
+    )
+    return delivered
+
+
+class _Delivery(torch.autograd.Function):
+    """Value whose gradient is known."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # One at a time, so that scaling takes the memory of one parameter.
+        gradients = ctx.gradients[::-1]
+        ctx.gradients = []
+        return None, None, *(gradients.pop() * grad for _ in range(len(gradients)))
+
+
+# -------------------------------------------------------------------------------------------------------- out of memory
+
+
+class OutOfMemory(MemoryError):
+    """A step ran out of memory on at least one worker."""
+
+
+class Vote:
+    """Vote of all workers on whether one of them ran out of memory, before any of them waits for another.
+
+    One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then
+    wait for it in a collective for ever. So with gradient caching the workers agree twice a step, where no collective
+    has begun: after all chunks are encoded, and before the gradients are synchronized. They agree over gloo, in the
+    memory of the CPU, so no worker waits for its GPU.
+
+    A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards what it left,
+    `ChunkChoice.smaller` halves the chunk and stores it, and the loop does the step again. Elsewhere, and with FSDP2, a
+    worker that runs out of memory raises. Ray Train then ends the others and restarts the group, with a smaller chunk.
+
+    Args:
+        workers: the group, for tensors in the memory of the CPU; all call the object in the same order.
+    """
+
+    def __init__(self, workers: WorkerGroup) -> None:
+        self._workers = workers
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return the result of this worker's own work, which calls no collective.
+
+        Raises:
+            OutOfMemory: a worker ran out of memory.
+        """
+        results: list[T] = []
+        reason = "another worker ran out of memory"
+        try:
+            results.append(work())
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)  # not the error: its traceback would keep the tensors of the step
+        if self.maximum(not results):
+            raise OutOfMemory(reason)
+        return results[0]
+
+    def maximum(self, number: int) -> int:
+        """Return the largest number of all workers, without a wait for a GPU; all workers call it."""
+        return int(self._workers.all_reduce(torch.tensor([number], dtype=torch.int32), "max"))

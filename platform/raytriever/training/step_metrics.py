@@ -1,0 +1,281 @@
+"""Metrics of training steps: slow workers, phases, throughput, and the reports of a step.
+
+All workers end a step together. So a slow worker is found by the time until it first waits for the others, compared
+over a window of steps."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.loss import LossOutput
+from raytriever.models.packing import lengths_of
+from raytriever.training.parallel.strategies import HostValues, finite_or_refused
+from raytriever.training.worker_batch import Batch
+
+WINDOW = 20  # steps
+EXCESS = 0.3  # of the others' median; a smaller difference is not logged
+LEAST_SECONDS = 0.02  # per step; a smaller difference is not logged
+# TFLOP/s of dense bf16 on tensor cores and of fp32, from the data sheets of the vendor.
+_PEAKS = {
+    "NVIDIA A100": (312.0, 19.5),
+    "NVIDIA H100 PCIe": (756.0, 51.0),
+    "NVIDIA H100": (989.4, 67.0),
+    "NVIDIA H200": (989.4, 67.0),
+    "NVIDIA L4": (121.0, 30.3),
+    "NVIDIA L40S": (362.0, 91.6),
+}
+
+
+# ------------------------------------------------------------------------------------------------------- slow workers
+
+
+class StragglerWatch:
+    """Detector of the slowest worker. It logs a slow worker once, until another or none is slow."""
+
+    def __init__(self, hosts: Sequence[str], log: Callable[[str], None]) -> None:
+        self._hosts, self._log = hosts, log
+        self._window: list[Sequence[float]] = []
+        self._is_warm = False  # the first step of a process is a warm-up
+        self._logged_rank: int | None = None
+
+    def update(self, seconds: Sequence[float]) -> dict[str, float]:
+        """Add the seconds of each worker in one step, and return the metrics of a window of steps when it is full."""
+        if len(self._hosts) > 1 and self._is_warm:
+            self._window.append(seconds)
+        self._is_warm = True
+        if len(self._window) < WINDOW:
+            return {}
+        means = [sum(steps) / WINDOW for steps in zip(*self._window, strict=True)]
+        self._window = []
+        rank = max(range(len(means)), key=means.__getitem__)
+        others = median([*means[:rank], *means[rank + 1 :]])
+        more = means[rank] - others
+        is_slow = more > max(EXCESS * others, LEAST_SECONDS)
+        if is_slow and self._logged_rank != rank:
+            self._log(
+                f"Worker {rank} on {self._hosts[rank]} is slow: {more:.2g} s per step more than the {others:.2g} s of "
+                f"the others (median, {WINDOW} steps)."
+            )
+        self._logged_rank = rank if is_slow else None
+        return {"slowest_worker": float(rank), "straggler_seconds": more}
+
+
+# ------------------------------------------------------------------------------------------------------------- phases
+
+
+PHASES = ("encode", "loss", "backward", "optimizer")
+
+
+class Stopwatch:
+    """Stopwatch of the phases of training steps.
+
+    Two hooks on the loss end the phases of the encoder and of the loss, the training loop ends the others. On a GPU the
+    marks are CUDA events, read with the results of the step, so that no step waits for them. With gradient caching the
+    second encoding pass counts as backward; so do the synchronization and the clipping of gradients.
+    """
+
+    def __init__(self, loss: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[Any] | None = None  # of the step that is running
+        loss.register_forward_pre_hook(lambda *_: self.mark())
+        loss.register_forward_hook(lambda *_: self.mark())
+
+    def start(self) -> None:
+        """Start a step."""
+        self._marks = []
+        self.mark()
+
+    def mark(self) -> None:
+        """End a phase of the step that is running, if one is: validation calls the loss too."""
+        if self._marks is None:
+            return
+        if self._device.type == "cuda":
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record(torch.cuda.current_stream(self._device))
+        else:
+            self._marks.append(time.perf_counter())
+
+    def stop(self) -> Callable[[], dict[str, float]]:
+        """End the step, and return a function that returns the seconds of each phase as `PHASE_seconds`.
+
+        On a GPU the function is called after the device has done the step.
+        """
+        self.mark()
+        marks, self._marks = self._marks or [], None
+        return lambda: {
+            f"{phase}_seconds": _between(*ends) for phase, ends in zip(PHASES, pairwise(marks), strict=True)
+        }
+
+
+def _between(earlier: Any, later: Any) -> float:
+    """Return the seconds between two marks."""
+    return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000
+
+
+# --------------------------------------------------------------------------------------------------------- throughput
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """Return the peak FLOP/s of a device, None where it is not known; fp32 means without TF32."""
+    # Longest first: some names are prefixes of others.
+    for name in sorted(_PEAKS, key=len, reverse=True):
+        if device_name == name or device_name.startswith((f"{name} ", f"{name}-")):
+            return _PEAKS[name][precision == "fp32"] * 1e12
+    return None
+
+
+def flops_of(backbone: nn.Module) -> tuple[int, int]:
+    """Return the FLOPs of a transformers encoder, forward and backward, per token and per pair of tokens of one text.
+
+    They are 6 per weight and token, 4 where the weight is frozen, without token embeddings and pooler; and 12 per
+    layer, width and pair (Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Padding and the second encoding of
+    gradient caching do not count.
+    """
+    not_counted = {
+        id(parameter)
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Embedding) or name == "pooler"
+        for parameter in module.parameters()
+    }
+    per_token = sum(
+        getattr(parameter, "ds_numel", parameter.numel()) * (6 if parameter.requires_grad else 4)
+        for parameter in backbone.parameters()
+        if id(parameter) not in not_counted
+    )
+    config: Any = backbone.config
+    return per_token, 12 * config.num_hidden_layers * config.hidden_size
+
+
+class Throughput:
+    """Counter of the work of global batches."""
+
+    def __init__(
+        self, query: nn.Module, passage: nn.Module, precision: str, device: torch.device, workers: WorkerGroup
+    ) -> None:
+        self._flops = flops_of(query), flops_of(passage)
+        self._device, self._workers = device, workers
+        self._peak = peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+
+    def count(self, batch: Batch) -> tuple[float, float]:
+        """Return tokens and FLOPs of this worker's share; takes microseconds while the batch is on the CPU."""
+        tokens = flops = 0.0
+        for (per_token, per_pair), texts in zip(self._flops, (batch.queries, batch.passages), strict=True):
+            lengths = torch.cat([lengths_of(bucket) for bucket in texts.buckets]).double()
+            own = float(lengths.sum())
+            tokens, flops = tokens + own, flops + per_token * own + per_pair * float(lengths.square().sum())
+        return tokens, flops
+
+    def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and FLOPs of the global batch, on the device; all workers call it, and none waits."""
+        own = [torch.full((), value, dtype=torch.float64, device=self._device) for value in work]
+        tokens, flops = self._workers.all_reduce(torch.stack(own))
+        return tokens, flops
+
+    def rates(self, tokens: float, flops: float, queries: int, seconds: float) -> dict[str, float]:
+        """Return the rates of the global batch and the memory of this worker."""
+        rates = {
+            "queries_per_second": queries / seconds,
+            "tokens_per_second": tokens / seconds,
+            "peak_memory_mb": peak_memory_mb(self._device),
+        }
+        if self._peak is not None:
+            rates["model_flops_utilization"] = flops / seconds / (self._peak * self._workers.size)
+        return rates
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Return the peak memory in MB (10^6 bytes): of tensors on a GPU, of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+# ------------------------------------------------------------------------------------------------------------- reports
+
+
+_TOKENS, _FLOPS = "tokens of the global batch", "FLOPs of the global batch"
+
+
+class StepReports:
+    """Reports of the steps of one worker, each under its own step.
+
+    On a GPU a step is read after the next one was started: the processor is always a step ahead. A processor that
+    computes the step itself reads it at once.
+
+    Attributes:
+        own_seconds: seconds of the last step that was read until this worker first waited for the others.
+    """
+
+    def __init__(
+        self,
+        throughput: Throughput,
+        batch_size: int,
+        report: Callable[[int, Mapping[str, float]], None],
+        reads_late: bool,
+    ) -> None:
+        self._throughput, self._batch_size, self._report, self._reads_late = throughput, batch_size, report, reads_late
+        self._unreported: Callable[[], None] | None = None  # reports the step whose results are on their way
+        self.own_seconds = 0.0
+
+    def add(
+        self,
+        step: int,
+        output: LossOutput,
+        norm: torch.Tensor,
+        work: tuple[float, float],
+        phases: Callable[[], dict[str, float]],
+        began: float,
+        others: Mapping[str, float],
+    ) -> None:
+        """Start to read a step; raises as `finish`, for this step or the one before. All workers call it.
+
+        Args:
+            step: counted from 0.
+            output, norm: Loss of the step, and norm of its gradient, which may still be computed on the device.
+            phases: returns the seconds of each phase, once the results are read.
+            began: when the step began, by `time.perf_counter`, the wait for its batch included.
+        """
+        tokens, flops = self._throughput.total(work)
+        statistics = {"loss": output.value, **output.statistics, "gradient_norm": norm}
+        host_values = HostValues({**statistics, _TOKENS: tokens, _FLOPS: flops})
+        self.finish()
+        others = {**others, "step_seconds": time.perf_counter() - began}
+        self._unreported = partial(self._finish, step, host_values, phases, others)
+        if not self._reads_late:
+            self.finish()
+
+    def finish(self) -> None:
+        """Report the step that is not reported yet; called before anything of a later step is saved or reported.
+
+        Raises:
+            NotFiniteError: its loss or gradient is not finite. Neither it nor a later step has changed a weight.
+        """
+        report, self._unreported = self._unreported, None
+        if report is not None:
+            report()
+
+    def _finish(
+        self, step: int, host_values: HostValues, phases: Callable[[], dict[str, float]], others: dict[str, float]
+    ) -> None:
+        statistics = host_values.read()
+        finite_or_refused(statistics["loss"], statistics["gradient_norm"], step)
+        tokens, flops = statistics.pop(_TOKENS), statistics.pop(_FLOPS)
+        seconds = phases()
+        # A step after which the processor waited for nothing, as the first one, seems short to it.
+        waited = others["data_wait_seconds"]
+        others["step_seconds"] = max(others["step_seconds"], waited + sum(seconds.values()))
+        self.own_seconds = waited + seconds.get("encode_seconds", 0.0)
+        rates = self._throughput.rates(tokens, flops, self._batch_size, others["step_seconds"])
+        self._report(step + 1, {**statistics, **others, **seconds, **rates})

@@ -1,0 +1,135 @@
+"""Ray session: a cluster that does not answer, Ray that does not start, too little shared memory."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.job_config import JobConfig
+
+from raytriever.cluster import ray_session as session
+from raytriever.cluster.ray_session import ray_session
+from raytriever.core.errors import ConfigError
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that accepts no connection: its queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = int(server.getsockname()[1])
+        waiting = []
+        for _ in range(4):
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+            waiting.append(client)
+        yield port
+        for client in waiting:
+            client.close()
+
+
+def refusal(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught, ray_session(1):
+        raise AssertionError("there is no cluster")
+    assert time.monotonic() - began < 15
+    return str(caught.value)
+
+
+def test_a_stopped_cluster_is_reported_at_once(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"ray://127.0.0.1:{closed_port}"
+    line = refusal(address, monkeypatch)
+    assert line.startswith(f"RAY_ADDRESS={address}: no Ray cluster answers (Connection refused); start it with")
+
+
+def test_a_cluster_that_accepts_no_connection_is_reported(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "CONNECT_SECONDS", 0.2)
+    assert "no Ray cluster answers (timed out)" in refusal(f"127.0.0.1:{silent_port}", monkeypatch)
+
+
+def test_the_driver_stays_in_its_folder_from_which_workers_import_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other threads use relative paths while Ray starts."""
+    seen: list[tuple[Path, list[str]]] = []
+
+    def init(job_config: JobConfig, **_: object) -> None:
+        job_config._py_driver_sys_path.extend(["/scripts", str(tmp_path)])  # as `ray.init` does
+        job_config._serialize()
+        seen.append((Path.cwd(), job_config._py_driver_sys_path))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(session, "kill_at_shutdown", lambda: None)
+    with ray_session(1):
+        assert seen == [(tmp_path, ["/scripts"])]
+
+
+def no_running_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide clusters that other processes run on this machine."""
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+
+
+def test_auto_without_a_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_running_cluster(tmp_path, monkeypatch)
+    assert refusal("auto", monkeypatch).startswith("RAY_ADDRESS=auto: no Ray cluster answers; start it")
+
+
+def test_auto_with_a_stopped_cluster_is_reported(
+    tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_running_cluster(tmp_path, monkeypatch)
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{closed_port}")
+    assert "no Ray cluster answers" in refusal("auto", monkeypatch)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:port"])
+def test_an_invalid_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = refusal(address, monkeypatch)
+    assert line == (
+        f"RAY_ADDRESS={address}: is no address of a Ray cluster; give HOST:PORT, ray://HOST:PORT, auto or local"
+    )
+
+
+def starts(failures: list[Exception], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a start function that raises the failures in turn; Ray itself does not run."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+
+    def start() -> None:
+        if failures:
+            raise failures.pop(0)
+
+    return start
+
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
+
+
+def test_a_slow_start_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    failures = [Exception(SLOW)]
+    session._start(starts(failures, monkeypatch))
+    assert failures == []
+    assert capsys.readouterr().err == "Ray did not start in time; trying once more\n"
+
+
+def test_a_second_slow_start_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [Exception(SLOW), RuntimeError("Failed to start GCS.  Last 0 lines of error files:"), Exception(SLOW)]
+    with pytest.raises(ConfigError, match=r"^Ray: did not start in two attempts; read its logs in /tmp/ray/session_"):
+        session._start(starts(failures, monkeypatch))
+    assert len(failures) == 1
+
+
+def test_other_exceptions_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[Exception] = [ValueError("a defect"), ValueError("again")]
+    with pytest.raises(ValueError, match="a defect"):
+        session._start(starts(failures, monkeypatch))
+    assert len(failures) == 1

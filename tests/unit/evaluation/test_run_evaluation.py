@@ -1,0 +1,287 @@
+"""One evaluation of two models on a data set and one of two parts: its files against trec_eval, and each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from raytriever.core.errors import ConfigError, StorageError
+from raytriever.core.store.commit import read_manifest
+from raytriever.evaluation.differences.system_significance import pairs_with
+from raytriever.evaluation.evaluated_datasets import describe_datasets
+from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.report_document import format_results, thresholds_markdown
+from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob, read_models
+from raytriever.evaluation.results import Results, check_output
+from raytriever.evaluation.run_evaluation import run_evaluation
+from raytriever.evaluation.system_names import Bm25
+from raytriever.evaluation.systems import Encoders
+from raytriever.metrics.auc import pooled_auc
+from raytriever.models.model_settings import ModelConfig
+from raytriever.tracking.tracker import DatasetRecord, Point, Tracker
+
+METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_5", "map_at_100", "auc", "query_auc")
+TREC = {"ndcg_at_10": "ndcg_cut_10", "recall_at_5": "recall_5", "map_at_100": "map"}
+
+
+@dataclass
+class Kept(Tracker):
+    """Tracker that stores its points."""
+
+    points: dict[str, float] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    status: str = ""
+
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+        assert dataset.counts["test_queries"]
+        self.settings, self.tags = dict(config), dict(tags)
+
+    def log(self, points: Sequence[Point]) -> None:
+        self.points |= {point.name: point.value for point in points}
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        self.files.append(path.name)
+
+    def finish(self, status: str) -> None:
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Done:
+    """The evaluation, what it was asked, and where its data sets are, by the names of run files."""
+
+    output: Path
+    results: Results
+    job: EvaluationJob
+    tracker: Kept
+    places: dict[str, Path]
+    again: Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("evaluation")
+    own = shutil.copytree(tiny_encoder, folder / "tiny")  # it gets a calibration.json
+    forums = folder / "forums"
+    for name in ("one", "two"):
+        shutil.copytree(tiny_dataset, forums / name)
+    few = forums / "two" / "qrels" / "test.tsv"
+    graded = ["q128\td128\t2", "q128\td3\t1", "q128\td4\t0", *few.read_text().split("\n")[2:9]]
+    few.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in graded))
+    job = EvaluationJob(
+        models=read_models(["bm25", f"tiny={own}"], ModelConfig()),
+        datasets=describe_datasets([str(tiny_dataset), str(forums)], "test", Protocol(METRICS)),
+        baselines=["bm25"],
+        aims=[("recall", 0.8), ("answered", 0.6)],
+        confidence="score",
+        precision="fp32",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(folder / "cache"))
+
+        def again(tracker: Kept, fresh: bool = False, changed: EvaluationJob = job, report: Any = None) -> Any:
+            return run_evaluation(changed, folder / "out", fresh, lambda: tracker, lambda _: None, report=report)
+
+        tracker = Kept()
+        results = again(tracker)
+        places = {"letters": tiny_dataset, "forums/one": forums / "one", "forums/two": forums / "two"}
+        yield Done(folder / "out", results, job, tracker, places, again)
+
+
+def by_trec_eval(done: Done, model: str, name: str) -> dict[str, dict[str, float]]:
+    with (done.output / "runs" / model / f"{name}.trec").open() as stream:
+        run = pytrec_eval.parse_run(stream)
+    qrels: dict[str, dict[str, int]] = {}
+    for line in (done.places[name] / "qrels" / "test.tsv").read_text().splitlines()[1:]:
+        query, document, grade = line.split("\t")
+        qrels.setdefault(query, {})[document] = int(grade)
+    return dict(pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "recall.5", "map"}).evaluate(run))
+
+
+@pytest.mark.parametrize("model", ["bm25", "tiny"])
+def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
+    results = done.results
+    for name, where in (("letters", "models"), ("forums/one", "parts"), ("forums/two", "parts")):
+        theirs = by_trec_eval(done, model, name)
+        for ours, trec in TREC.items():
+            mean = np.mean([values[trec] for values in theirs.values()])
+            assert getattr(results, where)[model][name][ours] == pytest.approx(mean, abs=1e-6)
+    assert results.parts["tiny"]["forums/two"]["ndcg_at_10"] < 0.95
+    # By query.
+    content = json.loads((done.output / "per_query" / "letters.json").read_bytes())
+    theirs = by_trec_eval(done, model, "letters")
+    for query, value in zip(content["queries"], content["models"][model]["metrics"]["map_at_100"], strict=True):
+        assert value == pytest.approx(theirs[query]["map"], abs=1e-6)
+
+
+def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: Done) -> None:
+    results = done.results
+    about = results.about["forums"]
+    assert (about.queries, about.documents, about.parts) == (40, 320, ["forums/one", "forums/two"])
+    for model in ("bm25", "tiny"):
+        for metric in METRICS:
+            parts = [results.parts[model][name][metric] for name in about.parts]
+            assert results.models[model]["forums"][metric] == pytest.approx(np.mean(parts), abs=1e-12)
+    against = pairs_with(results.pairs, "bm25")
+    [row] = [one for one in against if (one.dataset, one.metric) == ("forums", "map_at_100")]
+    apart = results.models["tiny"]["forums"]["map_at_100"] - results.models["bm25"]["forums"]["map_at_100"]
+    assert row.difference == pytest.approx(apart, abs=1e-9)
+
+
+def test_the_directory_is_what_was_agreed(done: Done) -> None:
+    results = done.results
+    assert Results.read(done.output) == results
+    assert read_manifest(done.output)["meta"] == {"kind": "evaluation"}
+    # Two data sets and their mean; the pooled AUC is tested by pseudo-values.
+    assert len(results.pairs) == 3 * len(METRICS)
+    for model in ("bm25", "tiny"):
+        with np.load(done.output / "scores" / model / "forums.npz", allow_pickle=False) as pools:
+            assert len(pools["positives"]) == 41
+            assert pools["negative_queries"].max() == 39
+        with np.load(done.output / "scores" / model / "letters.npz", allow_pickle=False) as pools:
+            result = pooled_auc(pools["positives"], pools["negatives"])
+        assert result == pytest.approx(results.models[model]["letters"]["auc"], abs=1e-12)
+    content = json.loads((done.output / "per_query" / "forums.json").read_bytes())
+    position = content["queries"].index("two/q128")
+    assert [row[0] for row in content["relevant"][position]] == ["d128", "d3"]
+    assert content["relevant"][position][0][3] == 2
+    top = content["models"]["bm25"]["top"][position]
+    assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
+    assert done.tracker.status == "FINISHED"
+    assert done.tracker.points["tiny/forums/map_at_100"] == results.models["tiny"]["forums"]["map_at_100"]
+    against = pairs_with(results.pairs, "bm25")
+    [row] = [one for one in against if (one.dataset, one.metric) == ("forums", "auc")]
+    assert done.tracker.points["significance/tiny-bm25/forums/auc_p"] == row.p_holm
+    assert done.tracker.points["absent_relevant/letters"] == 0
+    # `compare` reads names of three parts as MODEL/DATASET/METRIC.
+    models = {name.split("/")[0] for name in done.tracker.points if name.count("/") == 2}
+    assert models == {"bm25", "tiny"}
+    assert {"results.json", "table.md", "table.tex", "runs", "per_query"} <= set(done.tracker.files)
+    assert done.tracker.tags == {"raytriever.stage": "evaluate"}
+    used = done.tracker.settings["models"]["tiny"]
+    assert (used["pooling"], used["passage_length"], used["precision"]) == ("mean", 64, "fp32")
+    assert done.tracker.settings["device"] in ("cpu", "cuda")
+    assert None not in used.values()
+
+
+def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done) -> None:
+    rows = done.results.thresholds
+    assert len(rows) == 2 * 2 * 2
+    [row] = [one for one in rows if (one.dataset, one.model, one.aim) == ("letters", "tiny", "recall")]
+    assert row.threshold is not None
+    with np.load(done.output / "scores" / "tiny" / "letters.npz", allow_pickle=False) as pools:
+        above = float((pools["positives"] >= row.threshold).mean())
+    assert (row.chosen_on, row.checked_on) == ("dev", "test")
+    assert row.chosen is not None
+    assert row.chosen >= 0.8
+    assert row.checked == row.shares["pair_recall"]
+    assert row.checked.value == pytest.approx(above)
+    assert row.checked.low <= above <= row.checked.high
+    [row] = [one for one in rows if (one.dataset, one.model, one.aim) == ("letters", "tiny", "answered")]
+    assert (row.checked_on, row.confidence) == ("dev and test", "score")  # 64 queries of two small splits
+    points, name = done.tracker.points, "calibration/tiny/letters/answered-0.6"
+    assert (points[f"{name}/threshold"], points[f"{name}/chosen"]) == (row.threshold, row.chosen)
+    for figure in ("coverage", "top_precision", "wrong"):
+        share = row.shares[figure]
+        assert points[f"{name}/{figure}"] == share.value == share.part / share.whole
+        assert points[f"{name}/{figure}_low"] == share.low
+    assert not any(name.endswith("/wanted") for name in points)
+    [own] = [one for one in done.results.auc if one.model == "tiny"]  # of two parts there is a mean without an interval
+    assert own.low is not None
+    assert own.low < own.auc == done.results.models["tiny"]["letters"]["auc"]
+    assert points["auc/tiny/letters/low"] == own.low
+    text = (done.output / "table.md").read_text()
+    assert thresholds_markdown(rows) in text
+    assert "nan" not in text
+
+
+def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Path) -> None:
+    asked = done.results.request
+    check_output(done.output, asked, fresh=False)
+    check_output(tmp_path / "none", asked, fresh=False)
+    with pytest.raises(ConfigError, match=r"holds another evaluation \(metrics: .* there and .* here\)"):
+        check_output(done.output, {**asked, "metrics": ["map"]}, fresh=False)
+    check_output(done.output, {**asked, "metrics": ["map"]}, fresh=True)
+    # The same files by another path are the same evaluation, other files are not.
+    [name, *_] = asked["data sets"]
+    about = asked["data sets"][name]
+    for same in (True, False):
+        parts = {
+            part: f"{path}/../{Path(path).name}" if same else f"{path}/qrels" for part, path in about["parts"].items()
+        }
+        other = {**asked, "data sets": {**asked["data sets"], name: {**about, "parts": parts}}}
+        with nullcontext() if same else pytest.raises(ConfigError, match="holds another evaluation"):
+            check_output(done.output, other, fresh=False)
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "results.json").write_text('{"split": "test", "models": {}}')
+    with pytest.raises(StorageError, match="has no number of its format; this version reads format 3; evaluate again"):
+        check_output(older, asked, fresh=False)
+    (older / "results.json").unlink()
+    (older / "cat.jpg").touch()
+    for fresh in (False, True):
+        with pytest.raises(ConfigError, match="is not empty and holds no evaluation; give another directory"):
+            check_output(older, asked, fresh)
+
+
+@pytest.mark.slow
+def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
+    before = (done.output / "results.json").read_bytes()
+    tracker = Kept()
+
+    def damaged(folder: Path) -> None:
+        assert (folder / "table.md").is_file()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        done.again(tracker, report=damaged)
+    assert tracker.status == "FAILED"
+    assert (done.output / "results.json").read_bytes() == before
+    assert not list(done.output.parent.glob(".out.aside*"))
+
+
+def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -> None:
+    import torch
+
+    a, b = ModelConfig(str(tiny_encoder)), ModelConfig(str(tiny_encoder), query_length=9)
+    models = [EvaluatedModel("bm25", Bm25()), EvaluatedModel("a", a), EvaluatedModel("b", b)]
+    cpu = torch.device("cpu")
+    both, one = (Encoders(models, "fp32", cpu, print, limit) for limit in (2**30, 1))
+    assert both[a] is both[a]
+    first = one[a]
+    assert one[a] is first
+    assert one[b] is not both[b]
+    assert one[a] is not first  # it had to give way, and was loaded again
+    assert list(one.systems) == ["bm25", "a", "b"]
+    assert one.systems["b"]["width"] == 32
+
+
+def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    narrow = Path(shutil.copytree(tiny_encoder, tmp_path / "narrow"))
+    config = AutoConfig.from_pretrained(tiny_encoder)
+    config.hidden_size = 16
+    AutoModel.from_config(config).save_pretrained(narrow)
+    models = read_models([f"wide={tiny_encoder}", str(narrow)], ModelConfig())
+    job = replace(done.job, models=models, baselines=["wide"], datasets=done.job.datasets[:1], aims=())
+    results = run_evaluation(job, tmp_path / "out", False, Kept, lambda _: None)
+    # Each is searched by itself: different widths change no figure, and are reported.
+    assert results.models["wide"]["letters"] == done.results.models["tiny"]["letters"]
+    assert 0 < results.models["narrow"]["letters"]["ndcg_at_10"] < 1
+    assert {row.model for row in pairs_with(results.pairs, "wide")} == {"narrow"}
+    assert [results.systems[name]["width"] for name in ("wide", "narrow")] == [32, 16]
+    text = format_results(results)
+    assert "wide: width 32" in text
+    assert "narrow: width 16" in text

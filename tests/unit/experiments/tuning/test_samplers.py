@@ -1,0 +1,90 @@
+"""Samplers: a proposal depends only on the seed, the trial's number and the results of earlier trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from raytriever.experiments.tuning.samplers import STARTUP_TRIALS, Sampler
+from raytriever.experiments.tuning.space import Point, SearchSpace, parse_space
+from raytriever.experiments.tuning.trial_log import FAILED, FINISHED, RUNNING, Trial
+
+
+@pytest.fixture
+def space() -> SearchSpace:
+    return parse_space(
+        {
+            "loss": {"loss": ["infonce", "mw"], "temperature": {"low": 0.005, "high": 0.5, "scale": "log"}},
+            "training": {"warmup_steps": {"low": 0, "high": 100}},
+        },
+        "test",
+    )
+
+
+def came_to(point: Point) -> float:
+    """Return a value that is best for the loss mw and a temperature of 0.02."""
+    return -abs(point["loss.temperature"] - 0.02) * 10 + (0.1 if point["loss.loss"] == "mw" else 0.0)
+
+
+def swept(sampler: Sampler, trials: int, past: Sequence[Trial] = ()) -> list[Trial]:
+    done = list(past)
+    while len(done) < trials:
+        point = sampler.propose(done, "auc")
+        assert point is not None
+        done.append(Trial(len(done), point, FINISHED, {"auc": came_to(point)}))
+    return done
+
+
+@pytest.mark.parametrize("searcher", ["random", "optuna"])
+def test_a_resumed_sweep_proposes_the_same_points(space: SearchSpace, searcher: str) -> None:
+    whole = swept(Sampler(searcher, space, seed=3), 16)
+    # A new process knows nothing but what was written down.
+    again = swept(Sampler(searcher, space, seed=3), 16, whole[:9])
+    assert again == whole
+    assert swept(Sampler(searcher, space, seed=4), 4) != whole[:4]
+
+
+@pytest.mark.parametrize("searcher", ["random", "optuna"])
+def test_points_are_distinct_and_in_the_space(space: SearchSpace, searcher: str) -> None:
+    points = [one.settings for one in swept(Sampler(searcher, space, seed=0), 20)]
+    assert all(point["loss.loss"] in ("infonce", "mw") for point in points)
+    assert all(0.005 <= point["loss.temperature"] <= 0.5 for point in points)
+    assert all(isinstance(point["training.warmup_steps"], int) for point in points)
+    assert len({tuple(point.values()) for point in points}) == 20
+    # Even in the logarithm: half of the draws below the geometric mean.
+    if searcher == "random":
+        assert 4 <= sum(point["loss.temperature"] < 0.05 for point in points) <= 16
+
+
+def test_optuna_learns_from_past_trials(space: SearchSpace) -> None:
+    done = swept(Sampler("optuna", space, seed=1), 40)
+    first, last = done[:STARTUP_TRIALS], done[-STARTUP_TRIALS:]
+    assert sum(one.metrics["auc"] for one in last) > sum(one.metrics["auc"] for one in first)
+    # With opposite values, it proposes other points.
+    other = [replace(one, metrics={"auc": -one.metrics["auc"]}) for one in done]
+    sampler = Sampler("optuna", space, seed=1)
+    assert sampler.propose(other, "auc") != sampler.propose(done, "auc")
+
+
+def test_optuna_gets_failed_and_running_trials(space: SearchSpace) -> None:
+    done = swept(Sampler("optuna", space, seed=2), 14)
+    failed = [*done[:-2], replace(done[-2], status=FAILED), replace(done[-1], status=RUNNING)]
+    assert Sampler("optuna", space, seed=2).propose(failed, "auc", settled=13) is not None
+
+
+@pytest.mark.parametrize("searcher", ["grid", "random", "optuna"])
+def test_a_small_space_is_tried_completely(searcher: str) -> None:
+    small = parse_space({"loss": {"loss": ["infonce", "mw"], "temperature": [0.01, 0.05]}}, "test")
+    sampler = Sampler(searcher, small, seed=0)
+    done = swept(sampler, 4)
+    points = {tuple(one.settings.values()) for one in done}
+    assert points == {tuple(point.values()) for point in small.grid()}
+    assert sampler.propose(done, "auc") is None
+
+
+def test_random_points_do_not_depend_on_earlier_ones(space: SearchSpace) -> None:
+    sampler = Sampler("random", space, seed=5)
+    done = swept(sampler, 7)
+    assert sampler.propose(done, "auc") == sampler.propose([replace(one, status=FAILED) for one in done], "auc")

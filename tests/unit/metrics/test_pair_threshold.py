@@ -1,0 +1,124 @@
+"""Thresholds of pairs: chosen by trying every score, and checked with intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.metrics.metric_inputs import MetricInputError
+from raytriever.metrics.pair_threshold import (
+    ScoredPools,
+    achieve_pairs,
+    best_f1_threshold,
+    choose_pair_threshold,
+    ranked_relevance,
+)
+
+
+def test_precision_without_accepted_pairs_is_nan() -> None:
+    low = ScoredPools(np.array([0.5]), np.array([0.1]), *[np.zeros(1, int)] * 2)
+    shares = achieve_pairs(low, 9.0)
+    assert np.isnan(shares.precision.value)
+    assert shares.recall.value == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_threshold_achieves_by_its_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    queries = int(rng.integers(1, 12))
+    ours = np.concatenate([np.arange(queries), rng.integers(0, queries, 5)])
+    theirs = rng.integers(0, queries, 30)
+    pools = ScoredPools(rng.integers(0, 8, len(ours)) / 2, rng.integers(0, 7, 30) / 2, ours, theirs)
+    for score in (-1.0, 1.5, 3.0, 3.5, 9.0):
+        above = relevant = 0
+        for query in range(queries):
+            own = [(value, True) for value in pools.positives[ours == query]]
+            own += [(value, False) for value in pools.negatives[theirs == query]]
+            taken = [pair for pair in own if pair[0] >= score]
+            above += len(taken)
+            relevant += sum(is_relevant for _, is_relevant in taken)
+        result = achieve_pairs(pools, score)
+        assert (result.precision.part, result.precision.whole) == (relevant, above)
+        assert (result.recall.part, result.recall.whole) == (relevant, len(ours))
+        for share in (result.precision, result.recall):
+            assert 0 <= share.low <= share.high <= 1
+            assert not share.low > share.value
+            assert not share.value > share.high
+
+
+def test_one_accepted_pair_is_no_certain_precision() -> None:
+    # Thirty queries of which one has an answer, a right one: its precision was reported as 1, from 1 to 1.
+    positives = np.array([0.9, *np.linspace(0.1, 0.3, 29)])
+    pools = ScoredPools(positives, np.full(30, 0.2), np.arange(30), np.arange(30))
+    result = achieve_pairs(pools, 0.8)
+    assert result.precision.value == 1
+    assert (result.precision.low, result.precision.high) == pytest.approx((0.2065, 1.0), abs=1e-4)
+    assert result.recall.value == pytest.approx(1 / 30)
+    assert result.recall.high > 0.12
+
+
+def test_the_highest_of_thresholds_with_one_f1_is_chosen() -> None:
+    """F1 is 2/3 at 0 and at 0.5; as a product of precision and recall, the two differ in the last bit."""
+    positives, negatives = np.array([0, 0.5, 0.5, 0.625]), np.array([0.25, 0.5, 0.5, 0.375])
+    assert best_f1_threshold(positives, negatives) == (0.5, 3 / 5, 3 / 4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), aim=st.sampled_from(["precision", "recall"]), tenths=st.integers(1, 10))
+def test_equals_trying_every_score(seed: int, aim: str, tenths: int) -> None:
+    rng = np.random.default_rng(seed)
+    positives, negatives = rng.integers(0, 12, rng.integers(1, 12)), rng.integers(-4, 9, rng.integers(0, 40))
+    tried = {}
+    for score in sorted({*positives.tolist(), *negatives.tolist()}):
+        true, false = (positives >= score).sum(), (negatives >= score).sum()
+        tried[score] = {"precision": true / (true + false), "recall": true / len(positives)}
+    enough = [score for score, result in tried.items() if result[aim] >= tenths / 10]
+    result = choose_pair_threshold(
+        ScoredPools(positives.astype(np.float32), negatives.astype(np.float64)), aim, tenths / 10
+    )
+    assert result.reached == bool(enough)
+    if enough:
+        assert result.score == (min(enough) if aim == "precision" else max(enough))
+        assert result.value == tried[result.score][aim]
+    else:
+        assert aim == "precision"
+        assert result.score == np.inf
+        assert result.value == max(each["precision"] for each in tried.values())
+
+
+@pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])
+def test_refuse_aims_out_of_range(wanted: float) -> None:
+    with pytest.raises(MetricInputError, match="give a precision or recall"):
+        choose_pair_threshold(ScoredPools(np.ones(2), np.zeros(2)), "recall", wanted)
+
+
+def test_without_positives_there_is_none() -> None:
+    with pytest.raises(MetricInputError, match="no positives"):
+        choose_pair_threshold(ScoredPools(np.ones(0), np.zeros(2)), "recall", 0.5)
+
+
+def test_relevance_at_ranks_by_its_definition() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.integers(0, 9, 20), rng.integers(0, 9, 60)
+    pools = ScoredPools(rng.integers(0, 4, 20) / 2, rng.integers(0, 4, 60) / 2, ours, theirs)
+    relevant = ranked_relevance(pools, 10, 12)
+    for query in range(10):
+        own = [(-score, True) for score in pools.positives[ours == query]]
+        own += [(-score, False) for score in pools.negatives[theirs == query]]
+        expected = [is_positive for _, is_positive in sorted(own)][:12]
+        assert relevant[query].tolist() == expected + [False] * (12 - len(expected))
+
+
+def test_refuse_scores_without_a_query() -> None:
+    wrong = ScoredPools(np.ones(4), np.zeros(4), np.arange(4), np.arange(3))
+    with pytest.raises(MetricInputError, match="some scores have no query"):
+        achieve_pairs(wrong, 0.5)
+    with pytest.raises(MetricInputError, match="queries of scores are unknown"):
+        achieve_pairs(ScoredPools(np.ones(4), np.zeros(4)), 0.5)
+
+
+def test_a_tied_best_score_is_not_right() -> None:
+    pools = ScoredPools(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.arange(3), np.arange(3))
+    assert ranked_relevance(pools, 4, 1)[:, 0].tolist() == [True, False, False, False]

@@ -1,0 +1,173 @@
+"""Approximate indexes: scores and order of an exact search, files, and user errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy import ndarray
+from synthetic import control
+
+from indexes import write_index
+from raytriever.core.errors import ConfigError, ModelError, StorageError
+from raytriever.core.reading.arrays import read_array
+from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder, recall
+from raytriever.retrieval.index.approximate.build_index import build_index
+from raytriever.retrieval.index.approximate.faiss_indexes import Ivf, default_code_bytes
+from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
+from raytriever.retrieval.index.approximate.stored_index import read_index, write_embeddings
+from raytriever.retrieval.index.approximate.vamana import Vamana
+from raytriever.retrieval.index.exact_top_k import top_k
+from raytriever.retrieval.index.pair_scores import check_finite
+
+SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
+CONFIGS = {kind: IndexConfig(index=kind, degree=16, build_beam=60, nearest=20) for kind in INDEXES}
+CONFIGS["ivfpq"] = IndexConfig(index="ivfpq", lists=8, code_bytes=12)
+TIES = np.arange(1_200)[::-1].copy()
+# Above it at an effort of 40; a code of 12 bytes is coarse.
+FOUND = {"flat": 1.0, "ivf": 0.95, "ivfpq": 0.7, "hnsw": 0.9, "vamana": 0.9, "roargraph": 0.95}
+
+
+@cache
+def build(kind: str, threads: int) -> Finder:
+    return build_index(SET.documents, CONFIGS[kind], SET.training, 3, threads).finder
+
+
+def index_of(finder: Finder, effort: int = 40) -> ApproximateIndex:
+    return ApproximateIndex(finder, SET.documents, TIES, effort)
+
+
+def exact(queries: ndarray, k: int) -> tuple[ndarray, ndarray]:
+    return top_k(queries, SET.documents, k, TIES)
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: Path) -> None:
+    queries = np.concatenate([SET.shifted, SET.unshifted])
+    index = index_of(build(kind, 1))
+    scores, ranking = index.search(queries, 10)
+    true_scores, true = exact(queries, 10)
+    assert recall(ranking, true).mean() >= FOUND[kind]
+    whole = (ranking == true).all(1)
+    assert whole.mean() > 0.2
+    assert scores[whole].tobytes() == true_scores[whole].tobytes()
+    assert (np.diff(scores) <= 0).all()
+    write_index(tmp_path / "index", index, kind, {})
+    again = read_index(tmp_path / "index")
+    assert again.effort == 40
+    assert [array.tobytes() for array in again.search(queries, 10)] == [scores.tobytes(), ranking.tobytes()]
+
+
+def test_embeddings_of_an_index_are_written_and_mapped(tmp_path: Path) -> None:
+    first = SET.documents[:300]
+    written = write_embeddings(tmp_path, iter([first[:200], first[200:]]), first.shape)
+    index = build_index(written, IndexConfig(index="ivf"), None, 0, 1)
+    mapped = index.embeddings
+    while isinstance(mapped.base, np.ndarray):
+        mapped = mapped.base
+    assert isinstance(mapped, np.memmap)
+    assert index.embeddings.tobytes() == first.tobytes()
+    assert read_array(tmp_path / "embeddings.npy", ["float32"], first.shape, "").tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "roargraph"])
+def test_more_effort_scores_more_candidates(kind: str) -> None:
+    finder = build(kind, 1)
+    few, many = (finder.find(SET.shifted, 5, effort, 1).candidates for effort in (1, 30))
+    assert 0 < few < many <= 1_200 + 8 * 30
+
+
+@pytest.mark.fast_every(9)
+@pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "vamana", "roargraph"])
+def test_a_seed_gives_one_index_for_any_number_of_threads(kind: str) -> None:
+    again = build(kind, 1 if kind == "hnsw" else 2)  # FAISS inserts into HNSW as threads come
+    one, two = (finder.find(SET.shifted, 10, 3, threads) for threads, finder in ((2, build(kind, 1)), (1, again)))
+    assert one.rows.tobytes() == two.rows.tobytes()
+    assert one.candidates == two.candidates or kind == "vamana"
+
+
+def test_vectors_are_checked_a_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.retrieval.index.pair_scores._CHECKED_ROWS", 2)
+    vectors = np.zeros((5, 3), np.float32)
+    check_finite(vectors, "document")
+    vectors[3, 1] = np.inf
+    with pytest.raises(ModelError, match="document 3 is not finite"):
+        check_finite(vectors, "document")
+    with pytest.raises(ModelError, match="document 70 is not finite"):
+        check_finite(vectors, "document", np.arange(40, 90, 10))
+
+
+def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:
+    index = index_of(build("flat", 1))
+    with pytest.raises(ConfigError, match="k = 0"):
+        index.search(SET.shifted, 0)
+    with pytest.raises(ModelError, match="width 24, but the queries have"):
+        index.search(SET.shifted[:, :3], 1)
+    with pytest.raises(ModelError, match="query 2 is not finite"):
+        index.search(np.where(np.arange(40)[:, None] == 2, np.float32(np.nan), SET.shifted), 1)
+    with pytest.raises(ConfigError, match=r"lists: 2,000 lists exceed 1,200 documents"):
+        Ivf.trained(SET.documents, 2_000, None, 0, 1)
+    with pytest.raises(ConfigError, match=r"code_bytes: 5 does not divide the width 24; choose from 1, 2, 3, 4"):
+        Ivf.trained(SET.documents, None, 5, 0, 1)
+    with pytest.raises(ConfigError, match="at least 256 documents, not 100"):
+        Ivf.trained(SET.documents[:100], None, 4, 0, 1)
+    assert [default_code_bytes(width) for width in (384, 128, 24, 7, 1)] == [96, 32, 6, 1, 1]
+
+
+def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> None:
+    write_index(tmp_path / "index", index_of(build("hnsw", 1)), "hnsw", {})
+    file = tmp_path / "index" / "finder" / "index.faiss"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(StorageError, match=r"index.faiss: changed: its SHA-256 is not the manifest's"):
+        read_index(tmp_path / "index")
+
+
+# Codes of a byte are learnt from at least 256 documents.
+SIZES = [(kind, count) for kind in INDEXES for count in (1, 2, 7, 300) if kind != "ivfpq" or count >= 256]
+
+
+@pytest.mark.fast_every(12)
+@pytest.mark.parametrize(("kind", "count"), SIZES)
+@pytest.mark.parametrize("content", ["distinct", "copies", "equal"])
+def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: int) -> None:
+    rng = np.random.default_rng(count)
+    documents = rng.standard_normal((count, 8)).astype(np.float32)
+    if content != "distinct":
+        documents = documents[rng.integers(0, 3 if content == "copies" else 1, count) % count]
+    queries, ties = rng.standard_normal((20, 8)).astype(np.float32), rng.permutation(count)
+    config = IndexConfig(index=kind, degree=4, build_beam=10, nearest=5, code_bytes=4)
+    built = build_index(documents, config, queries, 3, 1, ties)
+    for effort in (1, 50):
+        index = replace(built, effort=effort)
+        for k in sorted({1, max(1, count // 3), max(1, count - 1), count, count + 1, 3 * count}):
+            scores, ranking = index.search(queries, k)
+            true_scores, true = top_k(queries, documents, k, ties)
+            if 2 * k >= count:
+                assert (ranking.tobytes(), scores.tobytes()) == (true.tobytes(), true_scores.tobytes())
+            assert ranking.shape == true.shape
+            assert ((ranking >= -1) & (ranking < count)).all()
+            all_scores, all_found = top_k(queries, documents, count, ties)
+            score_of = np.full((20, count), -np.inf, np.float32)
+            rows, places = np.nonzero(all_found >= 0)
+            score_of[rows, all_found[rows, places]] = all_scores[rows, places]
+            for row in range(20):
+                here = ranking[row][ranking[row] >= 0]
+                assert len(set(here)) == len(here)
+                assert (ranking[row, : len(here)] >= 0).all()
+                assert (scores[row, : len(here)] == score_of[row, here]).all()
+                assert (scores[row, len(here) :] == -np.inf).all()
+                keys = list(zip(-scores[row, : len(here)], ties[here], strict=True))
+                assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("count", [400, 1])
+def test_a_walk_of_vamana_that_reaches_too_few_documents_repeats_none(count: int) -> None:
+    documents = np.random.default_rng(0).standard_normal((count, 16)).astype(np.float32)
+    rows = Vamana.build(documents, 4, 100, 1).find(documents[:20], count, 1, 1).rows
+    assert all((np.bincount(row[row >= 0], minlength=count) <= 1).all() for row in rows)
+    assert (rows < count).all()

@@ -1,0 +1,223 @@
+"""BM25 rankings and scores; its postings equal those of bm25s, in memory and in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+import Stemmer
+
+from raytriever.core import processes
+from raytriever.core.errors import DataError
+from raytriever.core.store.unfinished_parts import Parts
+from raytriever.data.dataset import Documents
+from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.retrieval.mining import bm25 as index_of_bm25
+from raytriever.retrieval.mining import postings
+from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
+from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER
+from raytriever.retrieval.mining.postings import K1, B, Postings
+
+TEXTS = ["the cat sat", "dogs and cats", "a running dog", "cats cats cats", "nothing alike", "the cat sat"]
+
+
+def test_ranks_by_shared_stems_and_breaks_ties_by_position() -> None:
+    scores, positions = Bm25Index(TEXTS).search(["CATS", "dogs run"], 6)
+    assert positions[0].tolist() == [3, 0, 1, 5, 2, 4]
+    assert scores[0][1] == scores[0][2] == scores[0][3] > scores[0][4] == 0
+    assert positions[1].tolist()[:2] == [2, 1]
+    assert scores.dtype == np.float32
+    assert positions.dtype == np.int64
+
+
+def test_sizes_of_results_and_texts_without_terms() -> None:
+    index = Bm25Index(TEXTS)
+    assert len(index) == 6
+    assert index.search(["cat"], 100)[1].shape == (1, 6)
+    assert index.search([], 3)[1].shape == (0, 3)
+    assert index.search(["cat"], 0)[1].shape == (1, 0)
+    assert Bm25Index(["the", "?"]).search(["the cat"], 2)[0].tolist() == [[0, 0]]
+    pairs = index.scores_of(["cats", "zebra"], np.array([[3, -1, 4], [0, 1, -1]]))
+    np.testing.assert_array_equal(pairs, np.float32([[index.scores("cats")[3], np.nan, 0], [0, 0, np.nan]]))
+    assert (index.scores("cats") == index.search(["cats"], 6)[0][0][[1, 2, 4, 0, 5, 3]]).all()
+
+
+def test_rankings_of_frequent_and_rare_words() -> None:
+    rng = np.random.default_rng(4)
+    words = np.array([f"word{n}" for n in range(3000)])
+    drawn = words[(3000 ** rng.random((20_000, 3))).astype(int) - 1]  # scores often tie
+    index = Bm25Index([" ".join(row) for row in drawn])
+    queries = ["word0", "word0 word1 word0", "word2500", "word2000 word2990 word40", "word0 word2999", "zebra"]
+    for k in (5, 300, 16_000):
+        more = queries * 50 if k == 5 else queries  # several threads' worth
+        scores, positions = index.search(more, k)
+        for row, query in [*enumerate(queries), (len(more) - 1, more[-1])]:
+            every = index.scores(query)
+            assert positions[row].tolist() == np.argsort(-every, kind="stable")[:k].tolist()
+            assert (scores[row] == every[positions[row]]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_scifact_scores_as_published(data_packs: Path) -> None:
+    dataset = open_dataset(data_packs / "scifact", ["test"])
+    positives = dataset.positives("test")
+    queries = [dataset.queries.texts[query] for query in positives.queries]
+    _, ranking = Bm25Index(dataset.passages()).search(queries, 10)
+    discounts = 1 / np.log2(np.arange(2, 12))
+    gains = [np.isin(ranking[i], positives.of(i)) @ discounts for i in range(len(positives))]
+    ideal = [discounts[: len(positives.of(i))].sum() for i in range(len(positives))]
+    assert np.mean(np.divide(gains, ideal)) == pytest.approx(0.676, abs=0.002)
+
+
+ODD = [
+    "",
+    "the of",
+    "Ünïcode ÜNÏCODE naïve",
+    "x_1 x_1 42 4",
+    "日本語のテキスト",
+    "runs running ran runner",
+    "don't can't",
+]
+
+
+def draw_texts(count: int) -> list[str]:
+    rng = np.random.default_rng(5)
+    words = np.array([f"word{number}" for number in range(400)] + ["the", "and", "runs", "running"])
+    shares = 1 / np.arange(1, len(words) + 1)
+    lengths = rng.integers(0, 60, count)
+    return [" ".join(rng.choice(words, length, p=shares / shares.sum())) for length in lengths] + ODD
+
+
+def weights_of(index: Postings) -> dict[tuple[str, int], float]:
+    return {
+        (term, int(index.documents[posting])): float(index.weights[posting])
+        for term, number in index.vocabulary.items()
+        for posting in range(index.starts[number], index.starts[number + 1])
+    }
+
+
+def test_weights_equal_those_of_bm25s_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = draw_texts(500)
+    tokens = bm25s.tokenize(texts, stopwords="en", stemmer=Stemmer.Stemmer("english"), show_progress=False)
+    expected = bm25s.BM25(k1=K1, b=B)
+    expected.index(tokens, show_progress=False)
+    data, documents, starts = (expected.scores[name] for name in ("data", "indices", "indptr"))
+    weights = {
+        (term, int(documents[posting])): float(data[posting])
+        for term, number in tokens.vocab.items()
+        if number + 1 < len(starts)
+        for posting in range(starts[number], starts[number + 1])
+    }
+    assert weights_of(Postings.of(texts)) == weights
+    monkeypatch.setattr(postings, "BLOCK", 60)
+    in_blocks = Postings.of(texts)
+    assert weights_of(in_blocks) == weights
+    for start, end in zip(in_blocks.starts, in_blocks.starts[1:], strict=False):
+        assert (np.diff(in_blocks.documents[start:end].astype(np.int64)) > 0).all()
+
+
+@pytest.fixture
+def corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Documents:
+    """Corpus of five blocks that is too large for the memory."""
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    monkeypatch.setattr(postings, "BLOCK", 30)
+    monkeypatch.setattr(index_of_bm25, "IN_MEMORY", 100)
+    texts = draw_texts(130)
+    return Documents([str(row) for row in range(len(texts))], [""] * len(texts), texts)
+
+
+def test_a_large_corpus_is_indexed_in_the_cache_once(corpus: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, in_memory = Bm25Index.of(corpus), Bm25Index(corpus.texts)
+    assert isinstance(index._postings.documents.base, np.memmap)
+    queries = ["word1 word2 word3", "runner word399 word7", "nothing"]
+    for one, other in zip(index.search(queries, 40), in_memory.search(queries, 40), strict=True):
+        assert (one == other).all()
+    assert (index.scores(queries[0]) == in_memory.scores(queries[0])).all()
+    monkeypatch.setattr(postings, "_make", None)
+    assert (Bm25Index.of(corpus).search(queries, 40)[1] == index.search(queries, 40)[1]).all()
+
+
+def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
+    corpus: Documents, tmp_path: Path
+) -> None:
+    Bm25Index.of(corpus)
+    [english] = (tmp_path / "bm25").iterdir()
+    terms = "two or more letters, digits or underscores, in lower case"
+    analyzer = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English", "language": "en"}
+    versions = [version(package) for package in ("bm25s", "PyStemmer")]
+    content = json.dumps([2, corpus.digest, analyzer, 0.9, 0.4, versions])
+    assert english.name == hashlib.sha256(content.encode()).hexdigest()[:16]
+    Bm25Index.of(replace(corpus, bm25_language="it"))
+    assert len(list((tmp_path / "bm25").iterdir())) == 2
+
+
+def test_a_killed_command_costs_its_unfinished_blocks(corpus: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    write = postings._in_processes
+
+    def record(parts, blocks, analyzer):  # type: ignore[no-untyped-def]
+        chosen = list(blocks)
+        written.extend(parts.folder / name for name, _ in chosen)
+        return write(parts, chosen, analyzer)
+
+    monkeypatch.setattr(postings, "_in_processes", record)
+    with monkeypatch.context() as patch:
+        patch.setattr(postings, "merge", None)
+        with pytest.raises(TypeError):
+            Bm25Index.of(corpus)
+    assert [folder.name for folder in written] == ["000000", "000001", "000002", "000003", "000004"]
+    (written[3] / "rows.npy").unlink()
+    written.clear()
+    assert len(Bm25Index.of(corpus)) == len(corpus)
+    assert [folder.name for folder in written] == ["000003"]
+    assert [path.name for path in written[0].parent.parent.iterdir() if path.name.endswith("-blocks")] == []
+
+
+class Deadly:
+    """Object that ends the process that receives it."""
+
+    def __reduce__(self) -> tuple[object, tuple[int]]:
+        return os._exit, (1,)
+
+
+def test_a_process_that_dies_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "usable_cores", lambda: 2)
+    words = "rows 32,769 to 32,769 of the corpus: 3 processes died while they analyzed these documents for BM25; free"
+    with pytest.raises(DataError, match=words):
+        list(postings._in_processes(Parts(tmp_path), [("000001", [Deadly()])], ENGLISH_ANALYZER))  # type: ignore[list-item]
+
+
+def test_another_system_is_compared_without_what_is_left_out() -> None:
+    texts = ["red apple", "green apple pie", "red red pear", "red apple", "blue plum"]
+    index, queries = Bm25Index(texts), ["red apple", "plum", "nothing"]
+    found, agrees = compare_best(index, queries, np.array([0, 1, -1]))
+    scores = [index.scores(query) for query in queries]
+    assert found[0] == pytest.approx([scores[0][0], scores[0][3], scores[0][0]])
+    assert found[1] == pytest.approx([scores[1][4], 0, 0])
+    assert found[2].tolist() == [0, 0, 0]
+    assert agrees.tolist() == [True, False, False]
+    # Without document 0 and its copy.
+    left_out = [np.array([0, 3]), np.array([], np.int64), np.array([], np.int64)]
+    found, agrees = compare_best(index, queries, np.array([2, 4, 0]), left_out)
+    assert found[0] == pytest.approx([max(scores[0][1], scores[0][2]), min(scores[0][1], scores[0][2]), scores[0][2]])
+    assert agrees.tolist() == [bool(scores[0][2] > scores[0][1]), True, False]
+
+
+@pytest.mark.parametrize("copies", range(1, 9))
+def test_copies_that_are_left_out_hide_no_other_document(copies: int) -> None:
+    texts = [*["red apple"] * copies, "red pear", "apple pie with plums", "blue plum"]
+    index = Bm25Index(texts)
+    others = np.sort(index.scores("red apple")[copies:])[::-1]
+    best = copies + int(np.argmax(index.scores("red apple")[copies:]))
+    [found], agrees = compare_best(index, ["red apple"], np.array([best]), [np.arange(copies)])
+    assert found == pytest.approx([others[0], others[1], others[0]])
+    assert others[1] > 0
+    assert agrees.tolist() == [True]

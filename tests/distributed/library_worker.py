@@ -26,7 +26,7 @@ def main(folder: Path) -> dict[str, tuple[float, list[torch.Tensor]]]:
     for case in CASES:
         for cached in (False, True):
             model = load(folder)
-            loss = loss_of(case, model, cached, gather_across_devices=True)
+            loss = loss_of(case, model, cached, gather_across_devices=True).double()
             if workers.size > 1:
                 # As the trainer does; the pooler has no gradients.
                 loss.model = DistributedDataParallel(model, find_unused_parameters=True)

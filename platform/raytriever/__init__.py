@@ -1,4 +1,4 @@
-"""raytriever: train and measure dense retrievers on Ray.
+"""raytriever: train and evaluate dense retrievers on Ray.
 
     import raytriever as rt
 
@@ -11,8 +11,8 @@
     print(report, index.search(["a question"], top_k=5))
 
 Nothing heavy is imported before a name is used, so that `import raytriever` and `--help` answer at once. Errors that a
-user can correct are `UserError` and its kinds. Lines of progress appear on standard error, as from the commands;
-`contextlib.redirect_stderr` hides them. Where the home folder cannot be written, `HOME` becomes one that can
+user can correct are `UserError` and its subclasses. Progress lines go to standard error, as those of the commands do;
+`contextlib.redirect_stderr` hides them. If the home folder is not writable, `HOME` is set to one that is
 (`machine.ensure_home`). The packages follow the route of the data (docs/explanation/architecture.md).
 """
 

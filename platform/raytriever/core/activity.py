@@ -1,4 +1,4 @@
-"""Lines about long work, so that no command is silent for long.
+"""Progress lines for long work, so that no command is silent for long.
 
 `activity("indexing 23,641 documents")` prints nothing when its block is short. Whenever nothing was printed for
 `SILENCE_SECONDS`, a thread prints what the innermost open block does, and for how long it has done so. All output of
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from raytriever.core.terminal import end_of_silence, seconds_of_silence, warn
 
-# With `SHORT_SECONDS` less than the ten that are promised: a thread may have to wait for the interpreter's lock.
+# The docs promise a line after ten seconds. The sum of both constants is less, because a thread may wait for the GIL.
 SILENCE_SECONDS = 8.5
-SHORT_SECONDS = 1.0  # a line waits so long for a block that has just begun
+SHORT_SECONDS = 1.0  # a block that is younger is not reported yet
 
 
 @dataclass(eq=False)
 class _Activity:
-    """One open block: what makes its line, and when it began or the last block inside it ended."""
+    """One open block: the function that makes its line, and the time since when it is the innermost one."""
 
     line: Callable[[float], str | None]
     began: float
@@ -60,7 +60,7 @@ class _Reporter:
         """Add a block."""
         with self._changed:
             if not self._open:
-                end_of_silence()  # the silence before the first block was no work
+                end_of_silence()  # silence before the first block does not count
             self._open.append(opened)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="raytriever-activity", daemon=True)
@@ -69,10 +69,10 @@ class _Reporter:
     def close(self, opened: _Activity) -> None:
         """Remove a block."""
         with self._changed:
-            if opened in self._open:  # else an interruption came before it was added
+            if opened in self._open:  # an interruption may have come before it was added
                 self._open.remove(opened)
             if self._open:
-                self._open[-1].began = time.monotonic()  # what it does now it has done only since
+                self._open[-1].began = time.monotonic()  # the outer block continues its work only now
 
     def _run(self) -> None:
         while True:
@@ -99,5 +99,5 @@ class _Reporter:
 
 
 _reporter = _Reporter()
-# A forked process has none of its parent's threads: it begins without blocks.
+# A forked process lacks its parent's threads, so it starts without open blocks.
 os.register_at_fork(after_in_child=_reporter.__init__)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-# What CUDA says of a GPU that failed. Other errors of CUDA, such as an illegal address, are defects of a program.
+# CUDA's messages about a GPU that failed. Other errors of CUDA, such as an illegal address, are defects of a program.
 _LOST_GPU = re.compile(
     "CUDA error: (?:unspecified launch failure|uncorrectable (?:ECC|NVLink) error|hardware stack error|unknown error|"
     "the launch timed out|no CUDA-capable device|.*busy or unavailable).*"
@@ -26,7 +26,7 @@ _translations: list[Callable[[str], str]] = []
 
 
 def translate_by(function: Callable[[str], str]) -> None:
-    """Pass all texts that are shown through a function, such as one that shows paths as the user knows them."""
+    """Register a function that rewrites every shown text, such as one that shows paths as the user knows them."""
     _translations.append(function)
 
 
@@ -38,7 +38,7 @@ def translated(text: str) -> str:
 
 
 def setting(name: str, value: object = None) -> str:
-    """Return a setting for the text of an error: `max_steps`, `fresh=True`, or with a value `dataset a/b`."""
+    """Return a setting as errors name it: `max_steps`, `fresh=True`, or with a value `dataset a/b`."""
     if value is None:
         return name
     return f"{name}={value}" if isinstance(value, bool) else f"{name} {value}"
@@ -50,7 +50,7 @@ def flag_of(name: str, value: bool | None = None) -> str:
 
 
 def lost_gpu(error: BaseException) -> str:
-    """Return what CUDA says of a GPU that failed, such as `CUDA error: unknown error`; empty for any other error."""
+    """Return CUDA's message about a GPU that failed, such as `CUDA error: unknown error`; empty for other errors."""
     found = _LOST_GPU.search(str(error)) if isinstance(error, RuntimeError) else None
     return found[0] if found else ""
 
@@ -90,7 +90,7 @@ class UserError(Exception):
         return self.args[2] and translated(self.args[2])
 
     def at(self, where: str | None) -> Self:
-        """Return the same error about another place.
+        """Return the same error with another `where`.
 
         Args:
             where: The file, row, flag, argument or field.
@@ -99,19 +99,19 @@ class UserError(Exception):
         return type(self)(what, where, remedy)
 
     def within(self, place: str) -> Self:
-        """Return the same error with a place before its own: `stage 'warm': max_steps`.
+        """Return the same error with a place in front of its `where`: `stage 'warm': max_steps`.
 
         Args:
-            place: The place, such as a stage.
+            place: Outer place, such as a stage.
         """
         where = self.args[1]
         return self.at(f"{place}: {where}" if where else place)
 
     def on_host(self, host: str) -> Self:
-        """Return the same error with the name of the host that it is about, unless it has one.
+        """Return the same error with the name of its host, unless it has one already.
 
         Args:
-            host: The name.
+            host: Name of the host on which the error occurred.
         """
         return self if str(self.args[1]).startswith("host ") else self.within(f"host {host}")
 
@@ -136,7 +136,7 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """A data set is missing or broken, or contains something else than its name says.
+    """A data set is missing or broken, or its contents are not what its name says.
 
     Examples:
         >>> try:
@@ -174,7 +174,7 @@ class StorageError(UserError):
 
 
 class LossInputError(UserError, ValueError):
-    """A loss has no value for its scores, ids or temperature. It is a `ValueError` too.
+    """A loss is undefined for its scores, ids or temperature. The error is a `ValueError` too.
 
     Examples:
         >>> try:
@@ -185,7 +185,7 @@ class LossInputError(UserError, ValueError):
     """
 
 
-ASIDE = ".aside-"  # in the names of what is not committed yet, see `store.commit`
+ASIDE = ".aside-"  # marks the names of uncommitted files and directories, see `store.commit`
 _FINAL = re.compile(rf"(?<=/)\.([^/]+){ASIDE}[0-9a-f]+")  # the name that a hidden sibling will have
 _SPACE, _ACCESS = "free some space or write to another disk", "give this user the right (chmod, chown) or another path"
 # Message and remedy of system errors.
@@ -211,8 +211,8 @@ _OF_SYSTEM = {
 def disk_errors(where: Path | str) -> Iterator[None]:
     """Raise a full disk or a missing permission as one `StorageError` line; other errors pass.
 
-    Checked readers, the writers of `store`, each command and each public call do so. Other code needs it where an error
-    is caught, or names no file: then the line names `where`.
+    Checked readers, the writers of `store`, every command and every public call use it. Other code needs it only to
+    catch the error, or if the error names no file: the line then names `where`.
     """
     try:
         yield
@@ -229,6 +229,6 @@ def _errno(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno:
         return error.errno
     if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):
-        return errno.ENOSPC  # numpy, of a write cut short
+        return errno.ENOSPC  # numpy reports a partial write in words only
     rust = re.search(r"\(os error (\d+)\)", str(error))  # safetensors, tokenizers
     return int(rust[1]) if rust and not isinstance(error, UserError) else 0

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 LATER_SECONDS = 0.02
-# Modules and their functions ("" for all): callbacks whose exceptions Python ignores, the lock of logging, which
-# callbacks take and release around every fork, and the start of a thread that its pool has yet to note.
+# Code in which an interruption is postponed, as module and function ("" for all): callbacks whose exceptions Python
+# ignores, the lock that logging takes around every fork, and a thread pool that has not yet recorded a new thread.
 _DELICATE = {
     ("weakref", ""),
     ("importlib._bootstrap", "cb"),
@@ -32,7 +32,7 @@ _interrupted = threading.Event()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """End a block by KeyboardInterrupt at each of these signals, so that it can save its results.
+    """Raise KeyboardInterrupt in a block at each of these signals, so that it can save its results.
 
     An ignored Ctrl-C (a background job of a shell) or SIGHUP (`nohup`) stays ignored. Outside the main thread this does
     nothing.
@@ -51,7 +51,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         if _interrupted.is_set():
-            signal.setitimer(signal.ITIMER_REAL, 0)  # the next handler does not expect the alarm, and would die
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm after the block would end the process
             _interrupted.clear()  # code after the block was not interrupted
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -59,7 +59,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Start processes that SIGHUP and SIGTERM do not end: this process ends them, after it has used them to stop.
+    """Block SIGHUP and SIGTERM in the processes started here. This process needs them to stop, and ends them last.
 
     A closed terminal sends SIGHUP to all processes of its foreground group; `timeout`, systemd and Slurm send SIGTERM
     to all processes that a command has started.

@@ -14,7 +14,7 @@ def lazy_names(
     """Return the functions `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: its `__name__`.
+        package: `__name__` of the package.
         names: public names of each module that defines them.
         submodules: public modules of the package.
     """

@@ -1,6 +1,6 @@
 """Facts about this machine that Linux and other systems report in different ways: cores, memory, processes, home.
 
-Linux answers by `/proc`, cgroups and `sched_getaffinity`. Elsewhere `sysconf` and the program `ps` answer.
+On Linux the facts come from `/proc`, cgroups and `sched_getaffinity`; elsewhere from `sysconf` and the program `ps`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
-_HUB = Path(".cache", "huggingface")  # models may be there already
+_HUB = Path(".cache", "huggingface")  # of the former home, whose models stay in use
 LONGEST_TEMPORARY = 40  # bytes of the temporary folder; see `shorten_temporary_folder`
 SAFE_PATH = "PYTHONSAFEPATH"  # with it Python does not put the working folder on the path of a new process
-UNKNOWN_SHARE = 0.5  # of the memory, that is assumed to be free where the system does not say
+UNKNOWN_SHARE = 0.5  # fraction of the memory that is assumed to be free if the system does not report it
 
 
 def usable_cores() -> int:
@@ -36,7 +36,7 @@ def free_system_memory() -> int:
     if "MemAvailable" not in amounts:
         return int(total_memory() * UNKNOWN_SHARE)
     available = amounts["MemAvailable"]
-    with suppress(OSError, ValueError):  # no limit reads "max"
+    with suppress(OSError, ValueError):  # the file contains "max" if there is no limit
         limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         available = min(available, limit - used)
     return available
@@ -57,9 +57,9 @@ def memory_amounts() -> dict[str, int]:
 
 
 def start_of_process(pid: int) -> int | None:
-    """Return the start of a process of this machine; None without such a process.
+    """Return the start time of a process on this machine; None if there is no such process.
 
-    On Linux it is in ticks since the machine started, elsewhere in seconds since 1970.
+    On Linux the unit is ticks since the machine started, elsewhere seconds since 1970.
     """
     if (PROC / "self" / "stat").exists():
         try:
@@ -68,7 +68,7 @@ def start_of_process(pid: int) -> int | None:
             return None
     import subprocess
 
-    # Only the C locale has names of months that `strptime` reads.
+    # `strptime` reads the names of months in the C locale only.
     command, environment = ["ps", "-o", "lstart=", "-p", str(pid)], {**os.environ, "LC_ALL": "C"}
     started = subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout.strip()
     return int(time.mktime(time.strptime(started, "%a %b %d %H:%M:%S %Y"))) if started else None
@@ -114,10 +114,10 @@ def safe_imports() -> Iterator[None]:
 
 @cache
 def ensure_home() -> None:
-    """Set `HOME` to a folder that can be written, if it is none.
+    """Set `HOME` to a writable folder, unless it is one already.
 
-    A container's user (`--user 12345`) has no home. numba, Ray, Matplotlib, Transformers and MLflow keep files below it
-    and fail or warn where they cannot. The folder is in the cache, or in the temporary folder.
+    A container's user (`--user 12345`) has no home. numba, Ray, Matplotlib, Transformers and MLflow write below `HOME`,
+    and fail or warn if they cannot. The new folder is in the cache, or in the temporary folder.
     """
     former = os.path.expanduser("~")
     if os.path.isabs(former) and os.path.isdir(former) and os.access(former, os.W_OK | os.X_OK):
@@ -130,7 +130,7 @@ def ensure_home() -> None:
 
 
 def shorten_temporary_folder() -> None:
-    """Name a long `TMPDIR`, as of Slurm and CI, by a short link: Ray's and Python's sockets lie below it.
+    """Replace a long `TMPDIR`, as Slurm and CI set it, by a short link: Ray and Python create sockets below it.
 
     A socket's path has at most 107 bytes, and Ray adds 64 to `TMPDIR`. Files stay in the user's folder. The link is
     never removed, because `ray start` starts programs that stay.
@@ -143,12 +143,12 @@ def shorten_temporary_folder() -> None:
     links = _private(Path("/tmp") / f"raytriever-{os.getuid()}")
     if links is not None:
         link = links / hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:8]
-        with suppress(OSError):  # another process makes it, or the disk is full
+        with suppress(OSError):  # another process has made it, or the disk is full
             link.symlink_to(os.path.abspath(folder))
         if os.path.realpath(link) == os.path.realpath(folder):
             os.environ["TMPDIR"] = str(link)
             tempfile: Any = sys.modules.get("tempfile")
-            if tempfile is not None and tempfile.tempdir == folder:  # it has looked already
+            if tempfile is not None and tempfile.tempdir == folder:  # tempfile has stored the folder already
                 tempfile.tempdir = str(link)
 
 
@@ -169,8 +169,8 @@ def _own_folder() -> Path | None:
 
 
 def _private(folder: Path) -> Path | None:
-    """Return a folder, made if it is missing, that only this user can write; None if it cannot be had. numba unpickles
-    what is in there: a folder that somebody else prepared is not used."""
+    """Return a folder that only this user can write, made if it is missing; None if that fails. numba unpickles files
+    in it, so a folder that somebody else prepared is not used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()

@@ -1,4 +1,4 @@
-"""Secrets in texts: found in addresses and environment variables, replaced by `***` or refused.
+"""Detection of secrets in texts, addresses and environment variables: they are replaced by `***`, or refused.
 
 Addresses reach logs, settings, MLflow and reports, so a secret in one would be copied to all of them. Flags, settings
 and data addresses with a secret are refused (`refuse_secrets`); every other text is masked before it is shown.
@@ -19,9 +19,9 @@ _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 _ADDRESS = re.compile(rf"{_SCHEME}[^\s'\"<>]+")
 # Everything before the last `@` of an address's host, because a password may hold an `@`.
 _USER = re.compile(rf"({_SCHEME})([^\s/?#'\"]+)(?=@)")
-# Schemes whose addresses name a container or a public account there, and never a token.
+# In addresses of these schemes, the part before `@` is a container or a public account, never a token.
 _PLAIN_USERS = {"abfs://", "abfss://", "wasb://", "wasbs://", "gs://", "ssh://", "git+ssh://"}
-# `user:password@` with `/`, `?` or `#` in the password; a port after the colon is no password.
+# `user:password@` with `/`, `?` or `#` in the password; a port after the colon is not a password.
 _PASSWORD = re.compile(r"(?<=://)(?![^\s/?#'\"]*@)[^\s/?#:@'\"]*:(?!\d+(?:[/?#]|$))[^\s'\"]+(?=@)")
 _PARAMETER = re.compile(r"(?<=[?&;#])([^\s=?&;#'\"]+)=([^\s?&;#'\"<>]+)")
 # Names whose values are secret everywhere: parts of cloud connection strings and of request headers.
@@ -58,8 +58,8 @@ _SECRET_VARIABLE = re.compile(
     r"(API|ACCESS|ACCOUNT|AUTH|PRIVATE|SECRET)_?KEY)(_ID)?$|(^|_)(?<!PUBLIC_)(?<!CACHE_)(?<!SORT_)KEY$|(^|_)PAT$",
     re.IGNORECASE,
 )
-_own_variables: set[str] = set()  # further variables that hold a secret
-_SHORTEST = 6  # shorter values are words of everyday texts
+_own_variables: set[str] = set()  # environment variables that a setting declares as secret
+_SHORTEST = 6  # characters; shorter values would match words of ordinary texts
 
 
 class Secret(NamedTuple):
@@ -73,9 +73,9 @@ class Secret(NamedTuple):
 def masked(text: str) -> str:
     """Return a text with `***` in place of every secret.
 
-    Secret are users and passwords in addresses, parameters such as `sig=` and `key=`, parameters of object stores
-    that are not known to be harmless, tokens of known forms, and the values of environment variables whose names end
-    like `..._TOKEN` or `..._PASSWORD`.
+    Secrets are users and passwords in addresses, parameters such as `sig=` and `key=`, parameters of object stores
+    that are not known to be harmless, tokens of known forms, and the values of environment variables with names such
+    as `..._TOKEN` or `..._PASSWORD`.
     """
     end, pieces = 0, []
     for secret in _secrets(text):
@@ -139,5 +139,5 @@ def _environment_secrets() -> set[str]:
     user, at, _ = rest.partition("/")[0].rpartition("@")
     if at:
         named |= {user, user.partition(":")[2]}
-    # A variable that holds a path names a file; its content is not here.
+    # The value may be the path of a file of credentials; a path itself is not secret.
     return {value for value in named if len(value) >= _SHORTEST and not os.path.exists(value)}

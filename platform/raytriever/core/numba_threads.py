@@ -1,4 +1,4 @@
-"""Compiled functions in several threads: those with numba's `prange` take seconds to compile."""
+"""Compiled functions in several threads, without numba's `prange`, which takes seconds to compile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# Parts of the work of a thread.
+# Number of parts per thread. Several, because a fast core then takes more of them than a slow one.
 PARTS = 4
 
 
@@ -23,7 +23,7 @@ def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads
     threads = max(1, min(threads or torch.get_num_threads(), count))
     parts = 1 if threads == 1 else min(PARTS * threads, count)
     bounds = [count * number // parts for number in range(parts + 1)]
-    ranges = iter([*pairwise(bounds)])  # of a list, whose iterator gives each element to one thread
+    ranges = iter([*pairwise(bounds)])  # a list's iterator is safe for threads: each element goes to one
 
     def work() -> None:
         for first, last in ranges:
@@ -37,7 +37,7 @@ def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads
 
 @cache
 def thread_pool(threads: int) -> ThreadPoolExecutor:
-    """Return threads that stay, for work that is given in parts."""
+    """Return a pool of threads, which is kept for later calls."""
     return ThreadPoolExecutor(threads)
 
 

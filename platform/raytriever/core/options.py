@@ -21,9 +21,9 @@ class Need:
 
     Args:
         name: Name of the setting that is needed.
-        values: Values of which it must have one; a list or a sum must contain one of them. One that ends in `:` is the
-            beginning of a value. Without, it must be set.
-        negated: True if it must not be set, or must have, or contain, another value.
+        values: Values of which the setting must have one; a list or a sum must contain one. A value that ends in `:`
+            is a prefix. Without values, the setting must only be set.
+        negated: True if the setting must not be set, or if it must have or contain a value other than these.
     """
 
     def __init__(self, name: str, *values: str, negated: bool = False) -> None:
@@ -110,7 +110,7 @@ def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Compare every field of a dataclass instance with its declaration, then the fields with each other by its `check`.
+    """Check every field of a dataclass instance against its declaration, then call its `check`, if it has one.
 
     Raises:
         ConfigError: a value is not allowed, or contradicts another.
@@ -150,7 +150,7 @@ def check_options(config: Any) -> None:
 
 
 def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
-    """Return the needs of each setting of some dataclasses that has any."""
+    """Return the needs of the settings of some dataclasses, by name; settings without needs are left out."""
     return {
         field.name: field.metadata["needs"]
         for kind in kinds
@@ -166,7 +166,7 @@ def without_effect(
 
     Args:
         settings: value of every setting, by name.
-        names: names of the explicit settings; empty values pass.
+        names: names of the explicit settings; those with an empty value are not checked.
         needs: needs of each setting, by name.
     """
     errors = {}

@@ -23,7 +23,7 @@ from raytriever.core.store.commit import complete
 from raytriever.core.store.object_stores import address_of, copy_of, has_object, is_uri
 
 _LOCAL = "file://"
-# Beginnings of names of encoders that have no files: services with OpenAI's interface, and functions of a program.
+# Prefixes of the names of encoders without files: services with OpenAI's interface, and functions of a program.
 OPENAI, FUNCTION = "openai:", "function:"
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _EMPTY = "the path is empty"
@@ -31,16 +31,16 @@ _EMPTY = "the path is empty"
 
 @dataclass(frozen=True)
 class PathKind:
-    """Kind of path of settings and flags. A call reads a value: `~` and `~user` are expanded.
+    """Kind of path that a setting or flag takes. Calling it reads a value, and expands `~` and `~user`.
 
     Args:
-        missing: what is wrong where nothing is there; empty for a path that is written and may be missing.
+        missing: message for a path that does not exist; empty for an output, which may be missing.
         remedy: what to give instead.
-        names: patterns of words that name something else than a path.
+        names: patterns of words that are names instead of paths.
         hub: whether `NAME` and `OWNER/NAME` may be a model of the hub.
         separator: between several paths in one value; empty where the value is one path.
         form: pattern of a value whose group is the path, such as that of `NAME=PATH`.
-        optional: whether an empty value in a file means that nothing is given.
+        optional: whether an empty value in a file means that the setting is unset.
         streams: whether the path may be any URI, which is read where it is. Otherwise a URI of an object store is read
             as the path of its copy on this machine.
     """
@@ -56,7 +56,7 @@ class PathKind:
     streams: bool = False
 
     def __call__(self, value: Any) -> str:
-        """Expand the paths in a value; raises `ValueError` if it is no text, or empty although it is required."""
+        """Expand the paths in a value; raises `ValueError` if it is not a text, or is empty but required."""
         if not isinstance(value, str):
             raise ValueError("give a path")
         if not value.strip() and not self.optional:
@@ -64,10 +64,10 @@ class PathKind:
         return self.separator.join(self._expanded(part) for part in self._parts(value))
 
     def read_flag(self, value: str, name: str) -> str:
-        """Read the value of a flag, which is never empty: an unset variable of the shell is no path.
+        """Read the value of a flag. An empty one is refused, because an unset shell variable causes it.
 
         Raises:
-            ConfigError: it is empty.
+            ConfigError: the value is empty.
         """
         if not value.strip():
             remedy = f"give a path, or leave {'the flag' if name else 'it'} out"
@@ -80,7 +80,7 @@ class PathKind:
         Args:
             value: What `__call__` returned.
             name: Setting that has it.
-            fetch: True to make the copies of paths in an object store complete.
+            fetch: True to download all files of a path in an object store.
         """
         for part in self._parts(value) if self.missing else ():
             bare = self._bare(part)
@@ -115,7 +115,7 @@ class PathKind:
         return path
 
     def is_moved(self, before: object, now: object) -> bool:
-        """Return whether two values name the same files at two places: the former is gone, the names are alike."""
+        """Return whether files were moved: both paths end in the same name, and only the later one exists."""
         if not (isinstance(before, str) and isinstance(now, str)):
             return False
         old, new = self._parts(before), self._parts(now)
@@ -123,7 +123,7 @@ class PathKind:
 
     def _is_part_moved(self, before: str, now: str) -> bool:
         old, new = self._bare(before), self._bare(now)
-        # The text around a path, such as the split of `PATH#SPLIT`, must be equal: it does not depend on the place.
+        # The text around a path, such as the split of `PATH#SPLIT`, must be equal: a move does not change it.
         if before.replace(old, "", 1) != now.replace(new, "", 1):
             return False
         return old == new or (Path(old).name == Path(new).name and self._is_gone(old) and not self._is_gone(new))
@@ -169,14 +169,14 @@ def runs_folder() -> Path:
 def _is_there(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, ValueError):  # the latter of a byte that no path may hold
+    except (FileNotFoundError, ValueError):  # ValueError: the path has a byte that no path may have
         return False
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         raise irregular(path)
     return True
 
 
-PATH = PathKind()  # of a file or folder that is written, or checked where it is read
+PATH = PathKind()  # a file or folder that is written, or that its reader checks
 FILE = PathKind("no such file", "give the path of a file", DataError)
 QUESTIONS = replace(FILE, remedy="give the path of a CSV, TSV or JSONL file of questions")
 FOLDER = PathKind("no such folder", "give the path of a folder")

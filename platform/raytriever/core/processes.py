@@ -1,4 +1,4 @@
-"""Processes that end with their parent, and start without running a user's script again: pools, and single calls."""
+"""Process pools and single processes. They end with their parent, and do not run a user's script again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from raytriever.core.interruption import end_with_parent
 from raytriever.core.machine import clean_processes, safe_imports, usable_cores
 
-TRIES = 3  # processes that may die over one item
+TRIES = 3  # number of processes that may die over one item
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -39,13 +39,13 @@ def map_in_processes(
 ) -> Iterator[Result]:
     """Call a function with each item in a pool of processes, one for each core; yield the results as they arrive.
 
-    A process that dies ends its pool. The items that the pool had are done again one at a time, so the one at fault is
-    known; a call that was finished may be repeated.
+    A process that dies ends its pool. The pool's items are then repeated one at a time, which shows the item at fault.
+    A call that was finished may be repeated.
 
     Args:
         function: function of a module.
-        items: read while there is room for two items for each process.
-        preload: modules that the processes share; the first pool of this process decides.
+        items: arguments of the calls; at most two for each process are read ahead.
+        preload: modules that are imported once and shared by the processes; only the first pool can set them.
         begin: called with `arguments` when a process starts; None for nothing.
         arguments: arguments of `begin`.
 
@@ -77,7 +77,7 @@ def _pool(workers: int, preload: list[str], begin: Callable[..., None] | None, *
     try:
         with _clean_start():
             return ProcessPoolExecutor(workers, context=context, initializer=_begin, initargs=(begin, arguments))
-    except OSError as error:  # too many open files: those of the pool are closed, so that a caller can clean up
+    except OSError as error:  # too many open files: close those of the pool, so that the caller can clean up
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -118,7 +118,7 @@ class ChildProcess:
     It starts with the first call, and again with the next one after it died. Use it as a context manager.
 
     Args:
-        preload: module that such processes share; the first one decides.
+        preload: module that is imported once and shared by such processes; only the first one can set it.
         memory: bytes of data that the process may have; None for no limit.
     """
 
@@ -172,8 +172,8 @@ class ChildProcess:
 def _limit_data(preload: str, memory: int | None) -> None:
     import resource
 
-    importlib.import_module(preload)  # the fork server may have been started with other modules; no call pays for it
-    _limit(resource.RLIMIT_CORE, 0)  # the signal of the processor time would write a core file
+    importlib.import_module(preload)  # not in the first call, whose time is limited; the fork server may lack it
+    _limit(resource.RLIMIT_CORE, 0)  # otherwise SIGXCPU would write a core file
     if memory is not None:
         _limit(resource.RLIMIT_DATA, memory)
 
@@ -183,7 +183,7 @@ def _limited(seconds: float | None, function: Callable[..., Any], arguments: tup
 
     if seconds is not None:
         _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
-    with suppress(MemoryError):  # whose traceback holds what fills the memory: the process could not even report it
+    with suppress(MemoryError):  # its traceback would keep the memory full, so the error could not be reported
         return function(*arguments)
     gc.collect()
     raise MemoryError

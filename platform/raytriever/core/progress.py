@@ -2,7 +2,7 @@
 
 Both report how much is done, how fast, and how long the rest will take. Plain lines come at most every few seconds, so
 that a log file stays readable, and also when nothing advances, so that it is never silent for long (`activity`). Their
-rate leaves out the first advance, which holds what is done once, such as compiling and starting threads.
+rate leaves out the first advance, which includes one-time work such as compiling and starting threads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Progress:
         self._bar = tqdm(desc=shown, file=self._stream, **options) if self._stream.isatty() else None
 
     def advance(self, units: int = 1, **notes: float) -> None:
-        """Count work as done; `notes` are the latest numbers worth a glance."""
+        """Count work as done; `notes` are numbers that the line shows, such as the latest loss."""
         self._done += units
         self._last_advance = time.monotonic()
         self._first = self._first or (self._last_advance, self._done)
@@ -75,7 +75,7 @@ class Progress:
             write_line(self._line(), self._stream)
 
     def _report(self, seconds: float) -> str | None:
-        """Return a line for when nothing advances; None where the bar is drawn again instead."""
+        """Return the line for a time without advances; None if the bar is drawn again instead."""
         if self._bar is None:
             return self._line()
         self._bar.refresh()
@@ -96,8 +96,8 @@ class Progress:
         return line
 
     def _rate(self, until: float) -> float | None:
-        """Return the units per second after the first advance; of all work if the first advance did everything. It is
-        None before the second advance."""
+        """Return the units per second after the first advance, or of all work if the first advance did everything.
+        Return None before the second advance."""
         since, done = self._first or (self._began, self._done)
         if self._done == done == self._total:
             since, done = self._began, self._initial

@@ -1,4 +1,4 @@
-"""Lines on the terminal, without secrets and without characters that a terminal obeys.
+"""Output on the terminal, without secrets and without control characters.
 
 Titles, ids, texts and file names come from data sets, and error texts from servers and libraries. A terminal obeys
 control characters in them: an escape sequence can rename the window, fill the clipboard or erase a warning, and a
@@ -156,7 +156,7 @@ def open_missing_streams() -> None:
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
-            os.set_inheritable(number, True)  # for processes that this one starts
+            os.set_inheritable(number, True)  # processes that this one starts need it too
             stream = open(number, "w" if number else "r", closefd=False, encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, stream)
 

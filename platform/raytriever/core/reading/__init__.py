@@ -5,7 +5,7 @@
 2. A file has the names, types, shapes and nesting that the caller expects, or one line reports the difference.
 3. Values that index memory, such as the offsets of texts, are validated before a value is read.
 
-A reader raises a `Mismatch` that says what it found and expected. `checked` makes a `StorageError` of it, or the kind
-of `UserError` that the caller names. `OSError` passes. The readers of JSON and YAML are in `structured`, those of
-arrays, tensors and columns in `arrays`.
+A reader raises a `Mismatch` that says what it found and expected. `checked` turns it into a `StorageError`, or into the
+kind of `UserError` that the caller names. `OSError` passes. The readers of JSON and YAML are in `json_and_yaml`, those
+of arrays, tensors and columns in `arrays`.
 """

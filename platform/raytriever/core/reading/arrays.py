@@ -61,10 +61,10 @@ def read_array(
 
 
 def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]], remedy: str) -> dict[str, ndarray]:
-    """Read arrays of a `.npz` file that `numpy.savez` wrote, given their types and shapes; others are passed over.
+    """Read arrays of a `.npz` file that `numpy.savez` wrote, given their types and shapes; others are ignored.
 
     Raises:
-        StorageError: the file is missing, no archive, damaged, or lacks an array; or an array is another than expected.
+        StorageError: the file is missing, damaged or no archive; or an array is missing, or has another type or shape.
     """
     import zipfile
     import zlib
@@ -95,13 +95,13 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
     """Map the columns of an uncompressed Arrow file of one record batch as a table; no bytes are copied.
 
     Args:
-        columns: the Arrow type of each, exactly those that there are, in their order.
+        columns: Arrow type of each column; the file must have exactly these columns, in this order.
         full: whether every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s.
             Without it the cost does not grow with the rows, and offsets within a column are trusted.
 
     Raises:
-        StorageError: it is missing, or no such file; a column has another type, or an extension type, which may hold
-            pickled objects; a column has empty rows, or is not valid.
+        StorageError: the file is missing, or is not such a file; a column has another type, an extension type (which
+            may hold pickled objects), empty rows or invalid values.
     """
     import pyarrow as pa
 
@@ -189,13 +189,13 @@ def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError)
     """Open a safetensors file as `safetensors.safe_open` does, for torch.
 
     Raises:
-        UserError: of the kind `error`: the header is broken, or names other bytes than there are.
+        UserError: of the kind `error`: the header is broken, or does not fit the size of the file.
         FileNotFoundError: there is no such file.
     """
     from safetensors import SafetensorError, safe_open
 
     with checked(file, remedy, error):
-        check_regular(file)  # safetensors calls a file missing that may not be read
+        check_regular(file)  # safetensors reports an unreadable file as missing
         try:
             with safe_open(file, framework="pt") as tensors:
                 yield tensors
@@ -211,7 +211,7 @@ def _opened(file: Path) -> BinaryIO:
 
 
 def _npy_header(stream: BinaryIO, dtypes: Collection[str], shape: Shape) -> tuple[Any, tuple[int, ...]]:
-    """Return the type and the shape that a header names, if they are as expected; the stream is left behind it."""
+    """Return the type and the shape that a header names, if they are as expected. The stream is then behind it."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -223,7 +223,7 @@ def _npy_header(stream: BinaryIO, dtypes: Collection[str], shape: Shape) -> tupl
             raise ValueError(actual)
     except (OSError, MemoryError):
         raise
-    except Exception:  # numpy's parser has errors of its own, of tokens and of types
+    except Exception:  # numpy's parser raises many kinds of errors, such as TokenError
         raise Mismatch(f"{CHANGED}: it has no header of a plain array") from None
     if re.sub(r"^<U\d+$", "<U0", dtype.str) not in {np.dtype(name).str for name in dtypes}:
         raise Mismatch(f"holds values of type {dtype.str!r}, expected {' or '.join(dtypes)}")
@@ -284,7 +284,7 @@ def _parquet_footer(stream: Any) -> bytes:
 
 @contextmanager
 def _arrow_errors() -> Iterator[None]:
-    """Turn what pyarrow says of a broken file into a `Mismatch`; pyarrow raises `OSError` for those too."""
+    """Turn pyarrow's errors about a broken file, which may be an `OSError`, into a `Mismatch`."""
     import pyarrow as pa
 
     try:
@@ -303,10 +303,10 @@ TEXT, INTEGER, NUMBER = "text", "integer", "number"
 def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: Collection[str] = ()) -> Any:
     """Return the columns of a Parquet file as an Arrow table, each of the kind `TEXT`, `INTEGER` or `NUMBER`.
 
-    Only those that `may_lack` names may hold nulls.
+    Only the columns in `may_lack` may hold nulls.
 
     Raises:
-        DataError: the file is not Parquet, or a column is missing, has another type or an extension type, or nulls.
+        DataError: the file is not Parquet; or a column is missing, has nulls, or is of another or an extension type.
         OSError: the file cannot be opened.
     """
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Characters that look alike: accents in two forms, ligatures, soft hyphens, and characters without a width."""
+"""Normalization of characters that look alike: accents in two forms, ligatures, and invisible characters."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import unicodedata
 
 # U+FB00 to U+FB06, which PDF files of LaTeX contain.
 _LIGATURES = str.maketrans({point: unicodedata.normalize("NFKC", chr(point)) for point in range(0xFB00, 0xFB07)})
-# A soft hyphen at the end of a line joins two halves of a word. Joiners and zero-width spaces are letters' business in
-# Persian, Hindi or Khmer, and join emoji: they stay behind a character of such a script.
+# A soft hyphen at the end of a line joins two halves of a word. Persian, Hindi, Khmer and emoji need joiners and
+# zero-width spaces, which therefore stay behind a character of such a script.
 _INVISIBLE = re.compile(
     "\u00ad(?:\\s*\n\\s*)?|[\u180e\u2060\ufeff]|(?<![\u0590-\u1dff\ufe0f\U0001f000-\U0001faff])[\u200b-\u200d]"
 )

@@ -38,7 +38,7 @@ _WORDS |= {list: "a list", dict: "an object", type(None): "null"}
 
 
 class Mismatch(ValueError):
-    """Contents differ from what is expected; the text has the place in the file, the value and the expectation."""
+    """Contents differ from what is expected; the text names the place in the file, the value and the expectation."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def read_json(
 ) -> T:
     """Read a JSON file of at most `most` bytes; see `parse_json`.
 
-    If it is `needed`, a missing file is an error of the same kind, and no `FileNotFoundError`.
+    With `needed`, a missing file is an error of the same kind instead of a `FileNotFoundError`.
     """
     with checked(file, remedy, error):
         try:
@@ -86,7 +86,7 @@ def parse_json(
     error: type[UserError] = StorageError,
     format: int | None = None,
 ) -> T:
-    """Parse the content of a file or a line; see `conform`. A `format` is the number that its key `format` must have.
+    """Parse the content of a file or a line; see `conform`. `format` is the number that the key `format` must have.
 
     Raises:
         UserError: of the kind `error`: not JSON, nested more than 100 deep, of another format, or not of the type.
@@ -121,7 +121,7 @@ def conform(value: object, where: str, kind: type[T], remedy: str, error: type[U
     keys are refused).
 
     Args:
-        remedy: what the user can do where it is another.
+        remedy: what the user can do if the value has another type.
 
     Raises:
         UserError: of the kind `error`, naming the first key whose value is of another type.
@@ -288,7 +288,7 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
             raise Mismatch(f"line {line}: a value holds an alias of itself")
         return known[id(node)]
     known[id(node)] = (0, 0)
-    pairs = [item for item in node.value if isinstance(item, tuple)]  # of a mapping; a list has nodes
+    pairs = [item for item in node.value if isinstance(item, tuple)]  # a mapping holds pairs, a list holds nodes
     lines: dict[str, int] = {}
     for key in (key for key, _ in pairs if isinstance(key.value, str)):
         if key.value in lines:

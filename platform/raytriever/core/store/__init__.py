@@ -1,6 +1,7 @@
-"""Store: everything on disk is committed, locked, continued and bounded here; other code calls these functions alone.
+"""Store: files and directories are committed, locked, resumed and bounded here, and by no other code.
 
-`commit` makes files and directories appear whole, `lock` lets one process write a path, `parts` keeps the finished
-parts of an unfinished result, `cache` bounds what may be made again, and `capacity` checks that a disk has room.
-A result in an object store is a copy on this machine: `commit` and `lock` call `remote` and `lease` for it.
+`commit` makes files and directories appear whole. `lock` lets one process write a path. `unfinished_parts` keeps the
+finished parts of an unfinished result. `cache` limits the size of what can be computed again. `capacity` checks that a
+disk has room. A result in an object store has a copy on this machine, for which `commit` and `lock` call
+`remote_folders` and `lease`.
 """

@@ -1,4 +1,4 @@
-"""Attempts at the pieces of a job, counted in files, because Ray repeats a task whose process dies without end."""
+"""Attempts at the pieces of a job, counted in files, because Ray endlessly repeats a task whose process dies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Attempts:
         with suppress(OSError, ValueError):
             deaths = int(file.read_text())
         self._begun.add(name)
-        # Not synced: only processes die, not the machine. Renamed: a process may die while it writes.
+        # Without fsync, because processes die, not the machine. Renamed, because a process may die while it writes.
         temporary = file.with_suffix(".aside")
         temporary.write_text(str(deaths + 1))
         temporary.replace(file)

@@ -4,8 +4,8 @@ Each collection of the cache has a largest size. When an entry is added, the lea
 removed until the rest is within it. An entry that a process has open is never removed: `hold` takes a shared lock of
 its folder, which the kernel releases with the process. Where folders cannot be locked, an entry is in use for a day.
 
-Embeddings that a command writes elsewhere have their paths in `locations/`, so that later commands find there what has
-not changed."""
+`locations/` has the paths of embeddings that a command wrote elsewhere. Later commands reuse them while nothing that
+they depend on has changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raytriever.core.store.disk import files_below
 from raytriever.core.store.lock import InUseError, owner_of
 from raytriever.core.terminal import warn
 
-# Bytes of each collection. `pydocs` is every folder whose name begins so.
+# Largest size of each collection in bytes. `pydocs` stands for every folder whose name begins with it.
 BOUNDS = {"bm25": 20 * 10**9, "datasets": 50 * 10**9, "embeddings": 4 * 2**30, "merged": 20 * 10**9}
 BOUNDS |= {"negatives": 10 * 10**9, "pydocs": 10**9, "sources": 10 * 10**9, "vectors": 20 * 10**9}
 _DAY = 24 * 3600.0
@@ -37,9 +37,9 @@ _LOCATIONS = "locations"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`; the copy of an object store.
+    """Return the folder of the cache: `RAYTRIEVER_CACHE` (of a URI, its local copy), or `~/.cache/raytriever`.
 
-    Where this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so.
+    If this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so.
     """
     private = os.path.expanduser("~/.cache/raytriever")
     named = os.environ.get("RAYTRIEVER_CACHE")
@@ -70,12 +70,12 @@ def hold(path: Path, holder: object) -> None:
     """Mark an entry of the cache as used now, and as in use while `holder` exists; other paths are ignored."""
     if not os.path.realpath(path).startswith(os.path.realpath(cache_folder()) + os.sep):
         return
-    with suppress(OSError):  # a cache that only others may write
+    with suppress(OSError):  # the cache may be writable for other users only
         os.utime(path)
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(holder, os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for `is_held` alone, an instant
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits at most for `is_held`, which takes an instant
 
 
 def is_held(path: Path) -> bool:
@@ -88,7 +88,7 @@ def is_held(path: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # this file system locks no folders
+    except OSError:  # this file system cannot lock folders
         return time.time() - os.fstat(descriptor).st_mtime < _DAY
     finally:
         os.close(descriptor)
@@ -148,7 +148,7 @@ def record_location(path: Path) -> None:
     """Record in the cache that a command wrote this directory outside it."""
     where = os.path.realpath(path)
     name = hashlib.sha256(where.encode()).hexdigest()[:24]
-    with suppress(StorageError):  # without it, later commands compute again what is there
+    with suppress(StorageError):  # without the record, later commands compute the embeddings again
         write_atomically(cache_folder() / _LOCATIONS / f"{name}.json", json.dumps({"path": where}))
 
 

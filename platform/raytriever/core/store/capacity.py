@@ -1,7 +1,7 @@
-"""Checks that a disk and the memory hold what a stage needs, before the stage writes anything.
+"""Checks that the disk and the memory have room for what a command needs, before the command writes anything.
 
-A stage gives the bytes that it will write. Another process may use the space meanwhile, so a full disk is an error
-while writing, too (`errors.disk_errors`).
+The command passes the number of bytes that it will write. Another process may use the space meanwhile, so writing can
+still fail (`errors.disk_errors`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Everything on disk commits the same way, so that what a crash leaves behind is never mistaken for a result.
 
 1. Write aside: into a hidden sibling on the same file system.
-2. fsync every file, then write `manifest.json` last: the `format`, each file's size and SHA-256, and free `meta`.
-3. One rename, or exchange of two names, puts the whole in its place; fsync of the parent makes it last.
+2. fsync every file, then write `manifest.json` last: the `format`, each file's size and SHA-256, and the writer's
+   `meta`.
+3. One rename, or exchange of two names, puts the directory in its place; fsync of the parent makes that durable.
 
 What has no valid manifest does not exist.
 """
@@ -32,7 +33,7 @@ from raytriever.core.store.disk import exchange, files_below, fsync, make_folder
 from raytriever.core.store.lock import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = object_stores.MANIFEST
-FORMAT = 1  # of every committed directory, run and sweep; another number is refused
+FORMAT = 1  # version of all committed directories, runs and sweeps; any other is refused
 _STALE_SECONDS = 60
 
 
@@ -55,12 +56,12 @@ def committed_directory(
     """Yield a directory to write into that appears at `path` whole, or not at all.
 
     Args:
-        path: where the directory stands afterwards; its parents are made.
-        meta: kept in the manifest; read when the block ends, so that the block may still fill it.
+        path: final path of the directory; its parents are made.
+        meta: metadata for the manifest; read when the block ends, so that the block may still fill it.
         replace: replace an existing directory. The two are exchanged in one step. On a file system without such a step
             the old one is moved, and moved back on failure.
-        begun: one of the `leftovers` of `path`, which is yielded under a new name; by default an empty directory is.
-        durable: whether the directory survives a crash of the machine. If not, a file may then differ from its digest.
+        begun: one of the `leftovers` of `path`, to be continued; by default an empty directory is yielded.
+        durable: whether the directory survives a crash of the machine. If not, a crash may leave wrong contents.
         entries: entries of files that were hashed by the process that wrote them, or that are in the object store
             already (`take_part`); read when the block ends.
 
@@ -96,7 +97,7 @@ def committed_directory(
 def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
-    """Hold the lock of `path` in a block: no other process that takes it writes there; see `lock.acquire`."""
+    """Hold the lock of `path` in a block, so that no other command writes there; see `lock.acquire`."""
     lock = acquire(path, wait=wait, report=report, remedy=remedy)
     try:
         yield
@@ -142,8 +143,8 @@ def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> N
 def put_file(file: Path, work: Path, save: Callable[[Path], object], durable: bool = False) -> Path:
     """Write a file of a directory that is committed later, and return its path.
 
-    `save` writes it aside in the folder `work`, where no commit finds it, and it is renamed. Before that it is
-    uploaded, unless its directory is hidden, so that the lease does not upload it too.
+    `save` writes it in the folder `work`, where no commit finds it; then it is renamed. Unless its directory is hidden,
+    it is uploaded before the rename, so that the lease does not upload it a second time.
     """
     aside = work / f".{file.stem}{ASIDE}{secrets.token_hex(6)}{file.suffix}"
     save(aside)
@@ -157,19 +158,18 @@ def put_file(file: Path, work: Path, save: Callable[[Path], object], durable: bo
 
 
 def complete(path: Path) -> None:
-    """Make the copy of an input from an object store complete, but for the checkpoints of a run in it; does nothing for
-    other paths."""
+    """Download all files of an input from an object store, except the checkpoints of runs. Other paths are ignored."""
     if object_stores.address_of(path) is None:
         return
     remote_folders.pull(path)
     for manifest in path.rglob(MANIFEST):
         if "checkpoints" not in manifest.relative_to(path).parts:
-            is_committed(manifest.parent)  # which fetches its large files
+            is_committed(manifest.parent)  # this call also fetches its large files
 
 
 def remove(path: Path, *, whole: bool = False) -> None:
-    """Remove a file or folder that a command has written, if it is there. If the folder must go `whole`, a file of it
-    that may not be removed is an error."""
+    """Remove a file or folder that a command has written, if it is there. With `whole`, a file of the folder
+    that cannot be removed is an error; otherwise it is left."""
     with disk_errors(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=not whole)
@@ -211,7 +211,7 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """Return the manifest of a committed directory: `{"format", "files": {name: {"size", "sha256"}}, "meta": {...}}`.
 
     Args:
-        verify: whether every byte is read and compared, or only names and sizes; None to read the manifest alone.
+        verify: True to compare every byte, False to compare names and sizes, None to read only the manifest.
 
     Raises:
         StorageError: there is no manifest or one of another format, or a file it names is missing, damaged or changed.
@@ -248,7 +248,7 @@ def check_files(path: Path, files: Mapping[str, FileEntry]) -> None:
 
 def check_digests(path: Path, files: Mapping[str, FileEntry]) -> None:
     """Raise `StorageError` for a file of a directory whose bytes have changed."""
-    with ThreadPoolExecutor(usable_cores()) as threads:  # hashing releases the lock of the interpreter
+    with ThreadPoolExecutor(usable_cores()) as threads:  # hashing releases the GIL
         digests = threads.map(lambda name: sha256_of(path / name), files)
         for (name, entry), digest in zip(files.items(), digests, strict=True):
             if digest != entry["sha256"]:
@@ -290,15 +290,15 @@ def entry_of(file: Path) -> FileEntry:
 
 
 def push_part(folder: Path, path: Path, part: str) -> None:
-    """Upload the files of a folder into a directory of an object store that another process will commit, which takes
-    them by the name of the part; see `take_part`."""
+    """Upload the files of a folder into a directory of an object store that another process will commit. That process
+    gets them by the name of the part from `take_part`."""
     files = files_below(folder)
     remote_folders.push_part(path, {file.name: file for file in files})
     object_stores.write_object(path / f".{part}", json.dumps({file.name: entry_of(file) for file in files}).encode())
 
 
 def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
-    """Return the files that another process has uploaded with `push_part`, for `committed_directory`; None so far."""
+    """Return the files that another process has uploaded with `push_part`, for `committed_directory`; None before."""
     content = object_stores.read_object(path / f".{part}")
     remedy = "give the same command again"
     return None if content is None else parse_json(content.decode(), part, dict[str, FileEntry], remedy)
@@ -313,7 +313,7 @@ def _put(aside: Path, path: Path, replace: bool, durable: bool) -> None:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 refuse_existing(path)
             raise
-    elif not exchange(aside, path):  # after which `aside` is the old directory, and is removed
+    elif not exchange(aside, path):  # after an exchange, `aside` is the old directory, and is removed
         old = _hidden(path)
         os.rename(path, old)
         try:
@@ -336,7 +336,7 @@ def _restore(path: Path) -> None:
 
 
 def _sweep(path: Path, begun: Path | None) -> None:
-    """Remove the temporary directories of killed writers of `path` that are not new, but not `begun`."""
+    """Remove the old temporary directories that killed writers of `path` left, except `begun`."""
     for leftover in leftovers(path):
         with suppress(OSError):
             if leftover != begun and time.time() - leftover.stat().st_mtime >= _STALE_SECONDS:

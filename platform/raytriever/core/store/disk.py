@@ -1,4 +1,4 @@
-"""The disk: whether it can be written, folders that a group shares, and what is below a folder."""
+"""Helpers for the disk: write checks, folders that a group shares, lists of files, exchange of names, fsync."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_writable(path: Path | str) -> None:
                     stream.flush()
                     os.fsync(stream.fileno())
             except OSError as error:
-                error.filename = None  # a name that the user does not know
+                error.filename = None  # a temporary name, which the user does not know
                 raise
     except OSError as error:
         raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error
@@ -68,8 +68,8 @@ def _exists(path: Path) -> bool:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a folder with its parents, which survive a crash of the machine, and return those that were missing, the
-    deepest first. Below a folder that a group may write, the group may write them as well."""
+    """Make a folder with its parents durably, and return those that were missing, the deepest first. If a group may
+    write to the folder above them, it may also write to them."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
     above = missing[-1].parent if missing else folder
     if not (_exists(above) and above.is_dir()):

@@ -4,8 +4,8 @@
 
 1. A process writes its object, then lists. It has the lease if it sees no other object. Stores list what was written
    before, so of two that ask at the same time at least one sees the other; it takes its object back and asks later.
-2. The holder writes its object again every `RENEW_SECONDS`. One that is `STALE_SECONDS` old is of a process that has
-   ended, and is removed. Ages are differences of the store's own times: the clocks of hosts do not count.
+2. The holder writes its object again every `RENEW_SECONDS`. An object that is `STALE_SECONDS` old belongs to
+   a process that has ended, and is removed. Ages are differences of the store's own times, never of hosts' clocks.
 3. A holder whose object was removed, because it was stopped for too long, commits nothing more (`lock.check_owner`).
 """
 
@@ -32,7 +32,7 @@ class Lease:
 
     def __init__(self, path: Path, file: Path, token: str, record: bytes) -> None:
         self._object, self._record = file / token, record
-        remote_folders.pull(path, owned=False)  # the lock of this machine is this process's own
+        remote_folders.pull(path, owned=False)  # this process itself holds the lock of this machine
         self._changes = remote_folders.Changes(path)
         self._released = threading.Event()
         threading.Thread(target=self._keep, name="lease", daemon=True).start()
@@ -54,7 +54,7 @@ class Lease:
         while not self._released.wait(RENEW_SECONDS):
             try:
                 if not is_held(self._object):
-                    return  # lost while this process was stopped; `lock.check_owner` reports it
+                    return  # the lease was lost while this process was stopped; `lock.check_owner` reports it
                 object_stores.write_object(self._object, self._record)
                 self._changes.push()
             except StorageError as error:
@@ -74,7 +74,7 @@ def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool
 
 
 def is_held(lease: Path) -> bool:
-    """Return whether the object of a lease is there."""
+    """Return whether the object of a lease exists."""
     return object_stores.read_object(lease) is not None
 
 

@@ -3,8 +3,8 @@
 The lock of `runs/mine` is the file `runs/.mine.lock`, because `--fresh` and commits remove or rename the directory. A
 mount point, or a directory whose parent may not be written, has `.lock` inside. The owner removes the file at the end.
 
-1. `flock` decides. The kernel releases it with the process; on NFS Linux makes it a lock of the server, for which the
-   file is open for writing.
+1. `flock` decides. The kernel releases it with the process; on NFS, Linux turns it into a lock of the server, which
+   requires a file that is open for writing.
 2. Where the file system has no locks, the process that creates the file has the lock until the file is removed. If it
    was killed, the next command names the file, which the user removes.
 3. For the copy of a folder of an object store, the process needs the lease of the store as well (`lease`).
@@ -44,8 +44,8 @@ from raytriever.core.store.lock_owner import (
 
 LOCK = ".lock"
 REPORT_SECONDS, POLL_SECONDS = 10.0, 0.1
-LEASE_GRACE_SECONDS = 5.0  # in which one of two processes that ask for a lease at once gets it
-GRACE_SECONDS = 0.5  # a process that only asks for the owner holds the lock for an instant
+LEASE_GRACE_SECONDS = 5.0  # time in which one of two processes that ask for a lease at once gets it
+GRACE_SECONDS = 0.5  # `owner_of` of another process holds the lock for an instant, which is no reason to refuse
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -123,7 +123,7 @@ class Lock:
         _remove_empty(self._parents)
 
     def close(self) -> None:
-        """Close the file: in the owner that releases the lock, in a forked child the owner keeps it."""
+        """Close the file. In the owner this releases the lock; in a forked child the owner keeps it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -168,14 +168,14 @@ def acquire(
 
     Raises:
         InUseError: another process holds it, and `wait` is false.
-        StorageError: the lock file cannot be made. A user does not know it, so the error names the path.
+        StorageError: the lock file cannot be made. Users do not know lock files, so the error names the path.
     """
     if len(object_stores.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")
     with disk_errors(path), object_stores.named(path, lock_file_of(path)):
         try:
             return _acquire(path, wait, report, remedy)
-        except FileNotFoundError as error:  # of a file system of the kernel, such as /proc
+        except FileNotFoundError as error:  # a file system of the kernel, such as /proc
             raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
         except OSError as error:
             error.filename = None
@@ -229,7 +229,7 @@ def push_changes(path: Path | str) -> None:
 
 
 def join(of_driver: Sequence[LockClaim]) -> None:
-    """Write on a driver's behalf: from now on `check_owner` compares its claims in this process."""
+    """Adopt the driver's locks in this process, so that `check_owner` verifies them here."""
     _claims[:] = [claim for claim in of_driver if claim.token not in _held]
     for claim in _claims:
         remote_folders.pull(claim.directory, owned=owner_of(claim.directory) is not None)
@@ -261,7 +261,7 @@ def _try(path: Path | str) -> Lock | Owner:
     try:
         descriptor, is_new = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644), True
         if file.parent.stat().st_mode & stat.S_ISGID and os.access(file.parent, os.W_OK):
-            os.fchmod(descriptor, 0o664)  # of a group that shares the folder: each may replace what a killed one left
+            os.fchmod(descriptor, 0o664)  # in a shared folder, each user may replace the lock of a killed process
     except FileExistsError:
         try:
             descriptor, is_new = os.open(file, flags), False

@@ -22,8 +22,8 @@ class Owner:
     """The process that holds a lock.
 
     Args:
-        since: seconds since 1970.
-        token: differs for every lock that was ever taken.
+        since: Time at which the lock was taken, in seconds since 1970.
+        token: Random text, different for every lock that was ever taken.
         kind: `BY_KERNEL` or `BY_FILE`.
         started: Start of the process, in ticks since the machine started; 0 where that is unknown.
     """
@@ -47,7 +47,7 @@ UNKNOWN = Owner("unknown", 0, "unknown", 0.0, "")
 
 
 def has_ended_here(owner: Owner) -> bool:
-    """Return True if a process of this host that had a lease has ended."""
+    """Return True if the owner of a lease is a process of this host, and has ended."""
     return owner.host == socket.gethostname() and start_of_process(owner.pid) != owner.started
 
 

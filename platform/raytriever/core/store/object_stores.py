@@ -33,10 +33,10 @@ COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its w
 LOCAL = "file://"
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 MANIFEST = "manifest.json"
-PATIENCE_SECONDS = 300.0  # with a store that has answered before and does not answer now
-FIRST_SECONDS = 20.0  # with a store that has never answered: the address may be wrong
+PATIENCE_SECONDS = 300.0  # time to retry a store that has answered before
+FIRST_SECONDS = 20.0  # time to retry a store that has never answered: the address may be wrong
 _answered: set[str] = set()  # buckets that have answered to this process; "" for those of its driver
-# What stores and pyarrow say when asking again is useless.
+# Messages of stores and pyarrow after which a retry is useless.
 _REFUSALS = re.compile(
     r"ACCESS_DENIED|Access Denied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|Bucket .* not found|"
     r"Forbidden|Unauthorized|PermissionDenied|status 40[13]|HTTP status 40[13]|credentials|Could not resolve host|"
@@ -60,7 +60,7 @@ def report_to(report: Callable[[str], None]) -> None:
 
 
 def trust_stores() -> None:
-    """Wait long for every store from the first request on, in a worker: its driver has reached them."""
+    """Wait long for every store from the first request on; for workers, whose driver has reached the stores."""
     _answered.add("")
 
 
@@ -119,7 +119,7 @@ translate_by(shown)
 
 
 def write_object(path: Path, content: bytes) -> None:
-    """Write a small object at the place of which a path is the copy, without a copy."""
+    """Write a small object directly to the store; `path` would be its copy, which is not made."""
 
     def write(store: Any, key: str) -> None:
         with store.open_output_stream(key) as stream:
@@ -129,7 +129,7 @@ def write_object(path: Path, content: bytes) -> None:
 
 
 def read_object(path: Path) -> bytes | None:
-    """Return the content of a small object without a copy; None if there is none."""
+    """Return the content of a small object directly from the store; None if there is no such object."""
 
     def read(store: Any, key: str) -> bytes | None:
         try:
@@ -171,12 +171,12 @@ def open_file_system(uri: str) -> tuple[Any, str]:
 
     address, _, query = uri.partition("?")
     scheme, options = uri.partition("://")[0], [query] if query else []
-    # Small objects are then written by one request instead of three.
+    # With this option a small object is written by one request instead of three.
     options += ["allow_delayed_open=true"] if scheme == "s3" else []
-    # Otherwise a request waits for 15 minutes, without a word and deaf to signals.
+    # By default a request waits for 15 minutes, reports nothing, and ignores signals.
     options += ["retry_limit_seconds=10"] if scheme in ("gs", "gcs") and "retry_limit_seconds" not in query else []
     store, path = FileSystem.from_uri(f"{address}{'?' + '&'.join(options) if options else ''}")
-    # The store of a URI asks a silent S3 server for 100 s before it returns; its copy asks three times, in 12 s.
+    # A file system made from a URI retries a silent S3 server for 100 s; its copy retries three times, in 12 s.
     return (copy(store) if scheme == "s3" else store), path
 
 
@@ -247,7 +247,7 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
 
 
 class PatientFile(io.RawIOBase):
-    """Bytes of an object, from any place; reading waits for a store that does not answer (see `patiently`)."""
+    """Seekable stream of an object's bytes; reads wait for a store that does not answer (see `patiently`)."""
 
     def __init__(self, store: Any, path: str, where: str) -> None:
         self._file, self._where, self._place = store.open_input_file(path), where, 0
@@ -263,7 +263,7 @@ class PatientFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, and return it."""
+        """Move to a position, and return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size()}[whence]
         self._place = base + offset
         return self._place
@@ -325,7 +325,7 @@ def check_writable(path: Path | str) -> None:
 
 @contextmanager
 def named(path: Path | str, internal: Path) -> Iterator[None]:
-    """Raise errors about an object that the user does not know, or about one below it, with the path of the user."""
+    """Raise errors about `internal`, an object that the user does not know, with the user's `path` instead."""
     try:
         yield
     except StorageError as error:

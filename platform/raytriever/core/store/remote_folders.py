@@ -37,11 +37,11 @@ from raytriever.core.store.object_stores import (
 
 UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20
-CLOCK_ERROR_NS = 3_600_000_000_000  # by which the clock of a machine may differ from that of the store
-UNUSED_SECONDS = 7 * 86_400  # after which the large files of a copy are removed
-IN_USE_SECONDS = 3_600  # for which a full disk does not remove them
-FULL_SHARE = 0.9  # of the disk
-TRANSFERS = 8  # at a time
+CLOCK_ERROR_NS = 3_600_000_000_000  # largest difference between the clocks of a machine and of the store
+UNUSED_SECONDS = 7 * 86_400  # age at which unused large files of a copy are removed
+IN_USE_SECONDS = 3_600  # age below which even a full disk does not remove them
+FULL_SHARE = 0.9  # used fraction at which a disk counts as full
+TRANSFERS = 8  # number of simultaneous uploads or downloads
 
 
 def pull(path: Path | str, *, owned: bool | None = None) -> None:
@@ -77,7 +77,7 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
         if size <= SMALL_BYTES or not name.startswith(committed) or name.endswith(MANIFEST):
             wanted.append(name)
         elif not _is_copied(path / name, size, modified):
-            (path / name).unlink(missing_ok=True)  # of an older version; `fetch` gets the new one
+            (path / name).unlink(missing_ok=True)  # it is outdated; `fetch` gets the new one
     _each(wanted, lambda name: _download_if_changed(path / name, *found[name]))
 
 
@@ -269,7 +269,7 @@ def _is_copied(file: Path, size: int, modified: int) -> bool:
 
 
 def _set_time(file: Path, modified: int, name: str) -> None:
-    """Give a copy the time of its object, unless it is small and may change again within the second that it tells. The
+    """Give a copy the time of its object, unless the object is small and may still change within that second. The
     newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes."""
     is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
     is_over = object_stores.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS

@@ -2,8 +2,8 @@
 
     FOLDER/NAME/manifest.json    written last: the digest of each file of the part, and the key in its metadata
 
-A command that was killed is given again. It reads the parts that are there, makes the missing ones, writes the result
-as a whole, and removes the parts. The key is a digest of all that decides the part. A part that is damaged or has
+A user repeats a command that was killed. It reads the parts that exist, makes the missing ones, writes the result as a
+whole, and removes the parts. The key is a digest of everything that determines the part. A part that is damaged or has
 another key counts as missing.
 """
 
@@ -32,7 +32,7 @@ class Parts:
 
     Args:
         folder: folder of the parts, made with the first one; None to keep none.
-        key: digest of all that decides a part; empty if the folder or the part is named after it.
+        key: digest of everything that determines a part; empty if the folder or the part is named after it.
         optional: name of the work, such as "a search", if it can go on without parts. A part that cannot be written is
             then a warning, and no further part is written. By default it is an error.
         check: compares the files of a part with their digests, raises `StorageError`, and returns the manifest.
@@ -48,7 +48,7 @@ class Parts:
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
         """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
 
-        None if the part is missing, damaged or of another key.
+        Return None if the part is missing or damaged, or has another key.
         """
         if self.folder is None:
             return None
@@ -102,12 +102,12 @@ def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
     """Make the folder in the cache of the finished blocks of a mining or a scoring.
 
     Args:
-        decides: values of JSON that decide the blocks; the folder is named after them.
+        decides: JSON values that determine the blocks; the folder is named after their digest.
         holder: the folder is in use while this object exists.
     """
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / "negatives" / f"{key[:16]}-blocks"
-    with suppress(OSError, StorageError):  # a cache that only others may write: nothing is kept
+    with suppress(OSError, StorageError):  # the cache may be writable for other users only; then nothing is kept
         folder.mkdir(parents=True, exist_ok=True)
         hold(folder, holder)
         keep_within_bound(folder)
@@ -123,13 +123,13 @@ def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], o
     def damage() -> str | None:
         try:
             check(entry)
-        except StorageError as error:  # whose traceback would keep the tensors of the callers
+        except StorageError as error:  # returned as text: its traceback would keep the callers' tensors
             return f"{error.where}: {error.what}"
         return None
 
     if damage() is not None:
         with one_writer(entry, wait=True, report=warn):
-            if (reason := damage()) is not None:  # another command has not made it meanwhile
+            if (reason := damage()) is not None:  # unless another command has made it meanwhile
                 if entry.exists():
                     warn(f"{reason}; making it again")
                 make()

@@ -15,12 +15,12 @@ _YAML = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTAL
 _TOML = re.compile(r"\A\+\+\+[ \t]*\n(.*?)^\+\+\+[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _ORG = re.compile(r"\A((?:#\+\w+:.*(?:\n|\Z))+)")
 _KEYS = re.compile(r"\A((?:[A-Za-z][\w -]*:.*\n(?:[ \t]+\S.*\n)*)+)(?:[ \t]*\n|\Z)")
-# A page may begin with a line such as `Note: ...`; these keys are no text.
+# Keys that only front matter has. A line such as `Note: ...` at the beginning of a page is text instead.
 _OF_PAGES = {
     *("title", "subtitle", "author", "authors", "date", "modified", "created", "updated", "slug", "category", "status"),
     *("categories", "tags", "keywords", "template", "layout", "css", "language", "lang", "permalink"),
 }
-# First line of YAML between `---`, without which these are two rules.
+# First line of YAML between `---`. Without such a line, both `---` are horizontal rules.
 _SETTING = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[\"']?[\w$@.-][\w $@./-]*[\"']?[ \t]*:(?:[ \t\n]|\Z)")
 _YAML_TITLE = re.compile(r"^([\"']?)title\1[ \t]*:.*(?:\n(?:[ \t]+.*|(?=\n)))*", re.IGNORECASE | re.MULTILINE)
 _TITLE_LINE = re.compile(r"^(?:#\+)?title[ \t]*[:=](.*(?:\n[ \t]+\S.*)*)", re.IGNORECASE | re.MULTILINE)
@@ -43,7 +43,7 @@ def split_front_matter(text: str) -> tuple[str, str]:
 
 
 def _yaml_title(block: str) -> str:
-    """Return the value of the key `title`. The other keys are not parsed, as pages have templates in them."""
+    """Return the value of the key `title`. The other keys are not parsed, because they may hold templates."""
     import yaml
 
     match = _YAML_TITLE.search(block)

@@ -29,7 +29,7 @@ _ROWS = {"table", "tbody", "tfoot", "thead", "tr"}
 _HEADING = re.compile(r"h[1-6]")
 _SPACES = re.compile(r"\s+")
 _NOT_SHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
-# Of MDX: modules that a page imports and exports, and comments.
+# MDX: lines that import and export modules, and comments.
 _MODULE = re.compile(r"(?:import|export)\s")
 _COMMENT = re.compile(r"\{/\*.*?\*/\}")
 
@@ -103,7 +103,7 @@ def _add_html(outline: Outline, text: str) -> None:
     from bs4 import BeautifulSoup
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about texts that look like paths, or like XML
+        warnings.simplefilter("ignore")  # bs4 warns about texts that look like paths, or like XML
         soup = BeautifulSoup(text, "html.parser")
     if soup.title and soup.title.string:
         outline.title = outline.title or str(soup.title.string)
@@ -135,7 +135,7 @@ def _add_html(outline: Outline, text: str) -> None:
             end_block()
             if node.name == "table":
                 outline.end_table()
-        elif node.name in ("td", "th") and not is_end:  # the end may be left out
+        elif node.name in ("td", "th") and not is_end:  # HTML allows pages to leave out the end tag
             buffer.append(" | ")
             cells.add(node.name)
     end_block()
@@ -180,7 +180,7 @@ def _own_anchor(heading: Any) -> str:
     return str(section.get("id") or "") if section is not None else ""
 
 
-# Ligatures of LaTeX's fonts (OT1, T1) that name no characters.
+# Codes of ligatures in LaTeX's fonts (OT1, T1), for PDF files without a map to characters.
 _TEX = {0x0B: "ff", 0x0C: "fi", 0x0E: "ffi", 0x0F: "ffl", 0x1B: "ff", 0x1C: "fi", 0x1D: "fl", 0x1E: "ffi", 0x1F: "ffl"}
 _HYPHEN = re.compile(r"(\w)-\n(?=[a-zß-öø-ÿ])")
 _MOST_PAGES = 20_000

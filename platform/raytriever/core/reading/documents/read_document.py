@@ -23,7 +23,7 @@ KINDS = {
     ".docx": WORD,
     ".pptx": SLIDES,
 }
-# Documents that are not read, so that each is named.
+# Documents that are not read. Their kinds are listed, so that the import can report each file.
 OTHER_KINDS = {
     **dict.fromkeys((".rst", ".rest"), "reStructuredText"),
     **dict.fromkeys((".adoc", ".asciidoc"), "AsciiDoc"),
@@ -36,7 +36,7 @@ OTHER_KINDS = {
     ".textile": "Textile",
     ".wiki": "MediaWiki",
 }
-# Their ending in a format that is read, to which their programs convert them.
+# Ending of the readable format to which the programs of these files can convert them.
 SAVED_AS = {**dict.fromkeys((".doc", ".odt", ".rtf"), ".docx"), **dict.fromkeys((".ppt", ".odp"), ".pptx")}
 # The module that reads a kind. Markdown may contain HTML.
 _MODULES = {**dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")), HTML: ("bs4",), PDF: ("pypdf",)}
@@ -54,7 +54,7 @@ def kind_of_document(path: str) -> str | None:
 
 
 def ending_of(path: str) -> str:
-    """Return the ending of a file's name in small letters, such as `.md`; empty if it has none."""
+    """Return the ending of a file's name in lower case, such as `.md`; empty if it has none."""
     ending = _ENDING.search(path.lower())
     return ending[0] if ending else ""
 
@@ -69,13 +69,13 @@ def require_parsers(kinds: Collection[str]) -> None:
 
 
 def most_bytes(kind: str) -> int:
-    """Return the size from which on a file of a kind is not read."""
+    """Return the largest size in bytes at which a file of a kind is read."""
     return _MOST_BYTES.get(kind, _MOST_BYTES_OF_TEXT)
 
 
 def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
     """Return the sections of a document of a kind of `KINDS`, not larger than `most_bytes`. Raise `DataError` if it is
-    empty, has no text, is encrypted or broken, or its bytes are not of its encoding."""
+    empty, has no text, is encrypted or broken, or its bytes do not fit its encoding."""
     try:
         if kind == PDF:
             return parse_pdf(stream, where)
@@ -88,7 +88,7 @@ def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
         raise
     except RecursionError:
         raise DataError("is nested too deeply", where, "simplify it, or leave it out") from None
-    except Exception as error:  # of a parser; each has errors of its own, which no list would complete
+    except Exception as error:  # each parser has errors of its own, so no list would be complete
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise DataError(f"is broken ({reason})", where, "open it in another program, and save it again") from error
     if not document.sections:

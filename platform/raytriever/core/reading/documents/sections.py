@@ -52,19 +52,19 @@ class Outline:
     """Collector of headings and blocks in the order of the document; their characters are made plain."""
 
     title: str = ""
-    blocks: list[str] = field(default_factory=list)  # of the section that was begun
+    blocks: list[str] = field(default_factory=list)  # text of the current section
     _sections: list[Section] = field(default_factory=list)
     _path: list[tuple[int, str]] = field(default_factory=list)
     _anchor: str = ""
     _anchors: Counter[str] = field(default_factory=Counter)
     _header: list[str] = field(default_factory=list)
     _in_body: bool = False
-    _headers: dict[int, str] = field(default_factory=dict)  # of the blocks that are rows of a table
+    _headers: dict[int, str] = field(default_factory=dict)  # table header of each block that is a row, by its index
 
     def add_heading(self, level: int, text: str, anchor: str = "") -> None:
         """Begin a section. Level 1 is the outermost; it ends all sections of the same and of larger levels.
 
-        `anchor` is the document's own; by default one is made of the text.
+        `anchor` is the one in the document; by default it is made from the text.
         """
         text = squeeze(plain_characters(text))[:_LONGEST_HEADING]
         if not text:
@@ -96,7 +96,7 @@ class Outline:
         self._header, self._in_body = [], False
 
     def add_page(self, number: int, headings: tuple[str, ...], text: str) -> None:
-        """Add a page of a document of pages as a section; `number` counts from 1."""
+        """Add a page as a section; `number` counts from 1."""
         headings = tuple(plain_characters(heading) for heading in headings)
         self._sections.append(Section(headings, f"page={number}", plain_characters(text)))
 

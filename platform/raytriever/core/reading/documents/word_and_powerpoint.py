@@ -45,7 +45,7 @@ def parse_word(stream: BinaryIO) -> ParsedDocument:
     import mammoth
 
     html = mammoth.convert_to_html(
-        io.BytesIO(stream.read()),  # without a name, which mammoth takes for a path; that of an open file is a number
+        io.BytesIO(stream.read()),  # mammoth takes the name of a stream for a path; BytesIO has no name
         style_map=_STYLES,
         include_embedded_style_map=False,
         convert_image=lambda _: [],

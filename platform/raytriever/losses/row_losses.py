@@ -133,7 +133,7 @@ _FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
 def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
-    """Sample one positive of each query uniformly, anew in every step: Rand1LH (Eq. 5).
+    """Sample one positive of each query uniformly, again in every step: Rand1LH (Eq. 5).
 
     The sample is a function of (seed, step, query id) only. It does not depend on the number of workers, on the
     position of the query in the batch, or on earlier samples.

@@ -272,8 +272,11 @@ def test_ignored_columns_count_for_nothing() -> None:
         ({"scores": torch.zeros(2, 0)}, r"scores are torch.float32 of shape \(2, 0\)"),
         ({"scores": np.zeros((2, 4))}, "scores are ndarray"),
         ({"positives": torch.tensor([[0], [-1]])}, "row 1 has no positive"),
-        ({"positives": torch.tensor([[0], [4]])}, "column 4 of 4"),
-        ({"positives": torch.tensor([[0], [-2]])}, "column -2 of 4; columns are 0 to 3, and -1 where none is"),
+        ({"positives": torch.tensor([[0], [4]])}, "column 4 does not exist"),
+        (
+            {"positives": torch.tensor([[0], [-2]])},
+            "column -2 does not exist; give columns from 0 to 3, and -1 in empty slots",
+        ),
         (
             {"positives": torch.tensor([[0]])},
             r"positives: is torch.int64 of shape \(1, 1\) on cpu, and a row .* each of 2 rows",

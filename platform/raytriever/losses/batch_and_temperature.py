@@ -1,7 +1,7 @@
 """Global batch, seen from one worker: its own queries against every distinct document of all workers.
 
-`RowRelevance` is what follows from the ids of all workers (see `relevance`), `Candidates` are the embeddings. Their
-tensors go to a GPU in one copy (`copy_all`)."""
+`RowRelevance` has the index lists that follow from the ids of all workers (see `batch_relevance`). `Candidates` adds
+the embeddings and the temperature. `copy_all` moves all tensors to a GPU in one copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raytriever.losses.distributed import WorkerGroup
 
 T = TypeVar("T")
 PAD = -1
-_ALIGNMENT = 16  # bytes; of each tensor in the one that is copied to a GPU
+_ALIGNMENT = 16  # bytes, of the tensors within the buffer that `copy_together` copies to a GPU
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class TeacherGroup:
     """A teacher's scores of each row's own group.
 
     Args:
-        columns: columns of the passages with a score, `PAD` in empty slots, no column twice in a row.
+        columns: columns of the scored passages, `PAD` in empty slots. A row contains a column at most once.
         scores: the teacher's scores.
-        is_positive: slots of positives of the query.
-        is_negative: slots of passages that are neither positives nor known positives.
-        passages: number of passages of all rows' groups, with and without a score.
+        is_positive: True in the slots of positives of the query.
+        is_negative: True in the slots of negatives: neither positives of the row nor known positives.
+        passages: number of passages in the groups of all rows, with and without a score.
     """
 
     columns: Int64[Tensor, "rows group"]
@@ -47,7 +47,7 @@ class TeacherGroup:
         return self.columns != PAD
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> TeacherGroup:
-        """Return the group with a copy of each tensor."""
+        """Return the group with each tensor replaced by `copy(tensor)`."""
         return TeacherGroup(
             copy(self.columns), copy(self.scores), copy(self.is_positive), copy(self.is_negative), self.passages
         )
@@ -60,19 +60,20 @@ class RowRelevance:
     Args:
         queries: id of each row.
         passages: document id of each of this worker's passages, repeats included.
-        distinct: position of each candidate among the passages of all workers; None where no passage occurs twice.
-        positives: columns of each row's positives, `PAD` in empty slots, no column twice in a row.
-        excluded_rows: row of each pair that is no negative (a positive or known positive), ascending.
+        distinct: position of each candidate among the passages of all workers; None if no passage occurs twice.
+        positives: columns of each row's positives, `PAD` in empty slots. A row contains a column at most once.
+        excluded_rows: row of each pair that is not a negative (a positive or a known positive), ascending.
         excluded_columns: column of each such pair.
-        excluded_starts: first such pair of each row, and last their number; always on the CPU.
+        excluded_starts: index of the first such pair of each row, then their total number; always on the CPU.
         rows: number of rows over all workers.
         negatives: number of negative pairs over all workers.
         positive_pairs: number of positives of all rows over all workers.
         seed: seed of the run.
-        step: number of the optimizer step; `rand1` draws by (seed, step, query id).
+        step: number of the optimizer step; `rand1` samples by (seed, step, query id).
         group: the teacher's scores of each row's own group; None without a teacher.
-        exchanged: the same where passages search for queries: rows are the first positives of this worker's queries,
-            candidates the distinct queries of all workers. None where no loss needs it.
+        exchanged: the relevance of the other direction, where passages search for queries. Its rows are the first
+            positives of this worker's queries, its candidates the distinct queries of all workers. None if no loss
+            needs it.
     """
 
     queries: Int64[Tensor, " rows"]
@@ -102,15 +103,15 @@ class RowRelevance:
 
     @property
     def slots(self) -> Int64[Tensor, "rows positives"]:
-        """The positives' columns, and any column in empty slots."""
+        """The positives' columns, with column 0 in empty slots, so that it can be used as an index."""
         return self.positives if self.is_full else self.positives.clamp(min=0)
 
     def keep(self, passages: Tensor) -> Tensor:
-        """Return the rows of all workers' passages (or queries) that are candidates."""
+        """Select the candidates from the passages (or queries) of all workers."""
         return passages if self.distinct is None else passages.index_select(0, self.distinct)
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> RowRelevance:
-        """Return the relevance with a copy of each tensor, always in the same order."""
+        """Return the relevance with each tensor replaced by `copy(tensor)`, always in the same order."""
         return replace(
             self,
             queries=copy(self.queries),
@@ -131,10 +132,10 @@ class Candidates:
     Args:
         queries: embedding of each row.
         embeddings: embedding of every distinct candidate of the global batch.
-        relevance: positives of each row, and pairs that are no negatives.
+        relevance: positives of each row, and pairs that are not negatives.
         log_temperature: log of tau.
         largest_score: upper bound of every |score| / tau over all workers.
-        bias: what `bce` adds to every score in units of tau; None without it.
+        bias: bias that `bce` adds to every score, in units of tau; None without `bce`.
     """
 
     queries: Float[Tensor, "rows width"]
@@ -146,21 +147,21 @@ class Candidates:
 
     @property
     def scaled_queries(self) -> Float[Tensor, "rows width"]:
-        """Queries divided by tau: every score of a loss is a product with these. No other place applies tau."""
+        """Queries divided by tau. Every score of a loss is a product with these; training applies tau only here."""
         return self.queries * torch.exp(-self.log_temperature)
 
     def exchange_roles(self, workers: WorkerGroup) -> Candidates:
-        """Return a batch in which passages search for their queries; all workers call it.
+        """Return the batch of the other direction, in which passages search for their queries; all workers call it.
 
-        Rows are the first positives of this worker's queries. Candidates are the distinct queries of all workers. If a
-        passage is a positive or known positive of a query, that query is never a negative of the passage, at any
-        position in the batch.
+        The rows are the first positives of this worker's queries, the candidates the distinct queries of all workers.
+        If a passage is a positive or known positive of a query, that query is never a negative of the passage, wherever
+        both are in the batch.
         """
         relevance = self.relevance.exchanged
         assert relevance is not None
         return replace(
             self,
-            # Unlike that of other lookups, this backward pass has a fixed order of additions on every device.
+            # `embedding`, not indexing: its backward pass adds in a fixed order on every device.
             queries=functional.embedding(first_positive(self.relevance)[:, 0], self.embeddings),
             embeddings=relevance.keep(workers.all_gather(self.queries)),
             relevance=relevance,
@@ -175,16 +176,16 @@ def first_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
 def check_batch(
     queries: Float[Tensor, "queries width"], passages: Float[Tensor, "passages width"], relevance: RowRelevance
 ) -> None:
-    """Raise `LossInputError` if the shapes and types of one worker do not agree; the message quotes them."""
+    """Raise `LossInputError` if the shapes and types of one worker's embeddings and ids do not agree."""
     if queries.ndim != 2 or passages.ndim != 2 or queries.shape[1] != passages.shape[1]:
         raise LossInputError(
             f"query embeddings {tuple(queries.shape)} and passage embeddings {tuple(passages.shape)}",
-            remedy="both need two dimensions and the same width",
+            remedy="give two tensors of two dimensions with equal last dimensions",
         )
     if not queries.is_floating_point() or queries.dtype != passages.dtype:
         raise LossInputError(
             f"query embeddings are {queries.dtype}, passage embeddings {passages.dtype}",
-            remedy="give both one floating type",
+            remedy="use the same floating-point dtype for both",
         )
     counts, expected = (len(queries), len(passages)), (len(relevance.queries), len(relevance.passages))
     if counts != expected:
@@ -195,10 +196,7 @@ def check_batch(
 
 
 def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return copies of tensors of the CPU on a GPU, made by one copy of pinned memory that nobody waits for.
-
-    The copies share one storage.
-    """
+    """Copy CPU tensors to a GPU in one asynchronous copy of pinned memory. The copies share one storage."""
     sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
     pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
     for tensor, piece in zip(tensors, pinned.split(sizes), strict=True):
@@ -211,10 +209,11 @@ def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tenso
 
 
 def copy_all(transform: Callable[[Callable[[Tensor], Tensor]], T], device: torch.device) -> T:
-    """Return what `transform` makes of copies of its tensors on a device; to a GPU all go in one copy.
+    """Move every tensor of an object to `device`, to a GPU in one copy, and return the object that holds them.
 
     Args:
-        transform: calls its argument with each tensor, always in the same order, and uses the result in its place.
+        transform: `map` method of the object: it replaces each tensor by the result of its argument, always in the same
+            order. For a GPU it is called twice, first to collect the tensors.
     """
     if device.type != "cuda":
         return transform(lambda tensor: tensor.to(device))

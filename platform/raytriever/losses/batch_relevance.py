@@ -1,11 +1,11 @@
-"""Relevance in a global batch: which candidates are positives of a query, and which are no negatives.
+"""Relevance in a global batch: which candidates are positives of a query, and which are not its negatives.
 
-It is a function of ids alone, computed on the CPU: in training by the loader, ahead of the step, so that no step waits
-for a GPU to read an id. A document is a query's positive at any position in the batch. A document that occurs twice
-counts once, at its first position. Sparse lists, found by sorting, hold the pairs of query and candidate that are
-positives, or known positives and therefore no negatives. Nothing here has the size of the score matrix.
+The relevance depends on ids only. In training the loader computes it on the CPU, ahead of the step, so no step waits
+for a GPU to read an id. A document is a positive of a query wherever it is in the batch. A document that occurs twice
+counts once, at its first position. Known positives are not negatives either. The pairs are stored in sparse lists,
+built by sorting, so nothing here has the size of the score matrix.
 
-This module calls numpy rather than torch, which would give the loader's thread a pool of threads of its own."""
+This module calls numpy rather than torch, which would give the loader's thread its own pool of threads."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class GlobalIds:
 
     Args:
         queries: one id for each query.
-        positives: documents of each query's positives, `PAD` in empty slots.
-        passages: document of each passage.
-        known_rows, known: further known positives, as pairs of a row of `queries` and a document.
+        positives: document ids of each query's positives, `PAD` in empty slots.
+        passages: document id of each passage.
+        known_rows, known: further known positives, as pairs of a row of `queries` and a document id.
         seed, step: see `RowRelevance`.
     """
 
@@ -56,16 +56,18 @@ def find_relevance(
     teacher: tuple[Int64[ndarray, "rows group"], Float[ndarray, "rows group"]] | None = None,
     symmetric: bool = False,
 ) -> RowRelevance:
-    """Return the relevance of one worker's rows, an equal share of the queries, in the memory of the CPU.
+    """Compute the relevance of one worker's rows, which are an equal share of the queries, in CPU memory.
 
     Args:
-        teacher: documents of each row's own group, `PAD` in empty slots, and a teacher's score of each, unbounded,
-            higher is more relevant; NaN if there is none. A document that occurs twice counts once.
-        symmetric: passages search for queries too.
+        rank: number of the worker, from 0.
+        size: number of workers.
+        teacher: document ids of each row's own group, `PAD` in empty slots, and the teacher's score of each. Scores are
+            unbounded, higher is more relevant, and NaN means no score. A document that occurs twice counts once.
+        symmetric: also compute the other direction, where passages search for queries.
 
     Raises:
         LossInputError: an id is negative, a query has no positive, a positive is not among the passages, no pair is
-            negative, or a score is infinite; the same on every worker, except for the score.
+            negative, or a teacher's score is infinite. All workers raise the same error, except for the score.
     """
     if ids.passages.size and ids.passages.min() < 0:
         raise LossInputError(f"{ids.passages.min()} is not an id", "passages", "ids start at 0")
@@ -114,14 +116,14 @@ def mask_repeats(columns: Int64[ndarray, "rows some"]) -> Int64[ndarray, "rows s
 
 
 def in_ranges(begin: Int64[ndarray, " ranges"], end: Int64[ndarray, " ranges"]) -> tuple[ndarray, ndarray]:
-    """Return the numbers from `begin` to `end` - 1 of each range, one range after another, and the range of each."""
+    """Concatenate the ranges [begin, end): return their numbers, and the index of the range of each number."""
     counts = end - begin
     owner = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(owner)) + (begin - counts.cumsum() + counts)[owner], owner
 
 
 class _Distinct:
-    """Distinct ids of a list, in the order of their first occurrence, with a column number each."""
+    """Distinct ids of a list, numbered as columns in the order of their first occurrence."""
 
     def __init__(self, ids: Int64[ndarray, " items"]) -> None:
         self._ids, first = np.unique(ids, return_index=True)
@@ -138,7 +140,7 @@ class _Distinct:
 
 
 class _Pairs:
-    """Pairs of a row and a column that are no negatives, each once, ascending; a column `PAD` is no pair."""
+    """Distinct pairs of a row and a column that are not negatives, ascending, without those of the column `PAD`."""
 
     def __init__(self, rows: ndarray, columns: ndarray, row_count: int, column_count: int) -> None:
         self._width = column_count
@@ -161,7 +163,7 @@ class _Pairs:
         positive_pairs: int,
         distinct: _Distinct,
     ) -> RowRelevance:
-        """Return the relevance of a worker's rows."""
+        """Return the relevance of the rows `own`; the arrays are already restricted to them."""
         starts = np.searchsorted(self._keys, np.arange(own.start, own.stop + 1) * self._width)
         rows, columns = np.divmod(self._keys[starts[0] : starts[-1]], self._width)
         return RowRelevance(
@@ -199,10 +201,9 @@ def _group(
 
 
 def _exchange_roles(ids: GlobalIds, own: slice) -> RowRelevance:
-    """Return the relevance where the first positives of `own` queries search for the queries of all workers.
+    """Compute the relevance of the first positives of the queries `own`, as they search for the queries of all workers.
 
-    If a passage is a positive or known positive of a query, that query is never a negative of the passage, at any
-    position in the batch.
+    See `Candidates.exchange_roles`.
     """
     queries = _Distinct(ids.queries)
     owners = queries.columns(ids.queries)

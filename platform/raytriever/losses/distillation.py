@@ -1,7 +1,7 @@
-"""Losses that learn the scores of a teacher (`kl`, `margin_mse`).
+"""Distillation losses, which learn a teacher's scores (`kl`, `margin_mse`).
 
-A teacher scores only each query's own group, its positives and its own hard negatives, and not every query with every
-passage of the batch. Passages without a teacher score are left out on both sides.
+A teacher scores only the group of each query: its positives and its own hard negatives, not the in-batch negatives.
+Passages without a teacher score are left out for both teacher and student.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Scores = Float64[Tensor, "rows group"]
 
 
 def by_teacher(share: Callable[[Scores, Scores, TeacherGroup, WorkerGroup], Float[Tensor, ""]]) -> ScoreLoss:
-    """Return a loss of a teacher's scores. Batches without them, such as dev batches, use InfoNCE.
+    """Return a score loss that learns a teacher's scores. For batches without them, such as dev batches, use InfoNCE.
 
     Args:
-        share: function of (the student's scores of each row's own group in units of tau, differentiable; the teacher's
-            in units of its temperature; the group; the workers) that returns this worker's share. Scores are float64,
-            and 0 in empty slots.
+        share: function that returns this worker's share of the loss. Its arguments are the student's scores of each
+            row's own group in units of tau (differentiable), the teacher's scores in units of its temperature, the
+            group, and the workers. Scores are float64, and 0 in empty slots.
     """
 
     def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
@@ -45,11 +45,11 @@ def by_teacher(share: Callable[[Scores, Scores, TeacherGroup, WorkerGroup], Floa
 
 @torch.no_grad()
 def _statistics(student: Scores, teacher: Scores, group: TeacherGroup, workers: WorkerGroup) -> dict[str, Tensor]:
-    """Return two shares over all workers.
+    """Return two fractions over all workers, to log.
 
-    `teacher_missing` is the share of passages without a teacher score. `teacher_agreement` is the share of pairs of one
-    group that student and teacher order alike, among pairs whose teacher scores differ. Ties of the student count one
-    half; without such a pair it is 0.5.
+    `teacher_missing` is the fraction of passages without a teacher score. `teacher_agreement` is the fraction of pairs
+    within a group that student and teacher order alike, among the pairs whose teacher scores differ. Ties of the
+    student count one half. If there is no such pair, it is 0.5.
     """
     both = group.is_scored[:, :, None] & group.is_scored[:, None, :]
     by_teacher = torch.where(both, teacher[:, :, None] - teacher[:, None, :], 0).sign()
@@ -74,11 +74,13 @@ def kl(student: Scores, teacher: Scores, group: TeacherGroup, workers: WorkerGro
         value = sum over the group of p_teacher (log p_teacher - log p_student),
         p_student = softmax(s / tau),  p_teacher = softmax(t / teacher_temperature)
 
-    ColBERTv2 (Santhanam et al., 2022, arXiv:2112.01488, section 3.2) learns from a cross-encoder in this way. A list of
-    passages for each query, instead of pairs, comes from RocketQAv2 (Ren et al., 2021, arXiv:2110.07367). Softened
-    distributions come from Hinton et al. (2015, arXiv:1503.02531). Passages of other queries are not used. The mean is
-    over the queries with two or more passages that the teacher has scored, because the distribution of a single passage
-    is constant; 0 if there is no such query.
+    ColBERTv2 (Santhanam et al., 2022, arXiv:2112.01488, section 3.2) learns from a cross-encoder in this way.
+    RocketQAv2 (Ren et al., 2021, arXiv:2110.07367) compares the whole list of a query's passages instead of pairs.
+    Hinton et al. (2015, arXiv:1503.02531) soften the distributions by a temperature. Passages of other queries are not
+    used.
+
+    The loss is the mean over the queries with at least two scored passages, because the distribution over a single
+    passage is constant. It is 0 if there is no such query.
     """
     has_distribution = group.is_scored.sum(1) > 1
     outside = ~group.is_scored & has_distribution[:, None]
@@ -96,8 +98,8 @@ def margin_mse(student: Scores, teacher: Scores, group: TeacherGroup, workers: W
         value = mean of ((s_p - s_n) / tau - (t_p - t_n) / teacher_temperature)^2 over pairs (p, n) of a query's group
 
     The student learns the teacher's margins between positives and hard negatives (Hofstätter et al., 2020,
-    arXiv:2010.02666). With dot products and both temperatures 1 it is the loss of the paper. Margins of cosines are at
-    most 2 and those of a teacher about 10: tau scales the first to the second.
+    arXiv:2010.02666). With dot products and both temperatures 1, it is the loss of the paper. Margins of cosines are at
+    most 2, those of a teacher about 10; tau scales the student's margins to the teacher's.
     """
     difference = student - teacher
     pairs = group.is_positive[:, :, None] & group.is_negative[:, None, :]

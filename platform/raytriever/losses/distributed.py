@@ -1,9 +1,8 @@
 """Collectives of a data-parallel group, on torch.distributed (gloo and nccl): `all_gather` and `all_reduce`.
 
-Gradient convention: `all_gather` is differentiable, and its backward pass is a reduce-scatter, which returns gradients
-to their owner as a sum. The loss of each worker is the share of its own rows times the number of workers. The average
-of the gradients over the workers, which the strategy of training computes, then gives the gradients of one process with
-the whole global batch."""
+Gradient convention: `all_gather` is differentiable. Its backward pass is a reduce-scatter: each worker gets the summed
+gradients of its own rows. The loss of each worker is its share of the global loss times the number of workers. The
+training strategy averages gradients over the workers, so they equal those of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, distributed
 
-# The same functions: torch 2.13 renamed them and warns of their old names.
+# torch 2.13 renamed these functions, and warns about the old names.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
@@ -20,14 +19,14 @@ _reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distrib
 class WorkerGroup:
     """Data-parallel group, seen from one worker. All workers call every collective in the same order.
 
-    With one worker, every collective is the identity. `group` is one of torch.distributed; None for its default group.
+    With one worker, every collective is the identity. `group` is a group of torch.distributed; None for the default.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None, rank: int = 0, size: int = 1) -> None:
         self._group, self.rank, self.size = group, rank, size
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed."""
+        """Return the rows of all workers in rank order. Each worker gets the summed gradients of its own rows."""
         if self.size == 1:
             return rows
         gathered: Tensor = _AllGather.apply(rows, self)
@@ -49,7 +48,7 @@ class WorkerGroup:
         return gathered
 
     def _sum_to_owners(self, rows: Tensor) -> Tensor:
-        """Return the sum over the workers of this worker's share of the rows."""
+        """Return the sums over the workers of the rows that belong to this worker (reduce-scatter)."""
         own = rows.new_empty(len(rows) // self.size, *rows.shape[1:])
         _reduce_scatter(own, rows.contiguous(), group=self._group)
         return own
@@ -79,9 +78,9 @@ def current_workers() -> WorkerGroup:
 
 
 def host_workers(workers: WorkerGroup) -> WorkerGroup:
-    """Return the group for messages in the memory of the CPU, for which no worker waits for its GPU.
+    """Return a group that exchanges CPU tensors (gloo), so that no worker waits for its GPU.
 
-    All workers call it in the same order.
+    All workers call it in the same order, because it may create a process group.
     """
     if workers.size == 1 or not distributed.is_initialized() or distributed.get_backend() == "gloo":
         return workers

@@ -1,18 +1,20 @@
-"""Masking of likely false negatives by a guide: a frozen encoder that compares the texts of a batch too.
+"""Masking of likely false negatives by a guide: a frozen encoder that also embeds the texts of the batch.
 
-    (q, d) is masked where g(q, d) > t - m |t|,   t = the lowest g(q, p) of the positives p of q in the batch
+With g(q, d), the guide's similarity of query q and document d, and a margin m,
 
-GISTEmbed (Solatorio, 2024, arXiv:2402.16829) is the case of one positive and m = 0. The margin m is a share of t, as in
-`raytriever mine --relative-margin` (TopK-PercPos; NV-Retriever, 2024, arXiv:2407.15831): it means the same for guides
-that compare by cosine and by dot product. With |t| the bound lies below t for t < 0 too.
+    (q, d) is masked if g(q, d) > t - m |t|,   where t is the lowest g(q, p) of the positives p of q in the batch.
 
-A masked pair is left out of the loss as if the document were a known positive of the query: it is no negative, and no
-positive either. The document stays a negative of other queries. Where passages search for queries, the rule holds with
+GISTEmbed (Solatorio, 2024, arXiv:2402.16829) is the case of one positive and m = 0. The margin m is a fraction of t, as
+in `raytriever mine --relative-margin` (TopK-PercPos; NV-Retriever, 2024, arXiv:2407.15831), so it means the same for
+cosine and dot product. Because of |t|, the bound is below t for t < 0 too.
+
+A masked pair is left out of the loss, as if the document were a known positive of the query: it is neither a negative
+nor a positive. The document stays a negative of other queries. Where passages search for queries, the rule holds with
 the roles exchanged. A teacher's score of a masked pair is left out too.
 
-Each worker compares its own queries with the passages of all workers, whose guide embeddings it gathers: that is half
-of what the trained embeddings cost, because no gradient returns. A masked pair takes 16 bytes; the similarities are
-never stored whole. The processor waits for a GPU once a panel."""
+Each worker compares its own queries with the passages of all workers. Gathering the guide's embeddings costs half as
+much as gathering the trained ones, because no gradient returns. A masked pair takes 16 bytes. The similarities are
+computed in panels and never stored whole; the CPU waits for the GPU once for each panel."""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from raytriever.losses.batch_and_temperature import PAD, Candidates, RowRelevanc
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.score_matrix import panel_height
 
-# Names of statistics: the share of all negatives that are masked, and the largest share of one query's negatives.
+# Metrics to log: the fraction of all negatives that is masked, and the largest fraction of one query's negatives.
 MASKED, MOST_MASKED = "guide_masked", "guide_most_masked"
 
 
@@ -47,10 +49,15 @@ def mask_false_negatives(
     margin: float,
     workers: WorkerGroup,
 ) -> tuple[RowRelevance, dict[str, Tensor]]:
-    """Return a relevance without the negatives that the guide takes for false, and two shares to log.
+    """Remove likely false negatives from the relevance; also return two fractions to log.
+
+    Args:
+        relevance: positives of this worker's rows, and pairs that are not negatives.
+        guide: the guide's embeddings of the same texts.
+        margin: m in the formula above, 0 to 1.
 
     Raises:
-        LossInputError: shapes do not agree, or an embedding is not finite, on any worker.
+        LossInputError: shapes do not agree, or an embedding of any worker is not finite.
     """
     check_batch(guide.queries, guide.passages, relevance)
     passages = relevance.keep(workers.all_gather(guide.passages))
@@ -65,7 +72,7 @@ def mask_false_negatives(
 
 
 def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRelevance, Float[Tensor, ""]]:
-    """Return the relevance of a batch of guide embeddings without the masked pairs, and the largest share of a row."""
+    """Remove the pairs that the guide masks; also return the largest fraction of negatives masked in any row."""
     relevance, candidates = batch.relevance, len(batch.embeddings)
     pairs, totals, in_group = list[Tensor](), list[Tensor](), list[Tensor]()
     starts = relevance.excluded_starts
@@ -75,11 +82,12 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
         is_above = _above_positives(batch.queries[rows] @ batch.embeddings.T, relevance.positives[rows], margin)
         known = slice(int(starts[rows.start]), int(starts[rows.stop]))
         excluded = relevance.excluded_rows[known] - start, relevance.excluded_columns[known]
+        # Positives and known positives keep their teacher scores; in the relevance they stay excluded.
         is_above[excluded] = False
         if relevance.group is not None:
             in_group.append(is_above.gather(1, relevance.group.columns[rows].clamp(min=0)))
         is_above[excluded] = True
-        # Ascending by row, then by column, as `Relevance` requires.
+        # `nonzero` sorts by row, then by column, as `RowRelevance` requires.
         pairs.append(is_above.nonzero() + torch.tensor([start, 0], device=is_above.device))
         totals.append(is_above.sum(1))
     (excluded_rows, excluded_columns), total = torch.cat(pairs).T.contiguous(), torch.cat(totals)
@@ -108,13 +116,13 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
 def _above_positives(
     scores: Float[Tensor, "rows candidates"], positives: Int64[Tensor, "rows positives"], margin: float
 ) -> Bool[Tensor, "rows candidates"]:
-    """Return whether the guide scores a candidate above the bound of the row's positives."""
+    """Return True where the guide scores a candidate above the bound of the row's positives."""
     lowest = scores.gather(1, positives.clamp(min=0)).masked_fill(positives == PAD, torch.inf).amin(1)
     return scores > (lowest - margin * lowest.abs())[:, None]
 
 
 def _without_masked(group: TeacherGroup, is_masked: Bool[Tensor, "rows group"]) -> TeacherGroup:
-    """Return a teacher's scores without those of masked pairs."""
+    """Remove the teacher's scores of masked pairs."""
     is_masked = is_masked & group.is_scored
     return replace(
         group,

@@ -1,21 +1,23 @@
-"""Loss module that training calls: validates, gathers, scores, adds nested widths and the regularizer, and returns
-statistics.
+"""Loss module that training calls.
 
-Nested embeddings: the first components of an embedding retrieve too (Matryoshka; Kusupati et al., 2022, Eq. 1).
+It checks the embeddings, gathers the passages of all workers, and computes the loss and the metrics to log. On request
+it adds the losses of truncated embeddings (Matryoshka) and the distribution regularizer.
 
-    L = sum over m in M of L_m,   L_m the loss of the first m components,
+Nested embeddings: the first components of an embedding can be searched on their own (Kusupati et al., 2022, Eq. 1).
 
-All widths have the same weight, and the whole width is always included (arXiv:2205.13147, with c_m = 1). Candidates are
-gathered once at full width, and cut afterwards. If the model compares by cosine, cut embeddings are normalized again,
-differentiably, because search normalizes them too.
+    L = sum over m in M of L_m,   where L_m is the loss of the first m components.
+
+All dimensions m have the same weight (arXiv:2205.13147, with c_m = 1), and M always includes the full dimension. The
+candidates are gathered once in full and truncated afterwards. If the model compares by cosine, truncated embeddings are
+normalized again, differentiably, because search normalizes them too.
 
 The distribution regularizer keeps queries near the documents (out-of-distribution paper, Eq. 3).
 
-    L_reg = (1/B) sum_q (1/N) sum_y ||q - y||^2, y over every distinct candidate of the global batch.
+    L_reg = (1/B) sum_q (1/N) sum_y ||q - y||^2,   where y runs over every distinct candidate of the global batch.
 
-Its expectation is the squared linear-kernel MMD between queries and documents plus their variances. Written out it
-needs two means and no score matrix: ||q||^2 + mean ||y||^2 - 2 q . mean(y), O((B + N) d). It uses the whole embedding:
-a squared distance is the sum over the components, so it contains the first ones already.
+Its expectation is the squared linear-kernel MMD between queries and documents plus their variances. Expanded, it needs
+two means and no score matrix: ||q||^2 + mean ||y||^2 - 2 q . mean(y), in O((B + N) d). It is computed on the full
+embedding only: a squared distance sums over the components, so it already contains the first ones.
 """
 
 from __future__ import annotations
@@ -35,21 +37,23 @@ from raytriever.losses.false_negative_mask import GuideEmbeddings, mask_false_ne
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.score_matrix import ScoreLoss
 
-# Longest embedding of length one, rounded to bf16 where it is normalized and where it is sent.
+# Upper bound of the length of a normalized embedding. Rounding to bf16 can lengthen it twice: when it is normalized and
+# when it is sent to other workers.
 UNIT = 1 + 2.0**-7
-# Below this temperature mw places its grid by the positives, for which the host waits anyway.
+# Below this temperature, mw places its grid around the positives. The CPU then waits for the GPU anyway, so a bound
+# that is known in advance saves nothing.
 SMALLEST_KNOWN_TEMPERATURE = 2.0**-9
-# A step of Adam changes a parameter by the learning rate at most, 2e-5: the bias of `bce` by 0.02 of tau.
+# Adam changes a parameter by about the learning rate in a step. At 2e-5, this unit moves the bias of `bce` by 0.02 tau.
 BIAS_UNIT = 1000.0
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Loss of the global batch, and its statistics.
+    """Loss of the global batch, and metrics to log.
 
     Args:
         value: the loss, the same on every worker, differentiable.
-        statistics: scalars to log by name, without gradient.
+        statistics: scalars to log, by name, without gradient.
     """
 
     value: Float[Tensor, ""]
@@ -60,8 +64,8 @@ class Loss(nn.Module):
     """Loss over the score matrix of the global batch, plus the distribution regularizer.
 
     Args:
-        scores: function that reduces a batch to a share, from `registry.LOSSES` or a file.
-        unit_length: embeddings have length one, and nested embeddings are normalized too.
+        scores: function that computes this worker's share of the loss from a batch; see `build_loss`.
+        unit_length: embeddings have length one, so truncated embeddings are normalized again.
     """
 
     def __init__(
@@ -89,10 +93,11 @@ class Loss(nn.Module):
             self.bias = nn.Parameter(torch.zeros(1))
 
     def bias_of(self, log_temperature: Float[Tensor, ""]) -> Float[Tensor, ""] | None:
-        """Return the bias of `bce` in units of tau: minus its threshold, the score of a pair with p = 1/2.
+        """Return the bias of `bce` in units of tau; None without `bce`.
 
-        The parameter is the distance from the configured threshold in units of `BIAS_UNIT` configured temperatures. Its
-        gradient is divided by `BIAS_UNIT`: otherwise it would dominate the norm by which gradients are clipped.
+        The bias is minus the threshold, the score at which a pair is relevant with p = 1/2. The trained parameter is
+        the offset from the configured threshold, in units of `BIAS_UNIT` times the configured temperature. Its gradient
+        is divided by `BIAS_UNIT`; otherwise it would dominate the norm by which gradients are clipped.
         """
         if "bce" not in self.config.terms:
             return None
@@ -101,10 +106,10 @@ class Loss(nn.Module):
         return (moved * self.config.temperature - self.config.threshold) * torch.exp(-log_temperature)
 
     def probability(self) -> dict[str, float]:
-        """Return the `threshold` and the `temperature` of `bce`, empty without it.
+        """Return the `threshold` and the `temperature` of `bce`; empty without `bce`.
 
-        A document is relevant to a query with p = sigmoid((score - threshold) / temperature), as far as the batches of
-        training are like the corpus.
+        A document is relevant to a query with p = sigmoid((score - threshold) / temperature). This holds as far as the
+        training batches resemble the corpus.
         """
         log_temperature = self.log_temperature.detach().double().reshape(())
         bias, temperature = self.bias_of(log_temperature), float(log_temperature.exp())
@@ -123,13 +128,14 @@ class Loss(nn.Module):
         Args:
             queries: embeddings of this worker's queries.
             passages: embeddings of this worker's passages: positives and hard negatives.
-            relevance: positives of the queries, and pairs that are no negatives, on the device of the embeddings.
+            relevance: positives of the queries, and pairs that are not negatives, on the device of the embeddings.
             workers: the data-parallel group. All workers pass equal numbers of queries and passages.
-            guide: embeddings of the same texts by the guide, if the settings name one.
+            guide: the guide's embeddings of the same texts; required if, and only if, the settings name a guide.
 
         Raises:
             LossInputError: shapes or types do not agree, an embedding is not finite, or the guide's are missing.
-                Embeddings of length one on a GPU that are not finite make the loss NaN instead, which costs no wait.
+                On a GPU, an embedding of length one that is not finite makes the loss NaN instead: an error would have
+                to wait for the GPU.
         """
         check_batch(queries, passages, relevance)
         if (guide is None) != (self.config.guide is None):
@@ -143,7 +149,7 @@ class Loss(nn.Module):
         if guide is not None:
             margin = self.config.guide_margin or 0.0
             relevance, masking = mask_false_negatives(relevance, guide, margin, workers)
-        # At least float32: scores have this precision with every encoder.
+        # Scores are computed in float32 or better, whatever the precision of the encoder.
         precise = torch.promote_types(queries.dtype, torch.float32)
         log_temperature = self.log_temperature.to(queries.device, precise).reshape(())
         bias = self.bias_of(log_temperature)
@@ -159,7 +165,7 @@ class Loss(nn.Module):
             own = self._scores(self.config, part, workers)
             share = own.share
             if self._bound_without_wait(part) is not None:
-                # Nobody has looked at the embeddings. NaN and infinity times 0 are NaN, which the loss then is.
+                # Nothing has checked these embeddings. NaN and infinity times 0 are NaN, so they make the loss NaN.
                 share = torch.add(share, part.queries.detach().sum() + part.embeddings.detach().sum(), alpha=0)
             values.append(sum_shares(share, workers))
             measured = {
@@ -180,18 +186,18 @@ class Loss(nn.Module):
         return LossOutput(value, statistics)
 
     def _bound_without_wait(self, batch: Candidates) -> float | None:
-        """Return the upper bound of every |score| / tau that the host knows, if asking a GPU would make it wait."""
+        """On a GPU, return the known bound of every |score| / tau, to avoid a wait; None if it must be computed."""
         return self._known_bound if batch.queries.device.type == "cuda" else None
 
     @torch.no_grad()
     def _largest_score(self, batch: Candidates, passages: Tensor, workers: WorkerGroup) -> float:
-        """Return an upper bound of every |score| / tau of the batch, also of embeddings that are cut (Cauchy-Schwarz).
+        """Return an upper bound of every |score| / tau of the batch, by Cauchy-Schwarz; it covers truncated embeddings.
 
-        The one moment of a loss at which the processor waits for the GPU; embeddings of length one need none there.
+        This is the only point of a loss at which the CPU waits for the GPU. Embeddings of length one skip it on a GPU.
 
         Raises:
-            LossInputError: an embedding is not finite, or a score or squared distance may overflow in any order of
-                summation; on every worker.
+            LossInputError: an embedding is not finite, or a score or squared distance may overflow in some order of
+                summation. All workers raise it.
         """
         both = (batch.queries, batch.embeddings)
         numbers = [torch.linalg.vector_norm(x, torch.inf).double() for x in both]
@@ -213,12 +219,12 @@ class Loss(nn.Module):
                 remedy="check whether the encoder has diverged, or the temperature was trained to 0",
             )
         longest = longest_query * longest_passage
-        # Cut embeddings are normalized again.
+        # Truncated embeddings are normalized again, so their scores can reach 1 even if `longest` is less.
         return (max(longest, 1.0) if self.unit_length else longest) / temperature
 
 
 def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
-    """Return the error of embeddings that are not finite, on this worker or another."""
+    """Return the error for embeddings that are not finite, on this worker or on another."""
     where = "another worker has embeddings that hold NaN or infinity"
     for name, embeddings in (("passage", passages), ("query", queries)):
         finite = torch.isfinite(embeddings).all(1)
@@ -234,7 +240,7 @@ def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
 
 
 def check_widths(widths: tuple[int, ...], whole: int) -> None:
-    """Raise `ConfigError` if a width of nested embeddings, the largest first, exceeds the whole width."""
+    """Raise `ConfigError` if a nested dimension exceeds the full dimension; `widths` has the largest first."""
     if widths and widths[0] > whole:
         raise ConfigError(
             f"asks for {widths[0]} components, but embeddings have {whole}",
@@ -244,7 +250,7 @@ def check_widths(widths: tuple[int, ...], whole: int) -> None:
 
 
 def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candidates:
-    """Return the same rows and candidates with their first components only; differentiable."""
+    """Truncate the embeddings of a batch to their first `width` components; differentiable."""
     queries, embeddings = (
         functional.normalize(x[:, :width], dim=-1) if unit_length else x[:, :width].contiguous()
         for x in (batch.queries, batch.embeddings)
@@ -271,8 +277,8 @@ def distribution_distance(
 def sum_shares(share: Float[Tensor, ""], workers: WorkerGroup) -> Float[Tensor, ""]:
     """Return the sum of all workers' shares. Its gradient is `workers.size` times that of this worker's share.
 
-    The average of the gradients over the workers divides by their number again, so parameters receive the gradient of
-    the sum.
+    Data parallelism averages the gradients over the workers, which divides by `workers.size` again. So parameters get
+    the gradient of the sum.
     """
     if workers.size == 1:
         return share
@@ -282,9 +288,9 @@ def sum_shares(share: Float[Tensor, ""], workers: WorkerGroup) -> Float[Tensor, 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
 #
-# The AUC is computed here for losses that do not compute it themselves. It needs no sorting of all scores: each
-# negative is located among the sorted positives, which are few. Evenly spaced queries of the global batch bound its
-# cost; they are the same with any number of workers. The drift of queries is measured as a distance, and as the squared
+# The AUC is computed here for losses that do not compute it themselves. Only the positives, which are few, are sorted;
+# each negative is then located among them. A large batch is sampled at evenly spaced queries to bound the cost; the
+# sample is the same with any number of workers. The drift of queries is measured as a distance, and as the squared
 # maximum mean discrepancy of a linear kernel (out-of-distribution paper, section 2 and Eq. 2).
 
 QUERIES = 32
@@ -298,7 +304,8 @@ def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES)
         most: a larger batch is sampled at about this many evenly spaced queries.
 
     Returns:
-        The share of pairs in the right order, 0 to 1, the same on every worker; NaN if no sampled query has a negative.
+        The fraction of pairs in the right order, 0 to 1, the same on every worker. NaN if no sampled query has a
+        negative.
     """
     relevance, count = candidates.relevance, len(candidates.queries)
     step = -(-count * workers.size // most)
@@ -306,18 +313,18 @@ def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES)
     queries, columns = candidates.queries[first::step], relevance.positives[first::step]
     scores = queries @ candidates.embeddings.T
     own = scores.gather(1, columns.clamp(min=0)).masked_fill(columns < 0, torch.nan)
-    # Pairs of rows that are not sampled go to one more row.
+    # Pairs of rows that are not sampled are written to one extra row, which is dropped below.
     offsets = relevance.excluded_rows - first
     rows = torch.where((offsets >= 0) & (offsets % step == 0), offsets // step, len(queries))
     is_negative = torch.ones(len(queries) + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
     is_negative.index_put_((rows, relevance.excluded_columns), torch.zeros_like(rows[:1], dtype=torch.bool))
 
-    # Workers sample unequal numbers of rows. All send tensors of one length, filled with NaN, which is sorted last.
+    # Workers may sample different numbers of rows. All send tensors of the same length, padded with NaN.
     sent = own.new_full((-(-count // step) * columns.shape[1],), torch.nan)
     sent[: own.numel()] = own.flatten()
     gathered = workers.all_gather(sent)
     positives = gathered.nan_to_num(nan=torch.inf).sort().values
-    # A negative wins against the positives below it, and half against equal ones.
+    # A pair is lost if the negative is above the positive, and half lost if they are equal.
     lost = torch.searchsorted(positives, scores) + torch.searchsorted(positives, scores, right=True)
     is_negative = is_negative[: len(queries)]
     sums = torch.stack([(lost * is_negative).sum(dtype=torch.float64) / 2, is_negative.sum(dtype=torch.float64)])
@@ -348,7 +355,7 @@ def query_positive_mmd(candidates: Candidates, workers: WorkerGroup) -> Float[Te
 
 
 def _positives(candidates: Candidates) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Iterate over the slots: embeddings of the positives of all rows, and whether a row has one if not all have."""
+    """Yield, for each slot, the embeddings of all rows' positives, and a mask of filled slots (None if all are)."""
     relevance = candidates.relevance
     masks = [None] * relevance.slots.shape[1] if relevance.is_full else relevance.is_positive.T
     for columns, is_used in zip(relevance.slots.T, masks, strict=True):
@@ -356,5 +363,5 @@ def _positives(candidates: Candidates) -> Iterator[tuple[Tensor, Tensor | None]]
 
 
 def _used(values: Tensor, is_used: Tensor | None) -> Tensor:
-    """Return rows of values, 0 where they are not used."""
+    """Return the values with 0 in the rows that are not used."""
     return values if is_used is None else values * is_used.reshape(-1, *[1] * (values.ndim - 1))

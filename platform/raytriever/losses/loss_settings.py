@@ -1,4 +1,7 @@
-"""Settings of the loss. This module imports nothing heavy, because the command line reads it for `--help`."""
+"""Settings of the loss, their readers and their checks.
+
+This module imports nothing heavy, because the command line reads it for `--help`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from raytriever.losses.user_loss_file import PATTERN, LossFile
 
 
 def read_widths(value: Any) -> str:
-    """Return numbers of components, separated by commas, the largest first; "" stays "".
+    """Normalize a list of embedding dimensions: separated by commas, the largest first; "" stays "".
 
     Raises:
         ValueError: `value` contains anything else.
@@ -32,7 +35,7 @@ def read_widths(value: Any) -> str:
 
 
 def read_weights(value: Any) -> str:
-    """Return weights of losses, separated by commas.
+    """Normalize a list of weights of losses, separated by commas.
 
     Raises:
         ValueError: `value` contains anything else, a number below 0, or no number above 0.
@@ -48,7 +51,7 @@ def read_weights(value: Any) -> str:
 
 
 def terms_of(loss: str) -> tuple[str, ...]:
-    """Return the losses of a sum, such as `mw` and `infonce` of `mw+infonce`. A path may contain plus signs, too."""
+    """Split a sum of losses, such as `mw+infonce`, into its terms. Plus signs inside a path separate nothing."""
     for plus in re.finditer(r"\+", loss):
         first = loss[: plus.start()]
         if first in LOSS_NAMES or LossFile.parse(first):
@@ -58,7 +61,7 @@ def terms_of(loss: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Name of the loss, and its constants."""
+    """Settings of the loss: its name, its hyperparameters, and the false-negative guide."""
 
     loss: str = option(
         "mw",
@@ -139,7 +142,7 @@ class LossConfig:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """The losses of the sum; one if it is no sum."""
+        """The terms of the sum; a single loss is a sum of one term."""
         return terms_of(self.loss)
 
     @property
@@ -151,7 +154,7 @@ class LossConfig:
 
     @property
     def files(self) -> tuple[LossFile, ...]:
-        """Terms that are in files of the user."""
+        """Terms that name a user's file."""
         return tuple(own for own in map(LossFile.parse, self.terms) if own is not None)
 
     @property
@@ -162,7 +165,7 @@ class LossConfig:
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """Names of the terms; for one of a file, its name there."""
+        """Names of the terms, without paths: a loss of a file has its name in that file."""
         return tuple(term if own is None else own.name for term in self.terms for own in [LossFile.parse(term)])
 
     @property
@@ -172,16 +175,19 @@ class LossConfig:
 
     @property
     def symmetric(self) -> bool:
-        """True if passages search for queries too."""
+        """True if the loss also scores in the other direction, where passages search for queries."""
         return any(term in LOSSES and LOSSES[term].symmetric for term in self.terms)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Widths of the nested embeddings, the largest first. The whole width always counts and may be missing here."""
+        """Dimensions of the nested (Matryoshka) embeddings, the largest first.
+
+        The loss always includes the full embedding, even if its dimension is not listed here.
+        """
         return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()
 
     def pinned(self) -> LossConfig:
-        """Return the settings with the digest of each file of the user.
+        """Return the settings with a digest added to the name of each user's file.
 
         Raises:
             ConfigError: see `LossFile.read`.
@@ -191,7 +197,7 @@ class LossConfig:
 
 
 def check_loss(config: LossConfig) -> None:
-    """Raise `ConfigError` for a setting that the chosen loss does not have, or a file that holds no such loss."""
+    """Raise `ConfigError` for an unknown loss, a setting that the chosen loss does not use, or an unusable file."""
     for term, title in zip(config.terms, config.titles, strict=True):
         if LossFile.parse(term) is None and term not in LOSS_NAMES:
             raise ConfigError(

@@ -1,4 +1,6 @@
-"""Every loss by name: one row declares where it is, what it needs and its paper. CONTRIBUTING.md shows how to add one.
+"""Table of all losses by name. Each entry has the loss's module, its needs and its paper.
+
+CONTRIBUTING.md shows how to add a loss.
 
 This module imports nothing heavy, because the command line reads the names for `--help`.
 """
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """Source of a loss; `arxiv` is the number of its preprint, or empty."""
+    """Paper that defines a loss; `arxiv` is its arXiv number, or empty if it has none."""
 
     title: str
     authors: str
@@ -24,13 +26,13 @@ class Paper:
 
 @dataclass(frozen=True)
 class LossEntry:
-    """Loss of raytriever.
+    """Entry of the table of losses.
 
     Args:
-        function: module of this package, and name of the `RowLoss` or `ScoreLoss` in it; imported on first use.
-        paper: its source.
-        has_teacher: it learns a teacher's scores of each query's own group.
-        symmetric: passages search for queries too.
+        function: `MODULE.NAME` of a `RowLoss` or `ScoreLoss` in this package; imported on first use.
+        paper: the paper that defines the loss.
+        has_teacher: the loss distills a teacher's scores of each query's own group.
+        symmetric: the loss also scores in the other direction, where passages search for queries.
     """
 
     function: str

@@ -2,9 +2,9 @@
 
 Both compare scores of different queries, as `mw` does. They read each panel of scores once:
 
-1. `cosent` is one log-sum-exp over the negatives of the whole batch. Panels use the highest score so far as its unit,
-   and the derivatives of earlier panels follow when it changes, as in an online softmax.
-2. `bce` is a sum over pairs. Its derivative by the bias is the sum of those by the scores.
+1. `cosent` is one log-sum-exp over the negatives of the whole batch. It subtracts the highest score so far. If a panel
+   raises that score, the derivatives of earlier panels are rescaled, as in an online softmax.
+2. `bce` is a sum over pairs. Its derivative by the bias is the sum of its derivatives by the scores.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from raytriever.losses.mw.mann_whitney import positive_scores
 from raytriever.losses.row_losses import BLOCK_SCORES, write_positives
 from raytriever.losses.score_matrix import LossShare, Panel, Reduction, reduce_scores
 
-# From here on softplus(x) is x, in double precision too.
+# From here on softplus(x) equals x, in double precision too.
 LINEAR_FROM = 40.0
 
 
 def cosent(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
-    """Compute the loss of every positive above every negative of the batch, as one log-sum-exp (CoSENT)."""
+    """Compute CoSENT: one log-sum-exp over all pairs of a positive and a negative of the batch."""
     return reduce_scores(CosentReduction(batch, workers), batch, config.loss_precision)
 
 
 class CosentReduction(Reduction):
-    """Reduction of the panels of one batch by CoSENT (Huang et al., 2024).
+    """Reduction of one batch, panel by panel, to CoSENT (Huang et al., 2024).
 
         value = log(1 + sum over all p and all n of exp(n - p)) = softplus(LSE(n) + LSE(-p))
 
-    There is one value for the batch, so each worker's share is an equal part of it.
+    The batch has one value, of which each worker's share is an equal part.
     """
 
     def __init__(self, candidates: Candidates, workers: WorkerGroup) -> None:
@@ -50,7 +50,7 @@ class CosentReduction(Reduction):
         self._positives = positive_scores(queries, embeddings, self._candidates)
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's negatives, and write their shares of the sum in units of the highest score so far."""
+        """Add the panel's negatives to the sum, and write exp(n - peak) for each; `finish` scales these."""
         panel.exclude(-torch.inf)
         peak = torch.maximum(self._peak, panel.scores.max())
         # A guide may have masked every negative.
@@ -63,7 +63,7 @@ class CosentReduction(Reduction):
             panel.derivatives.copy_(panel.scores)
 
     def finish(self) -> Float[Tensor, ""]:
-        """Return an equal part of the loss, and scale the derivatives by what all workers' scores sum to."""
+        """Return an equal part of the loss, and set the scale of the derivatives from the sums of all workers."""
         lowered = (-self._positives.double()).nan_to_num(nan=-torch.inf)
         peaks = self._workers.all_reduce(torch.stack([self._peak.double(), lowered.max()]), "max")
         units = peaks.masked_fill(peaks == -torch.inf, 0)
@@ -91,7 +91,7 @@ def bce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShar
 
 
 class BceReduction(Reduction):
-    """Reduction of the panels of one batch by the sigmoid loss (SigLIP; Zhai et al., 2023, arXiv:2303.15343).
+    """Reduction of one batch, panel by panel, to the sigmoid loss (SigLIP; Zhai et al., 2023, arXiv:2303.15343).
 
         value = (w sum over all p of softplus(-(p + b)) + sum over all n of softplus(n + b)) / number of queries
 
@@ -109,7 +109,7 @@ class BceReduction(Reduction):
         self.by_bias = candidates.queries.new_zeros((), dtype=torch.float64)
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's pairs to the value, and write the derivatives of their scores, times the queries' number."""
+        """Add the panel's pairs, and write the derivatives by their scores; `finish` divides these by the queries."""
         columns = self._columns[panel.rows]
         is_positive = columns != PAD
         positives = panel.scores.gather(1, columns.clamp(min=0)).add_(self._bias)
@@ -131,7 +131,7 @@ class BceReduction(Reduction):
         self.by_bias += torch.stack(slopes).sum() / self._rows
 
     def finish(self) -> Float[Tensor, ""]:
-        """Return this worker's share of the loss; its derivatives are divided by the number of queries."""
+        """Return this worker's share of the loss, and divide the derivatives by the number of queries."""
         self.factor = self._columns.new_full((), 1, dtype=self._bias.dtype) / self._rows
         return super().finish()
 

@@ -1,11 +1,11 @@
-"""Losses by row: the mean over queries of a small function of one query's negatives and of its positives' scores.
+"""Losses by row: the mean over queries of a small function of a query's positives and negatives.
 
-A loss sees only small tensors, in units of the temperature, and autograd differentiates them. `RowReduction` contains
-the rest. For a panel of whole rows,
+The function gets small tensors: the positives' scores, and one number that summarizes the negatives. Autograd
+differentiates it. `RowReduction` does the rest, for a panel of whole rows i with negatives N_i:
 
     statistic_i = LSE (or max) over N_i of s / tau
     value       = mean over rows of f(statistic_i, positives_i)
-    d value / d n = f'_statistic softmax_{N_i}(n)        (for max: at the first maximum only)
+    d value / d n = f'_statistic softmax_{N_i}(n)        (for max: only at the first maximum)
 
 The equations are those of the multi-positive paper.
 """
@@ -32,7 +32,7 @@ RowValue = Callable[
 
 
 def all_positives(relevance: RowRelevance) -> Int64[Tensor, "rows positives"]:
-    """Return the columns of every positive of each query."""
+    """Return the columns of all positives of each query."""
     return relevance.positives
 
 
@@ -40,15 +40,15 @@ def all_positives(relevance: RowRelevance) -> Int64[Tensor, "rows positives"]:
 class RowLoss:
     """Definition of a loss that is a mean over queries.
 
-    A loss with constants is a function that makes this definition from the `LossConfig`; see `by_row`.
+    A loss with hyperparameters is a function that returns this definition for a `LossConfig`; see `by_row`.
 
     Args:
         negatives: reduction of a query's negatives to one number, -inf for a query without negatives.
-        value: function of (the reduced negatives [rows], the positives' scores [rows, positives], True in the slots
-            that hold a positive [rows, positives]) that returns the loss of each query [rows]. Scores are in units of
-            the temperature.
-        positives: function that selects the columns of the positives that the loss compares. The others are no
-            negatives either.
+        value: function that returns the loss of each query [rows]. Its arguments are the reduced negatives [rows], the
+            positives' scores [rows, positives], and True in the slots that hold a positive [rows, positives]. Scores
+            are in units of the temperature.
+        positives: function that selects the columns of the positives that the loss compares. The other positives are
+            not negatives either.
     """
 
     negatives: Literal["logsumexp", "maximum"]
@@ -76,13 +76,13 @@ INFONCE = RowLoss("logsumexp", infonce, first_positive)
 
 
 def joint(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
-    """JointLH: every positive must be likely (Eq. 6; its gradient pulls to 1/|P_i|, Eq. 10).
+    """JointLH: every positive must be likely (Eq. 6; its gradient pulls each probability to 1/|P_i|, Eq. 10).
 
     LSE(P_i u N_i) - mean of P_i = a + softplus(LSE(N_i) - mean of P_i - a),  a = LSE(P_i) - mean of P_i
     """
     mean = positives.masked_fill(~is_positive, 0).sum(1) / is_positive.sum(1)
     own = (positives - mean[:, None]).masked_fill(~is_positive, -torch.inf).logsumexp(1)
-    # As the difference of two large numbers, a small loss would lose its digits.
+    # Computed as the difference of two large numbers, a small loss would lose its digits.
     return own + softplus(negatives - mean - own)
 
 
@@ -101,7 +101,7 @@ SUMMARG = RowLoss("logsumexp", summarg)
 
 
 def lsepair(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
-    """LSEPair: every positive above every negative (Eq. 9; low positives weigh most, Eq. 12).
+    """LSEPair: every positive should score above every negative (Eq. 9; low positives weigh most, Eq. 12).
 
     log(1 + sum_{p in P_i} sum_{n in N_i} exp(n - p)) = softplus(LSE(N_i) + LSE(-P_i)), so no P x N table is built.
     """
@@ -112,7 +112,7 @@ LSEPAIR, LSEPAIR_MAXN = RowLoss("logsumexp", lsepair), RowLoss("maximum", lsepai
 
 
 def lsepair_maxp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
-    """LSEPair of the highest positive alone (section 6.2)."""
+    """LSEPair of the highest positive only (section 6.2)."""
     return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).max(1).values)
 
 
@@ -120,22 +120,23 @@ LSEPAIR_MAXP = RowLoss("logsumexp", lsepair_maxp)
 
 
 def lsepair_minp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
-    """LSEPair of the lowest positive alone (section 6.2)."""
+    """LSEPair of the lowest positive only (section 6.2)."""
     return softplus(negatives - positives.masked_fill(~is_positive, torch.inf).min(1).values)
 
 
 LSEPAIR_MINP, LSEPAIR_MINP_MAXN = RowLoss("logsumexp", lsepair_minp), RowLoss("maximum", lsepair_minp)
 
 
+# Constants of the random number generator SplitMix64, as signed 64-bit integers.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
 def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
-    """Draw one of each query's positives, all with the same probability, again at every step: Rand1LH (Eq. 5).
+    """Sample one positive of each query uniformly, again in every step: Rand1LH (Eq. 5).
 
-    The draw is a function of (seed, step, query id) alone. It does not depend on the number of workers, on the position
-    of the query in the batch or on earlier draws.
+    The sample is a function of (seed, step, query id) only. It does not depend on the number of workers, on the
+    position of the query in the batch, or on earlier samples.
     """
     columns, is_positive, queries = relevance.positives, relevance.is_positive, relevance.queries
     state = torch.full_like(queries, relevance.seed)
@@ -149,13 +150,14 @@ def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
 
 
 def _mix(state: Int64[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
-    """Apply the finalizer of SplitMix64. Int64 products wrap; masking makes the shifts logical."""
+    """Apply the finalizer of SplitMix64. Int64 products wrap around, as it needs."""
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
         state = (state ^ _shift_right(state, shift)) * factor
     return state ^ _shift_right(state, 31)
 
 
 def _shift_right(state: Int64[Tensor, " rows"], by: int) -> Int64[Tensor, " rows"]:
+    # PyTorch's shift of an int64 keeps the sign; the mask makes it the shift of an unsigned number.
     return (state >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -166,7 +168,7 @@ RAND1 = RowLoss("logsumexp", infonce, draw_positive)
 
 
 def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
-    """Return a loss that is a mean over queries, of a row loss or of the function that makes it from the settings."""
+    """Return the score loss of a row loss, or of a function that returns a row loss for the settings."""
 
     def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
@@ -177,7 +179,7 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
 
 
 def symmetric(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
-    """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
+    """Compute the mean of two InfoNCE losses: query to passage, and passage to query (handbook, 'Symmetric')."""
     both = batch, batch.exchange_roles(workers)
     forward, backward = (by_row(INFONCE)(config, each, workers) for each in both)
     return LossShare((forward.share + backward.share) / 2, {})
@@ -188,9 +190,9 @@ def write_positives(
     columns: Int64[Tensor, "rows positives"],
     by_positive: Float[Tensor, "rows positives"],
 ) -> None:
-    """Write the derivatives by the positives' scores to their columns, `PAD` in empty slots.
+    """Write the derivatives with respect to the positives' scores to their columns; `PAD` marks an empty slot.
 
-    An empty slot repeats the first positive of its row: to leave it out, the processor would wait for the GPU.
+    An empty slot writes the first positive of its row again. To skip it, the CPU would have to wait for the GPU.
     """
     is_positive = columns != PAD
     first = is_positive.int().argmax(1, keepdim=True)
@@ -199,7 +201,7 @@ def write_positives(
 
 
 class RowReduction(Reduction):
-    """Reduction of the panels of one batch by a row loss: the mean over all rows."""
+    """Reduction of one batch, panel by panel, to the mean of a row loss over all rows."""
 
     def __init__(self, loss: RowLoss, columns: Int64[Tensor, "rows positives"], rows: int) -> None:
         super().__init__()
@@ -228,7 +230,7 @@ class RowReduction(Reduction):
             write_positives(panel.derivatives, columns, by_positive)
         else:
             rows = torch.arange(panel.rows.start, panel.rows.stop, device=columns.device)
-            # The derivative of an empty slot is 0, and its column any.
+            # The derivative of an empty slot is 0, so its column may be any.
             every_row = rows[:, None].expand_as(columns).flatten()
             by_slot = by_positive.masked_fill(~is_positive, 0).flatten()
             self.sparse.append((every_row, columns.clamp(min=0).flatten(), by_slot))
@@ -247,24 +249,25 @@ class RowReduction(Reduction):
 # -------------------------------------------------------------------------------------------------------------- triplet
 
 
-# A block and its two workspaces fit into the last-level cache. Smaller blocks spend their time on starting threads.
+# Scores of a block. On a CPU, a block and its two workspaces fit into the last-level cache. With smaller blocks,
+# starting threads takes most of the time.
 BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
 def triplet(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
-    """Compute the hinge over all pairs of a query."""
+    """Compute the mean hinge loss over all pairs of a positive and a negative of a query."""
     reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
     batch = replace(batch, log_temperature=torch.zeros_like(batch.log_temperature))
     return reduce_scores(reduction, batch, config.loss_precision)
 
 
 class TripletReduction(Reduction):
-    """Reduction of the panels of one batch by the triplet loss (handbook chapter, 'Triplet Loss').
+    """Reduction of one batch, panel by panel, to the triplet loss (handbook chapter, 'Triplet Loss').
 
         value = mean over P_i x N_i of max(0, margin - s+ + s-);  0 for a query without negatives
 
-    A panel is read once for each positive, in blocks that stay in the processor's cache. The cost is linear in the
-    number of scores, and each further positive adds a few percent. Scores are not divided by a temperature.
+    Each positive reads the panel once, in blocks that stay in the CPU's cache. So the cost is linear in the number of
+    scores, and each further positive adds a few percent. Scores are not divided by a temperature.
     """
 
     def __init__(self, columns: Int64[Tensor, "rows positives"], margin: float, rows: int) -> None:
@@ -275,7 +278,7 @@ class TripletReduction(Reduction):
         """Add the panel's rows to the value, and write the derivatives of its scores."""
         columns = self._columns[panel.rows]
         is_positive = columns != PAD
-        # No score exceeds the bar of a padded slot.
+        # An empty slot has an infinite bar, which no score exceeds.
         bars = (panel.scores.gather(1, columns.clamp(min=0)) - self._margin).masked_fill(~is_positive, torch.inf)
         panel.exclude(-torch.inf)
         excluded = torch.zeros(len(columns), dtype=torch.int64, device=columns.device)

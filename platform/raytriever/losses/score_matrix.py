@@ -1,18 +1,19 @@
-"""Score matrix of a loss, which is never stored whole: row panels, one pass, three matrix products.
+"""Score matrix of a loss. It is never stored whole: one pass computes it in panels of rows.
 
-For each panel of rows (whole rows, so that every score is computed once):
-1. scores = Q C^T into one reused buffer, in units of the temperature: Q are `Candidates.scaled_queries`;
-2. the loss adds the panel to its statistic and writes dL/dscore, into the same buffer where the types agree;
-3. dQ = dS C and dC += dS^T Q.
+For each panel of whole rows:
+1. scores = Q C^T is written into one reused buffer. Q are `Candidates.scaled_queries`, already divided by tau.
+2. The loss adds the panel to its sums and writes dL/dscore, into the same buffer if the types agree.
+3. dQ = dS C and dC += dS^T Q accumulate the gradients.
 
-`Products` are these three. Their operands may be rounded to bf16, derivatives included; sums and scores are float32.
-The loss is then exactly that of the rounded embeddings, and its gradient passes through the rounding.
+`Products` computes the three matrix products. Their operands may be rounded to bf16, derivatives included; sums and
+scores are float32. The loss is then exactly that of the rounded embeddings, and its gradient passes through the
+rounding (straight-through).
 
-Gradients are ready when forward ends, as in a fused linear cross-entropy, and backward only scales them. Memory is
-O((B + N) d) and one panel; a small batch is a single panel, that is, the whole matrix.
+Gradients are ready when forward ends, as in a fused linear cross-entropy; backward only scales them. Memory is
+O((B + N) d) and one panel. A small batch is a single panel, the whole matrix.
 
-Panels share one buffer, sized by a byte budget. It depends on the kind of device alone and not on its free memory:
-sums over panels would round differently when a run is repeated."""
+The size of the buffer depends on the kind of device only, never on its free memory. Otherwise, sums over panels would
+round differently when a run is repeated."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ from raytriever.losses.batch_and_temperature import Candidates
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss_settings import LossConfig
 
-# A processor's panel stays near its caches. A GPU needs large products, and few launches.
+# Bytes of a panel. On a CPU, a small panel stays near the caches. A GPU needs large products and few kernel launches.
 PANEL_BYTES, GPU_PANEL_BYTES = 64 << 20, 1 << 30
-# Rows of a tile of a GPU's products: a panel of other heights leaves part of its last tiles idle.
+# Rows that one tile of a GPU's matrix product covers. A panel of another height leaves part of its last tiles idle.
 GPU_TILE = 128
 
 
@@ -42,20 +43,20 @@ def add_rows(
     """Add each value to its row of `total`, in the same order in every run, and return `total`."""
     if total.device.type == "cpu":
         return total.index_add_(0, rows, values)
-    # `index_add_` on a GPU adds in any order. This sorts first. On a CPU it is the other way round.
+    # On a GPU, `index_add_` adds in no fixed order, while `index_put_` sorts first. On a CPU it is the other way round.
     return total.index_put_((rows,), values, accumulate=True)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Some whole rows of the score matrix.
+    """Consecutive rows of the score matrix.
 
     Args:
         rows: the slice of this worker's rows.
-        queries: operands of the rows.
+        queries: query embeddings of the rows, in the precision of the products.
         scores: scores of the rows; the loss may overwrite them.
-        derivatives: where the loss writes the derivative of each score: `scores`, or a bf16 tensor on a GPU.
-        excluded: row within the panel, and column, of the pairs that are no negatives.
+        derivatives: buffer for the derivative by each score; it is `scores` itself, or a bf16 tensor on a GPU.
+        excluded: (rows within the panel, columns) of the pairs that are not negatives.
     """
 
     rows: slice
@@ -65,7 +66,7 @@ class Panel:
     excluded: tuple[Tensor, Tensor]
 
     def exclude(self, score: float) -> None:
-        """Write a neutral score to every pair that is no negative."""
+        """Overwrite the score of every pair that is not a negative."""
         self.scores[self.excluded] = score
 
 
@@ -90,7 +91,7 @@ class Products:
             raise LossInputError("this GPU does not multiply bf16", setting("loss_precision"), "give fp32")
 
     def operand(self, values: Tensor) -> Tensor:
-        """Return a matrix as an operand."""
+        """Return a matrix as an operand: rounded to bf16 if that was chosen."""
         return values.bfloat16().to(self.operand_dtype) if self._rounds else values
 
     def write(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ class Products:
 
     @contextmanager
     def as_chosen(self) -> Iterator[None]:
-        """Let a GPU's float32 products use TF32 if that was chosen, and not otherwise."""
+        """Set PyTorch's float32 matmul precision on a GPU, TF32 only if it was chosen, and restore it afterwards."""
         before = torch.get_float32_matmul_precision()
         try:
             if self._on_gpu:
@@ -119,7 +120,7 @@ class Products:
 
 
 def panel_height(rows: int, row_bytes: int, device: str) -> int:
-    """Return the number of rows of a panel on a type of device, from a number of rows and the bytes of their scores."""
+    """Return the height of the panels of a number of rows on a type of device; `row_bytes` is the size of a row."""
     most = max(1, (GPU_PANEL_BYTES if device == "cuda" else PANEL_BYTES) // row_bytes)
     if device != "cuda" or most < GPU_TILE:
         return min(rows, most)
@@ -133,7 +134,7 @@ def score_panels(
     candidates: Candidates,
     products: Products,
 ) -> Iterator[Panel]:
-    """Yield the panels of a worker's rows; the scores of each are computed when it is reached."""
+    """Yield the panels of a worker's rows. The next panel overwrites the scores of the last one."""
     relevance, starts = candidates.relevance, candidates.relevance.excluded_starts
     dtype, columns = candidates.queries.dtype, len(embeddings)
     height = panel_height(len(queries), columns * dtype.itemsize, queries.device.type)
@@ -154,12 +155,15 @@ Sparse = tuple[Tensor, Tensor, Tensor]
 
 
 class Reduction:
-    """Loss of one batch, which reads the score matrix in panels.
+    """Loss of one batch that reads the score matrix in panels.
 
-    `dense`: the reduction writes a derivative of every score of the panel. `sparse`: further derivatives, as (rows,
-    columns, derivatives). `statistics`: values to log, by name. The last two are complete after `finish`. `values` are
-    the panels' parts of this worker's share of the loss, in double precision. `factor`: the derivatives of all earlier
-    panels are multiplied by it before those of a panel are added, and all of them after `finish`; None leaves them.
+    Attributes:
+        dense: the reduction writes a derivative by every score of a panel.
+        sparse: further derivatives, as (rows, columns, derivatives); complete after `finish`.
+        statistics: values to log, by name; complete after `finish`.
+        values: what each panel adds to this worker's share of the loss, in double precision.
+        factor: number that rescales derivatives, as in an online softmax; None for no rescaling. After each `reduce` it
+            multiplies the derivatives of all earlier panels; after `finish` it multiplies those of all panels.
     """
 
     dense = True
@@ -171,10 +175,10 @@ class Reduction:
         self.values: list[Tensor] = []
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Prepare for the first panel, with its operands."""
+        """Prepare for the first panel; the arguments are the operands of all panels."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add a panel to the statistic, and write the derivatives of this worker's share."""
+        """Add a panel to this worker's share, and write the derivatives by its scores if `differentiate`."""
         raise NotImplementedError
 
     def finish(self) -> Float[Tensor, ""]:
@@ -184,7 +188,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class LossShare:
-    """Differentiable share of one worker in the loss, and statistics to log."""
+    """One worker's share of the loss, which is the sum of all shares, and statistics to log."""
 
     share: Float[Tensor, ""]
     statistics: dict[str, Tensor]
@@ -222,7 +226,7 @@ class _ReduceScores(torch.autograd.Function):
         with torch.autocast(queries.device.type, enabled=False), products.as_chosen():
             rows, documents = products.operand(queries), products.operand(embeddings)
             reduction.start(rows, documents)
-            # The first dense panel writes, so that nobody writes zeros.
+            # The first dense panel writes its products instead of adding them, so nothing has to be zeroed before.
             make = torch.empty_like if reduction.dense else torch.zeros_like
             by_query, by_embedding = (make(x) if differentiate else x.new_empty(0) for x in (queries, embeddings))
             for panel in score_panels(rows, documents, candidates, products):

@@ -3,9 +3,9 @@
     def squared_hinge(scores, positives, negatives): ...     # [B, C], [B, C], [B, C] -> []
 
 Each worker gathers the embeddings of all workers, computes the whole matrix, and returns an equal share of the value.
-So any function of the matrix has the gradients of one process, with gradient caching and hard negatives too. It costs
-the memory of the matrix and of what autograd keeps of it, and every worker repeats the work. A loss by row
-(`RowLoss`) has neither cost."""
+So any function of the matrix has the gradients of one process, also with gradient caching and hard negatives. The price
+is the memory of the matrix and of autograd's saved tensors, and every worker repeats the work. A loss by row
+(`RowLoss`) avoids both."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from raytriever.losses.row_losses import RowLoss, by_row
 from raytriever.losses.score_matrix import LossShare, ScoreLoss
 from raytriever.losses.user_loss_file import SETTINGS, LossFile, errors_of
 
-# Score, in units of tau, of pairs that are neither positive nor negative, in a function that does not ask for
-# `negatives`: exp, sigmoid, softplus and hinges of it are 0, and sums with it stay finite.
+# Score, in units of tau, of pairs that are neither positive nor negative, for a function without the argument
+# `negatives`. Its exp, sigmoid, softplus and hinge are 0, and unlike with -inf, sums and gradients stay finite.
 NEITHER = -1e4
 
 
 def load_own_loss(own: LossFile) -> ScoreLoss:
-    """Return the loss of a file, which is a function of the score matrix or a loss by row.
+    """Return the loss of a user's file: a function of the score matrix, or a loss by row.
 
     Raises:
-        ConfigError: the file cannot be used; the error names its line.
+        ConfigError: the file cannot be used; an error of its code names the line.
     """
     value, arguments = own.load(), own.arguments()
     if isinstance(value, RowLoss):
@@ -53,7 +53,7 @@ def load_own_loss(own: LossFile) -> ScoreLoss:
 
 
 def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callable[[LossConfig], RowLoss]:
-    """Return a function that makes a loss by row from the settings, with its errors reported as the user's."""
+    """Wrap a user's function that returns a `RowLoss` for the settings: report its errors as errors of the file."""
 
     def make(config: LossConfig) -> RowLoss:
         with errors_of(own.file):
@@ -68,7 +68,7 @@ def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callab
 
 
 def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[str, ...]) -> ScoreLoss:
-    """Return the loss of a function of the score matrix."""
+    """Return the score loss of a user's function of the score matrix; `arguments` are the names of its arguments."""
 
     def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
         given = _arguments(batch, workers, arguments)
@@ -91,10 +91,13 @@ def _arguments(
     workers: WorkerGroup,
     names: tuple[str, ...],
 ) -> dict[str, Tensor]:
-    """Return what a function asks for, of the global batch: the same on every worker, which all call this."""
+    """Return the arguments that a user's function asks for, computed from the global batch.
+
+    All workers call this function, and get the same values.
+    """
     device, relevance = batch.queries.device, batch.relevance
     rows, columns = len(batch.queries), len(batch.embeddings)
-    positives = torch.zeros(rows, columns, dtype=torch.uint8, device=device)  # not every backend gathers booleans
+    positives = torch.zeros(rows, columns, dtype=torch.uint8, device=device)  # some backends cannot gather booleans
     of_row, slots = relevance.is_positive.nonzero(as_tuple=True)
     positives[of_row, relevance.positives[of_row, slots]] = 1
     excluded = torch.zeros_like(positives)
@@ -115,7 +118,7 @@ def _arguments(
     if "passage_ids" in names:
         values["passage_ids"] = relevance.keep(workers.all_gather(relevance.passages))
     if "teacher_scores" in names:
-        # Dev batches have no teacher, and nothing has scored the passages of other queries' groups.
+        # NaN where there is no score: in dev batches, and for the passages of other queries' groups.
         taught, group = scores.new_full((rows, columns), torch.nan), relevance.group
         if group is not None:
             of_row, slots = group.is_scored.nonzero(as_tuple=True)
@@ -125,10 +128,10 @@ def _arguments(
 
 
 def probe(loss: Loss, own: LossFile) -> None:
-    """Compute a user's loss of a small random batch, and its gradient; called before data is opened.
+    """Test a user's loss and its gradient on a small random batch, before any data is opened.
 
     Raises:
-        ConfigError: it fails, is not finite, or has no gradient or one that is not finite.
+        ConfigError: the loss fails or is not finite, or its gradient is missing or not finite.
     """
     generator = torch.Generator().manual_seed(0)
     embeddings = [torch.randn(count, 8, generator=generator).mul(0.3).requires_grad_() for count in (4, 10)]

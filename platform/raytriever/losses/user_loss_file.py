@@ -1,7 +1,7 @@
 """Loss in a user's file, `FILE.py:NAME`, pinned to the content of the file.
 
-A run stores `FILE.py:NAME@DIGEST`. A worker, and a call that resumes the run, refuse a file whose content has another
-digest. The command line reads this module, so it imports nothing heavy."""
+A run stores `FILE.py:NAME@DIGEST`. Its workers, and a call that resumes it, refuse a file with another digest. The
+command line reads this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raytriever.core.options import did_you_mean
 from raytriever.core.reading.regular_files import irregular
 
 PATTERN = r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(@(?P<digest>[0-9a-f]{16}))?"
-# Arguments that a function may ask for by name, besides its own arguments with defaults.
+# Arguments that a user's function may have. Any other argument needs a default.
 ARGUMENTS = ("scores", "positives", "negatives", "query_ids", "passage_ids", "teacher_scores", "temperature")
 SETTINGS = ("config",)  # arguments of a function that makes a loss by row
 
@@ -47,19 +47,19 @@ class LossFile:
 
     @classmethod
     def parse(cls, loss: str) -> LossFile | None:
-        """Return the reference in a setting; None for the name of a loss of raytriever."""
+        """Parse the setting `loss`; None for the name of a built-in loss."""
         match = re.fullmatch(PATTERN, loss)
         return match and cls(Path(os.path.expanduser(match["file"])), match["name"], match["digest"] or "")
 
     def pinned(self) -> str:
-        """Return the setting with the digest of the file."""
+        """Return the setting `FILE.py:NAME@DIGEST` for the present content of the file."""
         return f"{self.file}:{self.name}@{_digest(self.read())}"
 
     def read(self) -> str:
         """Return the text of the file.
 
         Raises:
-            ConfigError: it cannot be read, is not UTF-8, or has another digest.
+            ConfigError: the file cannot be read, is not UTF-8, or has another digest.
         """
         try:
             if not self.file.is_file() and self.file.exists():
@@ -85,10 +85,11 @@ class LossFile:
         return text
 
     def load(self) -> Any:
-        """Run the file once, and return what it defines under the name.
+        """Execute the file once for its content, and return the object that it defines under the name.
 
         Raises:
-            ConfigError: see `read`; or the file fails, in which case the error names its line, or lacks the name.
+            ConfigError: see `read`; or the code of the file fails (the error names its line), or does not define the
+                name.
         """
         defined = vars(_run(self.file, self.read()))
         if self.name not in defined:
@@ -97,10 +98,10 @@ class LossFile:
         return defined[self.name]
 
     def arguments(self) -> tuple[str, ...]:
-        """Return the names of the function's arguments; empty for a loss that is no function.
+        """Return the names of the function's arguments; empty if the loss is not a function.
 
         Raises:
-            ConfigError: see `load`; or the function asks for something that no loss has.
+            ConfigError: see `load`; or the function has an argument that raytriever cannot supply.
         """
         value = self.load()
         if not inspect.isfunction(value):
@@ -112,7 +113,7 @@ class LossFile:
             return required
         if unknown := [name for name in required if name not in ARGUMENTS]:
             raise ConfigError(
-                f"asks for {', '.join(unknown)}, which raytriever does not give to a loss",
+                f"asks for {', '.join(unknown)}, which raytriever does not pass to a loss",
                 where,
                 f"ask for {', '.join(ARGUMENTS)}, or give the argument a default",
             )
@@ -127,10 +128,11 @@ class LossFile:
 
 @lru_cache(maxsize=8)
 def _run(file: Path, text: str) -> ModuleType:
-    """Run a file. Files next to it can be imported, as in a script."""
+    """Execute a file as a module. It can import the files next to it, as a script can."""
     module = ModuleType(f"raytriever_own_loss_{file.stem}")
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # dataclasses look for it
+    sys.modules[module.__name__] = module  # `dataclass` looks up the module here
+    # Tracebacks then show the lines that were executed, even if the file changes later.
     linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
     folder = str(file.absolute().parent)
     sys.path.insert(0, folder)
@@ -158,11 +160,11 @@ def errors_of(file: Path) -> Iterator[None]:
 
 
 def loss_setting(loss: str | Callable[..., Any]) -> str:
-    """Return the setting for a loss: a name or a sum of names as it is, a function of a module as `FILE.py:NAME`.
+    """Return the setting for a loss: a text unchanged, a function of a module as `FILE.py:NAME`.
 
     Raises:
-        ConfigError: the function is not at the top of an imported file. One of a notebook or of the script itself has
-            no file that a worker can import and that a digest can pin.
+        ConfigError: the function is not at the top level of an imported file. A function of a notebook or of the main
+            script has no file that a worker can import and a digest can pin.
     """
     if isinstance(loss, str):
         return loss

@@ -1,13 +1,13 @@
-"""Background jobs of training: functions of a committed checkpoint, whose result all workers adopt after one step.
+"""Background jobs of training: functions of a committed checkpoint, whose result all workers adopt after the same step.
 
-A job has phases. Only while a job runs, the workers exchange one small message after each step. A phase ends when the
-first worker has finished it, or when all workers have finished it with the same result: on all workers after the same
-step.
+A job has phases. While a job runs, and only then, the workers exchange one small message after each step. A phase ends
+when the first worker has finished it or, if it needs all workers, when all have finished with the same result. It ends
+on all workers after the same step.
 
-1. `submit` starts a job. When its checkpoint is committed, another process or a thread gets the path.
+1. `submit` starts a job. When its checkpoint is committed, the path is passed to another process or a thread.
 2. `poll` checks the work after each step and exchanges the messages.
 3. `adopt` applies the result of the last phase. `reject` logs why a job failed; a failed job never ends training.
-4. `recover` applies recorded results after a restart, and submits unfinished work again, with the same checkpoint."""
+4. `recover` applies recorded results after a restart. It submits unfinished work again, with the same checkpoint."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from raytriever.training.checkpoint import Progression, checkpoint_path
 from raytriever.training.worker_batch import Batch
 
 Result = TypeVar("Result", covariant=True)
-POLL_SECONDS = 0.02  # between two polls while training waits for a job
-LOG_SECONDS = 60.0  # between two log lines while training waits
+POLL_SECONDS = 0.02  # interval of polls while training waits for a job
+LOG_SECONDS = 60.0  # interval of log lines while training waits for a job
 
 
 # ---------------------------------------------------------------------------------------------------------- messages
@@ -43,7 +43,7 @@ class JobStatus(IntEnum):
 
 
 class JobMessage(NamedTuple):
-    """Message of one worker to all: its status, and the result of the phase, which a float64 must hold exactly."""
+    """Message of one worker to all: its status, and the result of the phase, a number that float64 holds exactly."""
 
     status: JobStatus = JobStatus.RUNNING
     result: float = 0.0
@@ -53,13 +53,13 @@ RUNNING = JobMessage()
 
 
 def all_rows(row: list[float], workers: WorkerGroup) -> list[list[float]]:
-    """Return the row of each worker, by rank; one small collective on the CPU that all workers call."""
+    """Gather the row of each worker, by rank, in one small collective on the CPU; all workers call it."""
     rows: list[list[float]] = workers.all_gather(torch.tensor([row], dtype=torch.float64)).tolist()
     return rows
 
 
 def all_texts(text: str, workers: WorkerGroup) -> list[str]:
-    """Return the text of each worker, by rank; two collectives on the CPU that all workers call."""
+    """Gather the text of each worker, by rank, in two collectives on the CPU; all workers call it."""
     raw = text.encode()
     length = max(int(row[0]) for row in all_rows([len(raw)], workers))
     own = torch.frombuffer(bytearray(raw.ljust(length + 1, b"\0")), dtype=torch.uint8)[None]
@@ -67,11 +67,11 @@ def all_texts(text: str, workers: WorkerGroup) -> list[str]:
 
 
 class JobError(Exception):
-    """Failure that the process doing the work has reported, as a line for the user."""
+    """Failure of a job, reported by the process that does the work as a line for the user."""
 
 
 class JobClient(Protocol[Result]):
-    """Access to the process that does the work; used by the first worker alone, for one job at a time."""
+    """Access to the process that does the work; only the first worker uses it, for one job at a time."""
 
     def submit(self, number: int, checkpoint: Path) -> None:
         """Start job `number` on a committed checkpoint. Does not wait."""
@@ -89,10 +89,10 @@ class JobPhase:
     """One phase of a job.
 
     Args:
-        check: returns this worker's message; called with the number of steps done, after each step, until the message
-            is no longer `RUNNING`. Does not wait.
-        start: called on every worker, with the number of steps done, when the phase before it has ended.
-        needs_all: whether the phase ends when all workers have the same result, or when the first worker has one.
+        check: returns this worker's message. It is called after each step, with the number of steps done, until the
+            message is no longer `RUNNING`. It does not wait.
+        start: called on every worker, with the number of steps done, when the previous phase has ended.
+        needs_all: if True, the phase ends when all workers have the same result; else when the first worker has one.
     """
 
     check: Callable[[int], JobMessage]
@@ -100,13 +100,13 @@ class JobPhase:
     needs_all: bool = False
 
     def is_done(self, messages: Sequence[JobMessage]) -> bool:
-        """Return whether the phase has ended with a result."""
+        """Return True if the phase has ended with a result."""
         if not self.needs_all:
             return messages[0].status is JobStatus.DONE
         return all(message == messages[0] for message in messages) and messages[0].status is JobStatus.DONE
 
     def has_failed(self, messages: Sequence[JobMessage]) -> bool:
-        """Return whether a worker has failed, or workers that should agree have different results."""
+        """Return True if a worker has failed, or if workers that must agree have different results."""
         if any(message.status is JobStatus.FAILED for message in messages):
             return True
         are_done = all(message.status is JobStatus.DONE for message in messages)
@@ -114,13 +114,13 @@ class JobPhase:
 
 
 def exchange_messages(message: JobMessage, workers: WorkerGroup) -> list[JobMessage]:
-    """Return the messages of all workers in the order of rank; one small collective that all workers call."""
+    """Gather the messages of all workers by rank, in one small collective; all workers call it."""
     rows = all_rows([float(message.status), message.result], workers)
     return [JobMessage(JobStatus(int(status)), result) for status, result in rows]
 
 
 def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
-    """Return the first worker's JSON value on every worker; all workers call it."""
+    """Broadcast the first worker's JSON value to all workers; all workers call it."""
     return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])
 
 
@@ -128,13 +128,17 @@ def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
 
 
 class BackgroundJob(ABC):
-    """State machine of one kind of background work on one worker; one job runs at a time.
+    """State machine of one kind of background work, on one worker. One job runs at a time.
 
     All workers make every call in the same order, and call each hook of the training loop after the same step.
 
     Args:
-        client: access to the process that does the work, on the first worker; None on the others.
-        phases: phases after the one in which the work is done.
+        client: on the first worker, access to the process that does the work; None on the others.
+        checkpoints: folder of the checkpoints.
+        workers: the group that exchanges messages on the CPU.
+        log: prints a line for the user.
+        report_status: reports what training is doing.
+        phases: phases that follow the work itself.
     """
 
     def __init__(
@@ -153,16 +157,16 @@ class BackgroundJob(ABC):
         self._phase: int | None = None
         self._message, self._reason = RUNNING, ""
         self._wait_seconds = 0.0
-        # Called by all workers before training waits; it raises the error of a checkpoint that cannot be written.
+        # All workers call this before training waits. It raises the error if a checkpoint could not be written.
         self.wait_for_checkpoint: Callable[[], None] = lambda: None
 
     @abstractmethod
     def recover(self, step: int) -> None:
-        """Resume after `step` steps: apply recorded results, submit unfinished work again."""
+        """Resume after `step` steps: apply recorded results, and submit unfinished work again."""
 
     @abstractmethod
     def receive(self, result: Any, step: int) -> float:
-        """Record, on the first worker, the result of the work after `step` steps; returns what all workers adopt."""
+        """Record the result of the work on the first worker, and return the number that all workers adopt."""
 
     @abstractmethod
     def adopt(self, step: int, result: float) -> None:
@@ -170,15 +174,15 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def reject(self, step: int, reason: str) -> None:
-        """Drop a job that failed after `step` steps; `reason` is empty where another worker failed."""
+        """Drop a job that failed after `step` steps; `reason` is empty if another worker failed."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return what the running job does, to follow `Training has waited 60 s for`."""
+        """Name the running job, as the end of the line `Training has waited 60 s for ...`."""
 
     @property
     def is_first(self) -> bool:
-        """True on the first worker, which alone communicates with the process that does the work."""
+        """True on the first worker, the only one that communicates with the process that does the work."""
         return self.workers.rank == 0
 
     @property
@@ -198,7 +202,7 @@ class BackgroundJob(ABC):
         return progression
 
     def prefetch_limit(self, step: int, end: int) -> int:
-        """Return the step from which on no batch may be prepared before `after_step` of `step`; at most `end`."""
+        """Return the first step, at most `end`, whose batch must not be prepared before the next `after_step`."""
         return end
 
     def before_batch(self, step: int, batch: Batch) -> None:  # noqa: B027
@@ -206,10 +210,10 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def after_step(self, progression: Progression) -> Progression:
-        """Act after a step whose checkpoint, where one is due, is being written.
+        """Act after a step. If a checkpoint is due, it is being written.
 
         Returns:
-            The progression; with `stopped` where training ends.
+            The progression, with `stopped` set if training ends.
         """
 
     def finish(self, progression: Progression) -> Progression:
@@ -217,11 +221,11 @@ class BackgroundJob(ABC):
         return progression
 
     def close(self) -> None:  # noqa: B027
-        """Release threads; called also after an error."""
+        """Release threads; also called after an error."""
 
     @abstractmethod
     def needs_checkpoint(self, step: int) -> bool:
-        """Return whether a checkpoint is needed after `step` steps."""
+        """Return True if this job needs a checkpoint after `step` steps."""
 
     @property
     @abstractmethod
@@ -230,17 +234,17 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def metrics(self, step: int) -> Mapping[str, float]:
-        """Return metrics for the tracker, of `step` counted from 0."""
+        """Return metrics of `step`, counted from 0, for the tracker."""
 
     # ---------------------------------------------------------------------------------------------------------- phases
 
     def submit(self, number: int, step: int) -> None:
-        """Start job `number`, on the checkpoint of `step`, as soon as that is committed."""
+        """Start job `number` on the checkpoint of `step`, as soon as that checkpoint is committed."""
         self._number, self._checkpoint = number, checkpoint_path(self._checkpoints, step)
         self._enter(0, lambda: None)
 
     def poll(self, step: int) -> None:
-        """Check the running job after `step` steps, and go to its next phase where all workers agree on that."""
+        """Check the running job after `step` steps. Go to its next phase if the messages say that it is due."""
         if self._phase is None:
             return
         phase = self._phases[self._phase]
@@ -260,7 +264,7 @@ class BackgroundJob(ABC):
                 self.adopt(step, messages[0].result)
 
     def wait_while(self, must_wait: Callable[[], bool], step: int) -> None:
-        """Poll until `must_wait` is false; logs every `LOG_SECONDS` for how long training has waited."""
+        """Poll until `must_wait` is false. Every `LOG_SECONDS`, log how long training has waited."""
         began = logged = time.monotonic()
         if must_wait():
             self._report_status(f"waiting for {self.describe()}")
@@ -279,13 +283,13 @@ class BackgroundJob(ABC):
             self._log(line)
 
     def take_wait_seconds(self) -> float:
-        """Return the seconds that jobs kept steps waiting since the last call."""
+        """Return the seconds that steps have waited for jobs since the last call."""
         seconds, self._wait_seconds = self._wait_seconds, 0.0
         return seconds
 
     @contextmanager
     def count_wait(self) -> Iterator[None]:
-        """Add the seconds of a block to those that jobs kept steps waiting."""
+        """Count the seconds of the block as waiting for jobs."""
         began = time.monotonic()
         yield
         self._wait_seconds += time.monotonic() - began

@@ -1,12 +1,12 @@
-"""Loader: batches of the steps, and the thread that prepares them ahead of the training loop.
+"""Loader: it makes the batch of each step, in a thread that runs ahead of the training loop.
 
 1. A worker's passages are the groups of its queries, one after another: positives, then hard negatives.
 2. A batch is a pure function of (data, seed, step), so no iterator position has to be saved.
 3. The thread prepares at most `depth` batches ahead. It measures how long a step waited for its batch.
-4. The thread also counts the work of a batch, and copies it to the device (`batch`).
+4. The thread also counts the tokens and FLOPs of a batch, and copies it to the device (`worker_batch`).
 
-It is a thread, not a process: a batch is slices of memory-mapped tokens, a millisecond or two, which is less than
-sending it between processes. It calls numpy rather than torch, which would give each thread its own pool."""
+The loader is a thread, not a process: slicing memory-mapped tokens takes one or two milliseconds, less than sending a
+batch between processes. It calls numpy rather than torch, which would give each thread its own pool of threads."""
 
 from __future__ import annotations
 
@@ -35,12 +35,17 @@ PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Source of the batches of a split, on any worker.
+    """Source of the batches of a split; it makes the share of any worker.
 
     Args:
-        tokens: Tokens of queries and documents by position, made for the retriever that encodes them.
-        negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
-        teacher: scores of the pairs of a group; None without a teacher.
+        tokens: tokens of queries and documents by position, made for the retriever that encodes them.
+        examples: the training examples: queries with their positives and hard negatives.
+        order: order in which the steps use the examples.
+        positives_per_query: maximum number of positives of a query's group.
+        negatives_per_query: hard negatives of a query's group; more if the query has fewer positives.
+        version: refresh round whose hard negatives are used; 0 for the initial table.
+        teacher: a teacher's scores of the pairs of a group; None without a teacher.
+        guide: texts as the false-negative guide reads them; None without a guide.
     """
 
     tokens: Tokens
@@ -53,7 +58,7 @@ class BatchSource:
     guide: GuideTexts | None = None
 
     def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
-        """Return the source with other hard negatives. Order, queries, positives and random draws stay the same."""
+        """Return the source with other hard negatives. Order, queries, positives and random samples stay the same."""
         return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
     def batch(
@@ -61,14 +66,14 @@ class BatchSource:
     ) -> Batch:
         """Return this worker's share of the global batch of `step`, counted from 0.
 
-        The ids of the whole batch are computed on every worker: so the relevance needs no message.
+        Every worker computes the ids of the whole batch, so the relevance needs no communication.
         """
         chosen, epochs = self.order.batch(step), self.order.epochs(step)
         share = len(worker_slice(chosen, workers.rank, workers.size))
         own = slice(workers.rank * share, (workers.rank + 1) * share)
         queries = self.examples.queries(chosen)
         positives, groups = self.examples.groups(chosen, epochs, self.positives_per_query, self.negatives_per_query)
-        # Equal texts have one id in the loss.
+        # Copies of a text have the same id in the loss, so a copy of a positive is not a negative.
         query_ids = self.examples.query_copies.first(queries)
         positive_ids, group_ids = (self.examples.document_copies.first(each) for each in (positives, groups))
         known_rows, known = self.examples.known(chosen)
@@ -92,10 +97,10 @@ class BatchSource:
 
 
 class SourceVersions:
-    """Batch sources by the first step that uses them; the loader's thread reads them while the loop adds versions."""
+    """Batch sources by the first step that uses them. The loader's thread reads them while the loop adds versions."""
 
     def __init__(self, source: BatchSource) -> None:
-        # The tuple is replaced as a whole: a reader sees the old versions or the new ones.
+        # Needs no lock: the tuple is replaced as a whole, so a reader sees the old versions or the new ones.
         self._all: tuple[tuple[int, BatchSource], ...] = ((0, source),)
 
     @property
@@ -108,7 +113,7 @@ class SourceVersions:
         return next(source for first_step, source in reversed(self._all) if first_step <= step)
 
     def add(self, first_step: int, source: BatchSource) -> None:
-        """Add a version that holds from `first_step` on."""
+        """Add a version that is used from `first_step` on."""
         if first_step < (last := self._all[-1][0]):
             raise ValueError(f"a version from step {first_step} cannot follow a version from step {last}")
         self._all = (*(version for version in self._all if version[0] < first_step), (first_step, source))
@@ -120,16 +125,16 @@ class SourceVersions:
 
 
 class Prefetcher(Generic[T]):
-    """Iterator over `make(step)` for some steps, in order, made in a thread; used in a `with` statement.
+    """Iterator over `make(step)` for each of `steps`, in order, computed ahead in a thread; used in a `with` statement.
 
     An error of `make` is raised when its batch is requested, and ends the iteration. At the end of the block the thread
-    finishes the batch that it is preparing and ends.
+    finishes the batch that it is preparing, and ends.
 
     Args:
-        depth: batches prepared ahead, at least 1.
+        depth: number of batches to prepare ahead, at least 1.
 
     Attributes:
-        waited: seconds that the last batch was waited for.
+        waited: seconds that the training loop waited for the last batch.
     """
 
     def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = PREFETCH_DEPTH) -> None:

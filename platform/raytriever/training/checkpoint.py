@@ -1,9 +1,10 @@
-"""Checkpoint: the whole state of a run at a step, in safetensors and JSON, committed by one rename; and its resumption.
+"""Checkpoint: the whole state of a run at a step, committed by one rename; and how a run resumes from it.
 
-A directory `checkpoints/step-N` holds every worker's slices of the trained weights and of AdamW's moments, one file of
-each per worker that has any, and `state.json`. Frozen weights are those of the model that the run trains: `state.json`
-has a digest of them. Data order, learning rate and random draws are functions of N and are not stored. A checkpoint
-without a valid manifest is ignored. All digests are checked before any tensor is read."""
+A directory `checkpoints/step-N` holds every worker's slices of the trained weights and of AdamW's moments as
+safetensors files, and `state.json`. Each worker that has slices writes one file of weights and one of moments. Frozen
+weights are not stored; `state.json` has their digest. Data order, learning rate and random numbers are functions of N,
+so they are not stored either. A checkpoint without a valid manifest is ignored. All digests are checked before any
+tensor is read."""
 
 from __future__ import annotations
 
@@ -43,14 +44,14 @@ MOMENTS = "optimizer"
 
 @dataclass(frozen=True)
 class Progression:
-    """Progression of a run.
+    """Progress of a run: the step, and the state of early stopping.
 
     Args:
         step: number of optimizer steps done.
-        best_step: step of the best checkpoint, the first of equal ones; 0 before the first validation.
-        best_value: value of the metric that decides at that step; higher is better, so a dev loss is negated.
-        validations_without: validations since the best one.
-        stopped: whether early stopping ended the run.
+        best_step: step of the best checkpoint (the first of equal ones); 0 before the first validation.
+        best_value: value of the deciding metric at that step; higher is better, so a dev loss is negated.
+        validations_without: number of validations since the best one.
+        stopped: True if early stopping has ended the run.
     """
 
     step: int = 0
@@ -60,7 +61,7 @@ class Progression:
     stopped: bool = False
 
     def after_validation(self, step: int, value: float, patience: int) -> Progression:
-        """Return the progression after the validation at `step`; a NaN is never better than another value."""
+        """Return the progression after the validation at `step`. NaN is never better than another value."""
         if value > self.best_value:
             return Progression(step, step, value)
         without = self.validations_without + 1
@@ -72,8 +73,9 @@ class State:
     """Content of `state.json`.
 
     Args:
-        origin: values by name that must be equal where the run resumes, such as the digest of its data.
-        metric: that decides which checkpoint is best.
+        progression: progress at this step.
+        origin: values by name that must be equal when the run resumes, such as the digest of its data.
+        metric: name of the metric that decides which checkpoint is best.
     """
 
     progression: Progression
@@ -87,17 +89,17 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def write_slices(slices: Iterable[Slice], folder: Path, rank: int, size: int) -> None:
-    """Write one worker's slices: a file of weights and one of moments.
+    """Write one worker's slices: a file of weights and a file of moments.
 
-    A slice that is a whole tensor is stored in its shape. Any other slice is stored flat, with its start and the shape
-    of the tensor in the file's metadata.
+    A slice that is a whole tensor keeps its shape. Any other slice is stored flat; the metadata of the file then has
+    its start and the shape of the tensor.
     """
     kinds: dict[str, list[Slice]] = {WEIGHTS: [], MOMENTS: []}
     for one in slices:
         kinds[MOMENTS if ":" in one.name else WEIGHTS].append(one)
     for kind, own in kinds.items():
         if not own:
-            continue  # safetensors cannot read an empty file of its own
+            continue  # safetensors cannot read back a file that it wrote without tensors
         whole = {one.name for one in own if one.values.numel() == prod(one.shape)}
         tensors = {one.name: one.values.view(one.shape) if one.name in whole else one.values for one in own}
         metadata = {one.name: json.dumps([one.start, one.shape]) for one in own if one.name not in whole}
@@ -110,12 +112,12 @@ def write_state(state: State, folder: Path) -> None:
 
 
 def read_state(path: Path) -> State:
-    """Read `state.json` of a checkpoint; raises `StorageError` where it is damaged."""
+    """Read `state.json` of a checkpoint; raises `StorageError` if it is damaged."""
     return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint, and a line for the log on each newer one that is damaged."""
+    """Return the newest complete checkpoint, and a log line for each newer checkpoint that is damaged."""
     lines: list[str] = []
     for _, path in sorted(_steps(folder), reverse=True):
         try:
@@ -128,20 +130,20 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def check_checkpoint(path: Path, *, is_checked: bool = False) -> None:
-    """Raise `StorageError` unless this host has every byte of a checkpoint; from a bucket its files are copied first.
+    """Raise `StorageError` unless this host has every byte of a checkpoint. Files of a bucket are copied here first.
 
     Args:
-        is_checked: whether another worker checks the digests, or this one did. They are then checked in a bucket
-            alone, of which each host has a copy of its own.
+        is_checked: True if another worker checks the digests, or this one has checked them. A checkpoint in a shared
+            folder is then not checked again. One in a bucket is, because each host has its own copy.
     """
     pull(path)
     read_manifest(path, verify=not is_checked or address_of(path) is not None)
 
 
 def prune(folder: Path, progression: Progression, keep: int, retained: Collection[int] = ()) -> None:
-    """Remove all checkpoints but the best, those of the `retained` steps and the `keep` newest of the others.
+    """Remove all checkpoints except the best, those of the `retained` steps, and the `keep` newest of the others.
 
-    Checkpoints of later steps are removed too: they are damaged, or the run would have resumed from them.
+    Checkpoints of later steps are removed too. They are damaged; otherwise the run would have resumed from them.
     """
     others = sorted(
         (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step), reverse=True
@@ -153,7 +155,7 @@ def prune(folder: Path, progression: Progression, keep: int, retained: Collectio
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished checkpoints of killed writers; only while no checkpoint is being written."""
+    """Remove the unfinished checkpoints of killed writers. Call it only while no checkpoint is being written."""
     for leftover in (*folder.glob(".*step-*"), *folder.glob(".shard-*")):
         remove(leftover)
     sweep(folder)
@@ -168,9 +170,9 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:
-    """Return by name all values that a step depends on, except the model and the number of the step."""
+    """Return, by name, all values that a step depends on, except the model and the step number."""
     origin: dict[str, Any] = {"data": data_digest} if data_digest else {}
-    # The guide may have moved; its digest is compared.
+    # The path of the guide is left out, because the guide may have moved; its digest is compared instead.
     origin |= {f"loss.{name}": value for name, value in asdict(loss).items() if name != "guide"}
     origin |= {f"training.{name}": value for name, value in asdict(training).items() if name not in MAY_CHANGE}
     return origin | {"total_steps": total_steps}
@@ -184,15 +186,15 @@ def resume(
     origin: Mapping[str, Any],
     log: Callable[[str], None],
 ) -> Progression:
-    """Load the newest complete checkpoint, if there is one, and remove the unfinished ones of killed writers.
+    """Load the newest complete checkpoint, if there is one, and remove unfinished checkpoints of killed writers.
 
     The first worker chooses for all, because workers may see different states of a folder.
 
     Returns:
-        The progression of the checkpoint; a new one without a checkpoint.
+        The progression of the checkpoint, or a new one if there is no checkpoint.
 
     Raises:
-        StorageError: it is of another model, other settings or other data.
+        StorageError: the checkpoint belongs to another model, other settings or other data.
     """
     choice = _choose(folder, log) if workers.rank == 0 else (0, 0)
     step, best_is_whole = workers.all_reduce(torch.tensor(choice, device=device)).tolist()
@@ -220,10 +222,10 @@ def resume(
 def load_best(
     folder: Path, objective: nn.Module, progression: Progression, workers: WorkerGroup, device: torch.device
 ) -> None:
-    """Load the best weights into the module, which is whole on every worker and has the last weights.
+    """Load the best weights into the module, which is unsharded on every worker and has the last weights.
 
     Raises:
-        StorageError: they are damaged. The same run, started again, ends with its last weights.
+        StorageError: the best checkpoint is damaged. If the same run is started again, it ends with its last weights.
     """
     step = progression.best_step or progression.step
     if step in (0, progression.step):
@@ -238,7 +240,7 @@ def load_best(
 
 
 def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:
-    """Return the step to resume from, -1 for none, and whether the best checkpoint is complete."""
+    """Return the step to resume from (-1 for none), and 1 if the best checkpoint is complete, else 0."""
     remove_unfinished(folder)
     newest, lines = newest_checkpoint(folder)
     for line in lines:
@@ -248,7 +250,7 @@ def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:
     state = read_state(newest)
     progression = state.progression
     if progression.best_step in (0, progression.step) or state.metric != DEV_LOSS:
-        return progression.step, 1  # validations check their own best checkpoint
+        return progression.step, 1  # `ValidationJob` checks its best checkpoint itself
     try:
         read_manifest(checkpoint_path(folder, progression.best_step))
     except StorageError as error:

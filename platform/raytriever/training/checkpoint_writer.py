@@ -1,14 +1,14 @@
 """Writer of checkpoints, in a thread, while training continues.
 
-1. At a step every worker copies its slices of the state to the CPU's memory. A step waits for nothing else.
-2. One thread of each worker writes the copies: the first worker into a hidden directory of the checkpoint; the others,
-   where the state is sharded, each into a committed directory of its own next to it.
-3. The first worker's thread waits for the shards of the others, moves them in, and commits the checkpoint with one
-   rename. Then it removes the checkpoints that need not be kept.
+1. At a step, every worker copies its slices of the state to CPU memory. The step waits for this copy only.
+2. One thread of each worker writes its copies. The first worker writes into a hidden directory of the checkpoint. If
+   the state is sharded, each other worker writes into a committed directory next to it.
+3. The first worker's thread waits for the shards of the others, moves them into its directory, and commits the
+   checkpoint with one rename. Then it removes the checkpoints that need not be kept.
 
-So a checkpoint with a manifest is complete, whichever process died. After each step the workers exchange in one
-collective whether they are writing, whether they failed and whether a checkpoint is due by time. All workers decide
-alike, and an error of one writer ends the next step on all of them."""
+So a checkpoint with a manifest is complete, whichever process died. After each step, the workers exchange three facts
+in one collective: whether they are writing, whether they failed, and whether a checkpoint is due by time. So all
+workers decide alike, and an error of one writer ends the next step on all of them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,18 @@ from raytriever.training.checkpoint import Progression, State, checkpoint_path, 
 
 T = TypeVar("T")
 POLL_SECONDS = 0.02
-GRACE_SECONDS = 2.0  # how long a run that ends in an error waits for the shards of workers that may have died
+GRACE_SECONDS = 2.0  # time that a run which ends waits for the shards of other workers, which may have died
 
 
 @dataclass(frozen=True)
 class WriterStatus:
-    """Status that all workers know after a step: whether any is writing, whether a checkpoint is due by the first
-    worker's clock, and the seconds of each worker's own work of the step, by rank."""
+    """Status that all workers know after a step.
+
+    Args:
+        is_writing: True if any worker is writing.
+        is_due: True if a checkpoint is due by the first worker's clock.
+        seconds: seconds of each worker's own work in the step, by rank.
+    """
 
     is_writing: bool
     is_due: bool
@@ -57,11 +62,11 @@ class CheckpointWriter:
     """Writer of the checkpoints of one run; used in a `with` statement, which ends when all of them are written.
 
     Args:
-        folder: seen by every worker.
-        workers: all make every call in the same order.
-        device: Device of the state; the group's collectives take their tensors on the CPU.
-        keep: newest checkpoints that are kept in addition to the best.
-        has_state: whether this worker has any state to write.
+        folder: folder of the checkpoints, shared by all workers.
+        workers: group whose collectives use CPU tensors; all workers make every call in the same order.
+        device: device of the state.
+        keep: number of newest checkpoints to keep in addition to the best.
+        has_state: True if this worker has state to write.
         before_commit: called on the first worker with the step of a checkpoint that is written but not committed.
         retained_steps: returns the steps of further checkpoints to keep; called in the first worker's thread.
     """
@@ -80,7 +85,7 @@ class CheckpointWriter:
         self._before_commit, self._retained_steps = before_commit, retained_steps
         table = all_rows([float(has_state), float(secrets.randbits(40))], workers)
         self._writers = [rank for rank, row in enumerate(table) if row[0]]
-        self._token = f"{int(table[0][1]):010x}"  # distinguishes the shards of this call from those of a killed one
+        self._token = f"{int(table[0][1]):010x}"  # tells the shards of this process from those of a killed one
         self._buffers: dict[str, Tensor] = {}
         self._thread: Thread | None = None
         self._error: BaseException | None = None
@@ -90,8 +95,8 @@ class CheckpointWriter:
         """Exchange the status of all workers.
 
         Args:
-            is_due: whether a checkpoint is due by this worker's clock; only the first worker's counts.
-            seconds: this worker's own work of the step.
+            is_due: True if a checkpoint is due by this worker's clock; only the first worker's value is used.
+            seconds: seconds of this worker's own work in the step.
 
         Raises:
             StorageError: a worker could not write its shard; earlier checkpoints are unchanged.
@@ -110,25 +115,25 @@ class CheckpointWriter:
                 self._thread.join(POLL_SECONDS)
 
     def save(self, slices: Iterable[Slice], state: State) -> None:
-        """Start to write a checkpoint, after the one that is being written is committed."""
+        """Wait until the previous checkpoint is committed, then start to write a new one."""
         self.wait()
         copied = self._copy(slices)
         if self._workers.rank in (0, *self._writers):
             self._start(lambda: self._write(copied, state))
 
     def prune(self, progression: Progression) -> None:
-        """Remove, on the first worker, checkpoints that need not be kept; only while none is being written."""
+        """On the first worker, remove checkpoints that need not be kept. Call it only while none is being written."""
         if self._workers.rank == 0:
             prune(self._folder, progression, self._keep, self._retained_steps())
 
     def allocate_buffers(self, slices: Iterable[Slice]) -> None:
-        """Allocate the memory that states are copied to: the first touch takes longer than a copy.
+        """Allocate the CPU memory for copies of the state in advance, because touching new pages is slower than a copy.
 
-        Copies of a GPU's states are pinned before this method returns, others are allocated in the thread.
+        Buffers for GPU tensors are pinned before this method returns; others are allocated in the thread.
         """
         values_by_name = {one.name: one.values for one in slices}
-        # CUDA's driver holds locks while it pins memory, in whichever thread: a step that is launched meanwhile would
-        # wait for gigabytes. The loop calls this between two steps, while the GPU computes the one before.
+        # The CUDA driver holds locks while any thread pins memory, so a step that is launched meanwhile would wait
+        # until gigabytes are pinned. The loop calls this between two steps, while the GPU still computes the first.
         pinned = {name: values for name, values in values_by_name.items() if values.is_cuda}
         self._buffers.update({name: _buffer_for(values) for name, values in pinned.items()})
         others = {name: values for name, values in values_by_name.items() if name not in pinned}
@@ -148,19 +153,19 @@ class CheckpointWriter:
         return copied
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Start a thread that does some work."""
+        """Run `work` in the thread; its error is raised by the next `status`."""
 
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # raised by the next `status`
+            except BaseException as error:
                 self._error = error
 
         self._thread = Thread(target=run, name="saver", daemon=True)
         self._thread.start()
 
     def _write(self, slices: list[Slice], state: State) -> None:
-        """Write this worker's shard; the first worker writes the whole checkpoint."""
+        """Write this worker's shard; the first worker also collects the shards and commits the checkpoint."""
         path = checkpoint_path(self._folder, state.progression.step)
         shard = self._shard(path, self._workers.rank)
         try:
@@ -176,13 +181,13 @@ class CheckpointWriter:
                     with committed_directory(shard) as hidden:
                         write_slices(slices, hidden, self._workers.rank, self._workers.size)
         except StorageError as error:
-            # The user knows the path of the checkpoint, not the temporary path of a shard.
+            # Errors name the checkpoint, which the user knows, not the temporary path of a shard.
             named = error.at(error.where and error.where.replace(shard.name, path.name))
-            # The disk is one of this worker, and the error is raised on all of them.
+            # The error is raised on all workers, but the disk belongs to this host.
             raise (named.on_host(socket.gethostname()) if self._workers.size > 1 else named) from error
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
-        uploaded: dict[str, FileEntry] = {}  # files of other workers that are in the object store already
+        uploaded: dict[str, FileEntry] = {}  # files that other workers have already put into the object store
         with committed_directory(path, replace=True, entries=uploaded) as hidden:
             write_slices(slices, hidden, 0, self._workers.size)
             write_state(state, hidden)
@@ -202,7 +207,7 @@ class CheckpointWriter:
         shutil.rmtree(shard)
 
     def _wait_for(self, look: Callable[[], T | None]) -> T:
-        """Return what another worker has written, as soon as `look` finds it."""
+        """Call `look` until it finds what another worker has written, and return that."""
         until, pause = math.inf, POLL_SECONDS
         while (found := look()) is None:
             if self._is_leaving:
@@ -217,7 +222,7 @@ class CheckpointWriter:
         return path.with_name(f".{path.name}-part-{rank}-{self._token}")
 
     def _fail(self, rank: int) -> None:
-        """Raise on every worker the error of the thread of worker `rank`."""
+        """Raise the error of worker `rank`'s thread on every worker."""
         error = self._error
         fields = (error.what, error.where, error.remedy) if isinstance(error, StorageError) else (repr(error),)
         received = all_texts("\n".join(field or "" for field in fields), self._workers)[rank]
@@ -230,7 +235,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Finish writing, so that an interruption costs no more than the steps since the last checkpoint."""
+        """Finish writing, so that an interruption loses only the steps since the last checkpoint."""
         self._is_leaving = True
         if self._thread is not None:
             self._thread.join()
@@ -238,7 +243,7 @@ class CheckpointWriter:
 
 def _buffer_for(values: Tensor) -> Tensor:
     if values.is_cuda:
-        return torch.empty_like(values, device="cpu", pin_memory=True)  # pinned pages have been touched
+        return torch.empty_like(values, device="cpu", pin_memory=True)  # pinning touches the pages
     buffer = torch.empty_like(values, device="cpu")
-    buffer.view(torch.uint8).numpy().fill(0)  # by numpy: torch would start a pool of threads for this thread
+    buffer.view(torch.uint8).numpy().fill(0)  # numpy, because torch would start a pool of threads for this thread
     return buffer

@@ -1,13 +1,13 @@
-"""Validation of checkpoints by retrieval from dev data, as a background job of training.
+"""Validation of checkpoints by retrieval on dev data, as a background job of training.
 
-1. At a validation step the checkpoint is saved and waits for its validation. It is not removed before that has ended.
+1. At a validation step, the checkpoint is saved and queued. It is not removed before its validation has ended.
 2. Validations run one after another, in the order of the steps. All workers adopt a value after the same step.
-3. A step waits only where too many validations are pending. The end of training waits for all that count.
+3. A step waits only if too many validations are pending. The end of training waits for all that count.
 
-Values count in the order of the steps, up to the one that ends patience; the checkpoints of later steps do not count.
-So the best checkpoint does not depend on when a value became known, or on restarts. `evaluations/step-20.json` is
-written once, by the evaluator. A run that is killed after the value that ends patience stops at its last logged
-step."""
+Values count in the order of the steps, up to the value that exhausts patience; later checkpoints do not count. So the
+best checkpoint does not depend on restarts, or on when a value became known. The evaluator writes each record, such as
+`evaluations/step-20.json`, once. If a run is killed after patience is exhausted, it stops at its last logged step when
+it resumes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ FOLDER = "evaluations"
 
 @dataclass(frozen=True)
 class Record:
-    """One validation.
+    """Record of the validation of one checkpoint.
 
     Args:
-        value: Value of the metric that decides; higher is better; NaN where no metric decides.
+        step: step of the checkpoint.
+        value: value of the deciding metric, higher is better; NaN if no metric of the validations decides.
+        measured: all metrics, by name.
     """
 
     step: int
@@ -43,11 +45,11 @@ class Record:
 
 
 def summarize(values: Mapping[int, float], patience: int) -> Progression:
-    """Return the progression after validations, in the order of their steps, up to the one that ends patience.
+    """Return the progression after all validations in the order of their steps, up to the end of patience.
 
     Args:
-        values: by step; higher is better.
-        patience: validations without a better value after which training stops.
+        values: value of each validated step; higher is better.
+        patience: number of validations without a better value after which training stops.
     """
     progression = Progression()
     for step, value in sorted(values.items()):
@@ -63,24 +65,24 @@ def record_path(folder: Path, step: int) -> Path:
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write one record; raises `StorageError` where it cannot be written."""
+    """Write one record; raises `StorageError` if it cannot be written."""
     write_atomically(record_path(folder, record.step), json.dumps(asdict(record), indent=1) + "\n")
 
 
 def read_record(folder: Path, step: int) -> Record | None:
-    """Return the record of a step's checkpoint, if there is one; raises `StorageError` where it is damaged."""
+    """Return the record of a step's checkpoint, or None; raises `StorageError` if it is damaged."""
     return _read(record_path(folder, step), Record)
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Return all records by step; raises `StorageError` where one is damaged."""
+    """Return all records in the order of their steps; raises `StorageError` if one is damaged."""
     steps = [path.stem.removeprefix("step-") for path in folder.glob("step-*.json")]
     records = [read_record(folder, int(step)) for step in steps if step.isdigit()]
     return sorted((record for record in records if record is not None), key=lambda record: record.step)
 
 
 def remove_later(folder: Path, step: int) -> None:
-    """Remove the records of checkpoints after `step`: a run that resumes from there makes them again."""
+    """Remove the records of checkpoints after `step`. A run that resumes at `step` writes them again."""
     for record in read_records(folder):
         if record.step > step:
             remove(record_path(folder, record.step))
@@ -98,14 +100,15 @@ class ValidationPlan:
     """Plan of the validations of a run.
 
     Args:
-        behind: validations that may be pending before training waits.
-        evaluator: on the first worker; None on the others. It is passed the step and the path of a committed checkpoint
-            and returns its record, which is in `folder` then.
+        folder: folder of the records.
+        behind: number of validations that may be pending before training waits.
+        evaluator: on the first worker, access to the process that evaluates; None on the others. It gets the step and
+            the path of a committed checkpoint, writes the record to `folder`, and returns it.
         on_metrics: called on the first worker with the step of each validated checkpoint and its metrics. After a
             restart it is called again for earlier validations.
-        last_logged_step: the last step that an earlier call has logged, the same on every worker. Training stops no
-            earlier, so that its curves end where it does.
-        digest: Digest of the dev data and of how it is measured; a run resumes with no other.
+        last_logged_step: last step that an earlier process of the run has logged, the same on every worker. Training
+            does not stop before this step, so that its curves end where training does.
+        digest: digest of the dev data and of the evaluation settings. A run resumes only with the same digest.
     """
 
     folder: Path
@@ -132,18 +135,18 @@ class ValidationJob(BackgroundJob):
         super().__init__(plan.evaluator, checkpoints, workers, log, report_status)
         self._plan, self._settings, self._total_steps = plan, settings, total_steps
         self._values: dict[int, float] = {}
-        self._pending: list[int] = []  # steps, the first of which the running job validates
+        self._pending: list[int] = []  # steps; the running job validates the first of them
         self._stops_at: int | None = None  # the step at which training stops early
         self._retained_steps: frozenset[int] = frozenset()  # replaced as a whole: another thread reads it
 
     # ------------------------------------------------------------------------------------------------------- hooks
 
     def start(self, progression: Progression) -> Progression:
-        """Resume; raises `StorageError` where a record is damaged."""
+        """Resume; raises `StorageError` if a record is damaged."""
         return self._judge(super().start(progression))
 
     def after_step(self, progression: Progression) -> Progression:
-        """Add a validation that is due, poll the running one, and wait where too many are pending."""
+        """Queue a validation that is due, poll the running one, and wait if too many are pending."""
         step = progression.step
         with self.count_wait():
             if self.needs_checkpoint(step) and step not in self._pending:
@@ -161,16 +164,16 @@ class ValidationJob(BackgroundJob):
         return self._judge(progression)
 
     def metrics(self, step: int) -> Mapping[str, float]:
-        """Return the seconds that validations kept steps waiting since the last call."""
+        """Return the seconds that steps have waited for validations since the last call."""
         return {"evaluation_wait_seconds": self.take_wait_seconds()}
 
     def needs_checkpoint(self, step: int) -> bool:
-        """Return whether the checkpoint after `step` steps is validated; none is after patience has ended."""
+        """Return True if the checkpoint after `step` steps is validated. After patience has ended, none is."""
         return self._stops_at is None and (step % self._settings.eval_steps == 0 or step == self._total_steps)
 
     @property
     def retained_steps(self) -> frozenset[int]:
-        """The best checkpoint, where validations decide on it, and those that wait for validation."""
+        """Steps of the checkpoints that wait for validation and, if validations decide, of the best checkpoint."""
         return self._retained_steps
 
     # --------------------------------------------------------------------------------------------------------- job
@@ -190,7 +193,7 @@ class ValidationJob(BackgroundJob):
         return result.value
 
     def adopt(self, step: int, result: float) -> None:
-        """Use the value of the oldest pending checkpoint; stop training where it ends patience."""
+        """Use the value of the oldest pending checkpoint, and stop training if it exhausts patience."""
         self._values[self._pending.pop(0)] = result
         summary = self._summary
         if self._is_deciding and summary.stopped:
@@ -215,11 +218,11 @@ class ValidationJob(BackgroundJob):
 
     @property
     def _is_deciding(self) -> bool:
-        """True where validations decide which checkpoint is best and when training stops."""
+        """True if validations, not the dev loss, decide which checkpoint is best and when training stops."""
         return self._settings.best_metric != DEV_LOSS
 
     def _judge(self, progression: Progression) -> Progression:
-        """Return the progression with the best checkpoint and the stop that the validations decide on."""
+        """Return the progression with the best checkpoint and the early stop that the validations imply."""
         if not self._is_deciding:
             return progression
         summary, step = self._summary, progression.step
@@ -233,7 +236,7 @@ class ValidationJob(BackgroundJob):
             self.submit(self._pending[0], self._pending[0])
 
     def _recorded_state(self, step: int) -> dict[str, Any]:
-        """Return, on the first worker, values, pending steps and the stop of an earlier call, as JSON."""
+        """Return the recorded values, the pending steps and the step of the early stop as JSON, on the first worker."""
         folder, settings = self._plan.folder, self._settings
         remove_later(folder, step)
         records, stops_at = read_records(folder), None

@@ -1,10 +1,10 @@
-"""Guide of a training: the frozen encoder that masks false negatives, and the texts of batches as it reads them.
+"""False-negative guide: a frozen encoder that masks false negatives, and the texts of batches as it reads them.
 
-The guide has its own tokenizer, prompts, lengths and pooling, from its own files. Its weights never change, also where
-training starts from the same model: they are loaded apart, and belong to no checkpoint. A checkpoint has their digest.
+The guide's tokenizer, prompts, lengths and pooling come from its own files. Its weights are loaded separately, even if
+training starts from the same model, and never change. Checkpoints store only their digest.
 
-Tokens of a prepared data set are used if this tokenizer and these prompts made them. Otherwise the loader's thread
-tokenizes the texts of each batch."""
+The tokens of a prepared data set are used if they were made with the guide's tokenizer and prompts. Otherwise the
+loader's thread tokenizes the texts of each batch."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from raytriever.retrieval.encoding.encode_texts import encode_contents
 from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 from raytriever.retrieval.encoding.shard_encoder import SideTexts
 
-NEARLY_ALL = 0.95  # share of a query's negatives that is logged if it is masked
+NEARLY_ALL = 0.95  # masked fraction of a query's negatives from which on it is logged
 
 
 @dataclass(frozen=True)
 class Guide:
-    """Frozen encoder, on the device of training."""
+    """Frozen encoder that masks false negatives, on the device of training."""
 
     name: str
     retriever: Retriever
 
     @classmethod
     def load(cls, name: str, precision: str, device: torch.device) -> Guide:
-        """Load the guide of a model's name."""
+        """Load the guide from the name of a model."""
         with guide_errors(name):
             retriever = load_for_encoding(ModelConfig(model=name), precision, device)
         return cls(name, retriever.requires_grad_(False))
 
     def check(self) -> None:
-        """Embed a text of each side; raises `ModelError` if an embedding is not finite."""
+        """Embed a test sentence as query and as passage; raises `ModelError` if an embedding is not finite."""
         for side in SIDES:
             contents = self.retriever.contents(["What does the guide make of this sentence?"], side)
             if not np.isfinite(encode_contents(self.retriever, contents, side)).all():
@@ -63,7 +63,7 @@ class Guide:
 
     @cached_property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits of the SHA-256 of weights, tokenizer and all that decides how texts are read."""
+        """Digest (16 hexadecimal digits) of the weights, the tokenizer and all settings that affect embeddings."""
         config = ModelConfig(model=self.name)
         weights = [self.retriever.digest(config, side) for side in SIDES]
         decides = json.dumps([weights, asdict(self.retriever.description)], sort_keys=True, default=str)
@@ -77,7 +77,7 @@ class Guide:
 
 @contextmanager
 def guide_errors(name: str) -> Iterator[None]:
-    """Add the flag of the guide to a `ModelError` of the block, and a similar name if there is one."""
+    """Add the setting `guide` to a `ModelError` raised in the block, and suggest a similar name if there is one."""
     try:
         yield
     except ModelError as error:
@@ -88,7 +88,7 @@ def guide_errors(name: str) -> Iterator[None]:
 
 
 class MaskingWatch:
-    """Detector of queries whose negatives the guide masks nearly all. It logs the first one of a run."""
+    """Detector of queries of which the guide masks nearly all negatives. It logs the first one of a run."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log, self._has_logged = log, False
@@ -101,7 +101,7 @@ class MaskingWatch:
         self._has_logged = True
         self._log(
             f"Step {step}: the guide masks {most:.0%} of the negatives of a query ({metrics[MASKED]:.1%} of all). "
-            f"It finds the positive of the query little similar. Check such pairs, lower "
+            f"It finds the query's positive not very similar. Check such pairs, lower "
             f"{flag_of('guide_margin')}, or give another {flag_of('guide')}."
         )
 
@@ -117,9 +117,9 @@ class GuideTexts:
         self._sides: dict[Side, list[SideTexts]] = {side: [SideTexts(part, side) for part in parts] for side in SIDES}
 
     def passes(self, queries: ndarray, passages: ndarray, chunk: int | None = None) -> list[tuple[Buckets, Side]]:
-        """Return queries and documents, by position, as inputs of the guide.
+        """Return the queries and documents at these positions as inputs of the guide, in chunks.
 
-        It keeps no activations, so it is fastest with the chunks of an encoding, which may be smaller than `chunk`.
+        The guide keeps no activations, so it is fastest with chunks of inference, which may be smaller than `chunk`.
         """
         most = TOKEN_BUDGET[next(self._guide.parameters()).device.type]
         most = most if chunk is None else min(chunk, most)

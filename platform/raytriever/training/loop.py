@@ -1,10 +1,11 @@
 """Training loop of one worker: `Trainer.run` and `Trainer.step`.
 
-1. Step t draws its batch from (data, seed, t), encodes it, reduces the global score matrix and updates the weights.
-2. Every `eval_steps` steps the dev loss is computed. After `patience` validations without improvement training stops.
-3. The whole state is saved at validation steps, after some minutes and at the end; it is written while steps continue.
-4. Callbacks validate checkpoints by retrieval and refresh hard negatives in the background (`background`).
-5. At the end the best weights are loaded. Interrupted anywhere, the same call resumes from the newest checkpoint."""
+1. Step t samples its batch by (data, seed, t), encodes it, computes the loss of the global score matrix, and updates
+   the weights.
+2. Every `eval_steps` steps, the dev loss is computed. After `patience` validations without improvement, training stops.
+3. The whole state is saved at validation steps, every few minutes, and at the end. It is written while steps continue.
+4. Callbacks validate checkpoints by retrieval and refresh hard negatives in the background (`background_jobs`).
+5. At the end the best weights are loaded. After an interruption, the same call resumes from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -54,12 +55,18 @@ class TrainingSetup:
     Args:
         retriever: the encoder, on `device`, the same on every worker.
         precision: `fp32` or `bf16`.
-        folder: Folder of the checkpoints, seen by every worker.
+        train: batches of the training split.
+        dev: batches for the dev loss.
+        folder: folder of the checkpoints, shared by all workers.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
-        report_status: called on every worker with what training does between two steps.
-        before_commit: called with a step before its checkpoint is committed; returns when all metrics are stored.
-        data_digest: of everything that batches are made of; a run resumes with no other. Empty where it is not known.
-        guide: masks false negatives; None where the settings of the loss name none.
+        log: prints a line for the user.
+        report_status: called on every worker with a description of what training does between two steps.
+        before_commit: called with a step before its checkpoint is committed; returns when all its metrics are stored.
+        data_digest: digest of everything that batches are made of. A run resumes only with the same digest. Empty if it
+            is not known.
+        refresh: plan of the refreshes of hard negatives; None without them.
+        validation: plan of the validations by retrieval; None without them.
+        guide: encoder that masks false negatives; None if the settings of the loss name none.
     """
 
     retriever: Retriever
@@ -86,8 +93,8 @@ def train(setup: TrainingSetup) -> Progression:
     """Train until the last step or until early stopping, and load the best weights into the retriever.
 
     Raises:
-        ConfigError: the chunk is larger than a worker's share, or the strategy's package is missing.
-        StorageError: a checkpoint cannot be written, or is of another model, other settings or other data.
+        ConfigError: the chunk is larger than a worker's share of the batch, or the strategy's package is missing.
+        StorageError: a checkpoint cannot be written, or belongs to another model, other settings or other data.
         TrainingError: the loss or the gradient is not finite.
     """
     return Trainer(setup).run()
@@ -115,7 +122,7 @@ class Trainer:
         vote, encode = Vote(self.messages), guide.encode if guide else None
         self.objective = Objective(retriever, loss, setup.precision, vote, encode)
 
-        # Gradient caching, before any parameter is sharded and the optimizer has state
+        # Gradient caching; a chunk size is searched before parameters are sharded and the optimizer has state
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
         self.chunk_choice = ChunkChoice(settings, retriever, setup.precision, device, self.workers)
         self.chunk = self.chunk_choice.first(settings.batch_size // self.workers.size * texts)
@@ -167,14 +174,14 @@ class Trainer:
             for callback in self.callbacks:
                 self.progression = callback.start(self.progression)
             if self.callbacks:
-                checkpointer.prune(self.progression)  # a damaged later checkpoint must not pass for the new one
+                checkpointer.prune(self.progression)  # a later, damaged checkpoint must not be taken for a new one
             first_step = self.progression.step
             while steps := self._next_steps():
                 with Prefetcher(self._load_batch, steps) as loader:
                     for batch in loader:
                         self.step(batch, loader.waited)
                         if self.progression.step == first_step + 1:
-                            # Now the optimizer has moments, and no step is being timed.
+                            # After its first step the optimizer has moments. No step is being timed now.
                             checkpointer.allocate_buffers(self.strategy.state())
                         self._finish_step()
                         if self.progression.stopped:
@@ -192,7 +199,7 @@ class Trainer:
         return self.progression
 
     def step(self, batch: Batch, wait_seconds: float) -> None:
-        """Do a step: forward, backward, clip, update. Repeat it with smaller chunks if any worker ran out of memory."""
+        """Run one step: forward, backward, clip, update. If a worker runs out of memory, repeat with smaller chunks."""
         setup, settings, step = self.setup, self.settings, self.progression.step
         began = time.perf_counter()
         for callback in self.callbacks:
@@ -200,7 +207,7 @@ class Trainer:
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, setup.total_steps)
         set_learning_rate(self.optimizer, rate)
         setup.retriever.train()
-        # Dropout of a step is a function of (seed, step, worker), so a resumed run repeats it.
+        # The dropout masks depend on (seed, step, worker) only, so a resumed run repeats them.
         seed = np.random.SeedSequence((settings.seed, step, self.workers.rank)).generate_state(1)[0]
         while True:
             try:
@@ -216,7 +223,7 @@ class Trainer:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                # Not the error: its traceback would keep the tensors of the step.
+                # The error itself is not kept: its traceback would keep the tensors of the step alive.
                 reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
             self._shrink_chunk(batch, reason, is_agreed)
         phases = self.stopwatch.stop()
@@ -251,14 +258,14 @@ class Trainer:
         return frozenset[int]().union(*(callback.retained_steps for callback in self.callbacks))
 
     def _next_steps(self) -> range:
-        """Return the steps whose batches may be prepared now; none where training is over."""
+        """Return the steps whose batches may be prepared now; empty when training is over."""
         step, end = self.progression.step, self.setup.total_steps
         if self.progression.stopped:
             return range(0)
         return range(step, min([end, *(callback.prefetch_limit(step, end) for callback in self.callbacks)]))
 
     def _load_batch(self, step: int) -> Batch:
-        """Return the batch of a step, on its way to the device; called in the loader's thread."""
+        """Return the batch of a step, with its copy to the device under way; called in the loader's thread."""
         return self._copy(self.sources.at(step), step)
 
     def _copy(self, source: BatchSource, step: int) -> Batch:
@@ -266,11 +273,11 @@ class Trainer:
         return copy_to(replace(batch, work=self.throughput.count(batch)), self.device, self.copies)
 
     def _shrink_chunk(self, batch: Batch, reason: str, is_agreed: bool) -> None:
-        """Make the chunk smaller after a step that ran out of memory, to repeat it.
+        """Choose a smaller chunk, so that the step that ran out of memory can be repeated.
 
         Raises:
-            OutOfMemory: the others wait for this worker, or none can repeat the step. The error ends them, and Ray
-                Train restarts the group.
+            OutOfMemory: the step cannot be repeated, because other workers wait in a collective or the strategy cannot
+                discard it. Ray Train then restarts all workers.
         """
         step = self.progression.step
         is_agreed &= self.strategy.abandon()
@@ -285,10 +292,10 @@ class Trainer:
         self._log(f"Step {step} ran out of memory ({reason}); encoding {size} at a time from now on.")
 
     def _finish_step(self) -> None:
-        """Validate, save and call the callbacks, as far as each is due after a step."""
+        """After a step, validate and save if they are due, and call the callbacks."""
         dev_metrics = self._validate_if_due()
         if dev_metrics is not None:
-            # Before the checkpoint: a metric that is reported twice can be ignored, one that is missing cannot.
+            # Report before saving: after a crash, a metric that is reported twice is harmless, a missing one is not.
             self._report(self.progression.step, dev_metrics)
         self._save_if_due(has_validated=dev_metrics is not None)
         for callback in self.callbacks:
@@ -299,7 +306,7 @@ class Trainer:
                 self._save_if_due(has_validated=False)
 
     def _validate_if_due(self) -> dict[str, float] | None:
-        """Return dev loss and dev AUC, comparable between losses, at a validation step; None at other steps."""
+        """Return the dev loss, and the dev AUC (comparable between losses), at a validation step; else None."""
         step = self.progression.step
         if step % self.settings.eval_steps and step != self.setup.total_steps:
             return None
@@ -318,8 +325,12 @@ class Trainer:
         return {"dev_loss": dev_loss, "dev_batch_auc": sum(areas) / len(areas)}
 
     def _save_if_due(self, has_validated: bool) -> None:
-        """Save the state. The best and the last state are saved at once, after the checkpoint that is being written;
-        any other is saved when no checkpoint is being written. The seconds are reported with the next step."""
+        """Save the state if a checkpoint is due.
+
+        A state that is the best or the last, or that a callback needs, is saved now: training waits until the previous
+        checkpoint is written. Any other state is saved at a step at which no checkpoint is being written. The seconds
+        that this takes are reported with the next step.
+        """
         began, settings, progression = time.monotonic(), self.settings, self.progression
         status = self.checkpointer.status(began - self.saved_at > 60 * CHECKPOINT_MINUTES, self.reports.own_seconds)
         self.straggler_metrics = self.straggler_watch.update(status.seconds)
@@ -357,10 +368,10 @@ def build_strategy(
     workers: WorkerGroup,
     device: torch.device,
 ) -> Strategy:
-    """Return the strategy of the settings, which may shard the objective and the optimizer.
+    """Return the parallel strategy that the settings name. It may shard the objective and the optimizer.
 
     Raises:
-        ConfigError: its package is not installed.
+        ConfigError: the package of the strategy is not installed.
     """
     arguments = objective, optimizer, workers, device, settings.max_grad_norm
     if settings.strategy == "ddp":

@@ -1,14 +1,14 @@
 """Refresh of hard negatives with the encoder that is being trained, as a background job of training.
 
-1. A step at which a round is due has a checkpoint. The first worker passes it to the miner, which writes the table of
-   the round. Training continues, or waits if the settings say so.
+1. When a round is due, a checkpoint is saved. The first worker passes it to the miner, which writes the table of
+   negatives of the round. Meanwhile training continues, or waits if the settings say so.
 2. A thread of each worker reads the table.
-3. The first worker records in the ledger from which step on the table is used: the first step that no loader can have
-   prepared. No worker uses the table before it is recorded, so a resumed run makes the same batches.
+3. The first worker records in the ledger the first step that uses the table. It chooses a step whose batch no loader
+   can have prepared yet. No worker uses the table before it is recorded, so a resumed run makes the same batches.
 
-After a failed round the current table stays in use. An interrupted round starts again with its checkpoint, which is
-kept until the round has ended. `raytriever mine --model RUN/checkpoints/step-N` finds the same negatives. Negatives by
-the encoder as it trains: ANCE (Xiong et al., 2021, arXiv:2007.00808)."""
+After a failed round, the current table stays in use. An interrupted round starts again from its checkpoint, which is
+kept until the round has ended. `raytriever mine --model RUN/checkpoints/step-N` finds the same negatives. Mining with
+the encoder while it trains is the idea of ANCE (Xiong et al., 2021, arXiv:2007.00808)."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ _REMEDY = f"give another {setting('output')}"
 
 @dataclass(frozen=True)
 class Round:
-    """One round of refresh that has ended.
+    """Record of a refresh round that has ended.
 
     Args:
-        number: from 1; 0 is the table that training began with.
-        step: the step whose checkpoint mined, a multiple of `--refresh-every`.
-        ended: the number of steps done when it ended.
-        used_from: the first step that uses its table, from 1 as in `steps.jsonl`; None where it failed.
+        number: number of the round, from 1; 0 stands for the table that training began with.
+        step: step of the checkpoint that mined, a multiple of `--refresh-every`.
+        ended: number of steps done when the round ended.
+        used_from: first step that uses the table, counted from 1 as in `steps.jsonl`; None if the round failed.
+        digest: digest of the table.
+        reason: reason for a failure.
+        measured: metrics of the round, by name.
     """
 
     number: int
@@ -66,29 +69,29 @@ class Round:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All ended rounds of a run in order.
+    """Ledger of all ended rounds of a run, in order.
 
-    `negatives/rounds.json` holds an entry for each. It is replaced as a whole before any worker uses the table of a
-    round. Given the entries, the table of a step is a function of the step, so a resumed run makes the same batches.
-    The table is in `negatives/round-0001/`.
+    It is stored in `negatives/rounds.json`, which is replaced as a whole before any worker uses the table of a round.
+    The ledger determines the table of each step, so a resumed run makes the same batches. The tables are in folders
+    such as `negatives/round-0001/`.
     """
 
     rounds: tuple[Round, ...] = ()
 
     @property
     def adopted_rounds(self) -> tuple[Round, ...]:
-        """The rounds whose tables are used, each from a later step than the round before it."""
+        """Rounds whose tables are used, each from a later step than the round before it."""
         return tuple(one for one in self.rounds if one.used_from is not None)
 
     def version(self, step: int) -> int:
-        """Return the round whose table the batch of `step`, counted from 0, uses; 0 for the first table."""
+        """Return the number of the round whose table the batch of `step` (from 0) uses; 0 for the initial table."""
         return max(
             (one.number for one in self.adopted_rounds if one.used_from is not None and one.used_from <= step + 1),
             default=0,
         )
 
     def age(self, step: int) -> int:
-        """Return the steps between `step` and the weights that mined its negatives; `step` for the first table."""
+        """Return how many steps ago the negatives of `step` were mined; `step` for the initial table."""
         return step - max((one.step for one in self.adopted_rounds if one.number <= self.version(step)), default=0)
 
     @property
@@ -97,10 +100,10 @@ class Ledger:
         return len(self.rounds) - len(self.adopted_rounds)
 
     def is_due(self, step: int, every: int) -> bool:
-        """Return whether a round starts after `step` steps, unless one is running.
+        """Return True if a round starts after `step` steps, provided that none is running.
 
-        A step has at most one round, also where a resumed run repeats the step. It has none where another round was
-        running.
+        A step has at most one round, even if a resumed run repeats the step. It has no round if another round was
+        running at that step.
         """
         return step > 0 and step % every == 0 and not any(one.step <= step <= one.ended for one in self.rounds)
 
@@ -109,12 +112,12 @@ class Ledger:
         return Ledger((*self.rounds, Round(len(self.rounds) + 1, step, ended, **fields)))
 
     def write(self, folder: Path) -> None:
-        """Replace the file; raises `StorageError` where it cannot be written."""
+        """Replace the file; raises `StorageError` if it cannot be written."""
         write_atomically(folder / ROUNDS, json.dumps([asdict(one) for one in self.rounds], indent=1) + "\n")
 
 
 def read_ledger(folder: Path) -> Ledger:
-    """Return the rounds of an interrupted run; none where there is no file.
+    """Read the ledger of an interrupted run; it is empty if there is no file.
 
     Raises:
         StorageError: the file is damaged.
@@ -135,7 +138,7 @@ def round_path(folder: Path, number: int) -> Path:
 
 
 def remove_tables(folder: Path, checkpoints: Path) -> None:
-    """Remove the tables that are used by no run that resumes from one of the checkpoints."""
+    """Remove the tables that no run needs if it resumes from one of the checkpoints."""
     steps = [int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit()]
     needed = read_ledger(folder).version(min(steps, default=0))
     for path in folder.glob("round-*"):
@@ -148,10 +151,14 @@ class RefreshPlan:
     """Plan of the refreshes of a run.
 
     Args:
-        miner: on the first worker; None on the others. It is passed the number of a round and a checkpoint, commits
-            the table of the round at `round_path`, replacing any table there, and returns metrics for the tracker.
-        last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses
-            the table of a round that is started again, so that the logged metrics stay true.
+        every: steps between two rounds.
+        waits: True if training waits for each round (`--refresh-mode sync`).
+        folder: folder of the ledger and the tables.
+        read: reads the table of a round.
+        miner: on the first worker, access to the process that mines; None on the others. It gets the number of a round
+            and a checkpoint, commits the table at `round_path` in place of any older one, and returns metrics.
+        last_logged_step: last step that an earlier process of the run has logged, the same on every worker. If a round
+            is started again, no step up to this one uses its table, so that the logged metrics stay true.
     """
 
     every: int
@@ -163,7 +170,7 @@ class RefreshPlan:
 
 
 class RefreshJob(BackgroundJob):
-    """Rounds of refresh of one run, on one worker.
+    """Refresh rounds of one run, on one worker.
 
     Raises:
         StorageError: the ledger of an interrupted run is damaged.
@@ -185,12 +192,12 @@ class RefreshJob(BackgroundJob):
         ]
         super().__init__(plan.miner, checkpoints, workers, log, report_status, phases)
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
-        self._step = 0  # whose checkpoint mines in the running round
+        self._step = 0  # step of the checkpoint that mines in the running round
         self._ledger = read_ledger(plan.folder)
-        self._readers: list[ThreadPoolExecutor] = []  # one for each table; older ones may still read tables that failed
+        self._readers: list[ThreadPoolExecutor] = []  # one for each table; an older one may still read a failed table
         self._reading: Future[tuple[NegativesTable, float]]
         self._metrics: dict[str, float] = {}
-        self._ended = Ledger()  # with the running round, as it will be recorded
+        self._ended = Ledger()  # the ledger with the running round added, as it will be recorded
         self._began = 0.0
 
     # ------------------------------------------------------------------------------------------------------- hooks
@@ -206,12 +213,12 @@ class RefreshJob(BackgroundJob):
         return min(end, (step // self._plan.every + 1) * self._plan.every) if self._plan.waits else end
 
     def before_batch(self, step: int, batch: Batch) -> None:
-        """Raise `RuntimeError` where a batch was not drawn from the table that the ledger records for its step."""
+        """Raise `RuntimeError` if a batch was not made from the table that the ledger records for its step."""
         if batch.version != (recorded := self._ledger.version(step)):
             raise RuntimeError(f"the batch of step {step} has negatives of round {batch.version}, not {recorded}")
 
     def after_step(self, progression: Progression) -> Progression:
-        """Poll the running round, start one that is due, and wait for it where the settings say so."""
+        """Poll the running round, start one that is due, and wait for it if the settings say so."""
         step = progression.step
         if progression.stopped or step >= self._total_steps:
             return progression
@@ -225,14 +232,19 @@ class RefreshJob(BackgroundJob):
         return progression
 
     def close(self) -> None:
-        """Wait for the threads that read tables: a process that ends while a thread is in C++ code is aborted
-        (pytorch#38228)."""
+        """Wait for the threads that read tables.
+
+        A process that ends while a thread runs C++ code is aborted (pytorch#38228).
+        """
         for reader in self._readers:
             reader.shutdown()
 
     def metrics(self, step: int) -> Mapping[str, float]:
-        """Return the round of `step`, the age of its negatives, failed rounds, seconds of waiting since the last call,
-        and the metrics of a round whose table `step` is the first to use."""
+        """Return the metrics of the refresh at `step`.
+
+        They are the round and the age of the negatives, the number of failed rounds, and the seconds of waiting since
+        the last call. The first step that uses a table also has the metrics of its round.
+        """
         new = [one.measured for one in self._ledger.adopted_rounds if one.used_from == step + 1]
         return {
             **{name: value for metrics in new for name, value in metrics.items()},
@@ -243,18 +255,18 @@ class RefreshJob(BackgroundJob):
         }
 
     def needs_checkpoint(self, step: int) -> bool:
-        """Return whether a round starts after `step` steps."""
+        """Return True if a round starts after `step` steps."""
         return step < self._total_steps and not self.is_running and self._ledger.is_due(step, self._plan.every)
 
     @property
     def retained_steps(self) -> frozenset[int]:
-        """The step whose checkpoint mines."""
+        """Step of the checkpoint that mines in the running round."""
         return frozenset({self._step} if self.is_running else ())
 
     # -------------------------------------------------------------------------------------------------------- job
 
     def recover(self, step: int) -> None:
-        """Use the recorded tables, and start the round that was running again, with its checkpoint."""
+        """Use the recorded tables, and restart an interrupted round from its checkpoint."""
         for one in self._ledger.adopted_rounds:
             if one.number >= self._ledger.version(step):
                 self._add_recorded(one)
@@ -271,16 +283,16 @@ class RefreshJob(BackgroundJob):
         return 0.0
 
     def adopt(self, step: int, result: float) -> None:
-        """Use the table from its step on."""
+        """Use the table from the recorded step on."""
         self._ledger = self._ended
         self._add_version(self._reading.result()[0], self._ledger.rounds[-1])
 
     def reject(self, step: int, reason: str) -> None:
-        """Record the failure; the tables in use stay in use."""
+        """Record the failure. The current table stays in use."""
         reason = reason or "another worker could not read its table, or read another one"
         self._ledger = self._ledger.with_round(self._step, step, reason=reason)
         if self.is_first:
-            with self._failing():  # a failure that is not recorded is a round that a resumed run starts again
+            with self._failing():  # if this is not recorded, a resumed run just starts the round again
                 self._ledger.write(self._plan.folder)
             self.log(f"{self.describe().capitalize()} failed ({reason}). The current negatives stay in use.")
 
@@ -311,7 +323,8 @@ class RefreshJob(BackgroundJob):
         plan, (table, common) = self._plan, self._reading.result()
         ended = first = step
         if not plan.waits:
-            # All workers know after the next step that it is recorded; their loaders may be `PREFETCH_DEPTH` ahead.
+            # All workers learn after the next step that it is recorded. By then their loaders may be `PREFETCH_DEPTH`
+            # batches ahead.
             ended = step + 1
             after = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=1)
             first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, after)
@@ -348,8 +361,7 @@ def read_table(
 
 
 def overlap(table: NegativesTable, before: NegativesTable | None) -> float:
-    """Return the share of a table's rows (query, document) that the table before it has too, in [0, 1]; 0 for no
-    rows."""
+    """Return the fraction of a table's (query, document) rows that the previous table has too; 0 for no rows."""
     if before is None or not len(table) or not len(before):
         return 0.0
     size = 1 + max(int(table.documents.max()), int(before.documents.max()))

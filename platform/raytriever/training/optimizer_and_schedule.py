@@ -1,4 +1,4 @@
-"""Optimizer of training, and its learning rate: a pure function of the step, so that no scheduler has a state."""
+"""Optimizer and learning-rate schedule. The rate is a pure function of the step, so there is no scheduler state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def learning_rate_scale(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the factor, 0 to 1, on the peak learning rate at `step`, counted from 0: linear warm-up, then linear decay
-    to zero at `total_steps`."""
+    """Return the factor, 0 to 1, of the peak learning rate at `step`, counted from 0.
+
+    The schedule is linear warmup, then linear decay to zero at `total_steps`.
+    """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))

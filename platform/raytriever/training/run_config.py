@@ -1,11 +1,12 @@
 """Settings of a run as one frozen value, and the YAML file that stores them.
 
 A curriculum is a run with stages, each with its own data, loss and epochs. The settings of the run give the evaluation
-and the encoder at the start. Those of a stage override them, never those of the stage before it, whose weights it
-starts from. Section 4.3 of *Training dense retrievers with multiple positive passages* trains so: first on positives
-that a language model judged, then for one epoch on positives that people judged.
+and the initial encoder. The settings of a stage override those of the run. A stage starts from the weights of the stage
+before it, but inherits none of that stage's settings. Section 4.3 of *Training dense retrievers with multiple positive
+passages* is an example: it trains first on positives that a language model judged, then for one epoch on positives that
+people judged.
 
-`to_dict` and `from_dict` are strict: a misspelt field in a configuration file is an error, not a silent default. The
+`to_dict` and `from_dict` are strict: a misspelled field in a configuration file is an error, not a silent default. The
 hash covers every setting.
 """
 
@@ -44,7 +45,7 @@ STAGES = "stages"
 # Folders of a run or a sweep that hold the run directories of stages and trials.
 TRIALS = "trials"
 FOLDERS = (STAGES, TRIALS)
-# Valid name of a run or a stage, which names a directory and a run in MLflow.
+# Valid name of a run or a stage. The name is used for a directory and for a run in MLflow.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SECTIONS = {
     "data": DataConfig,
@@ -55,19 +56,19 @@ SECTIONS = {
     "validation": ValidationConfig,
 }
 SECTION_OF = {field.name: section for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)}
-# Settings that all stages share, because one encoder is trained and measured on one split.
+# Settings that all stages share, because they train one encoder, which is evaluated on one split.
 _SHARED = {"model": ("model", "revision", "pooling", "similarity", "towers", "truncate_dim"), "data": ("test_split",)}
 _LENGTHS = ("epochs", "max_steps")
 
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a training.
+    """All settings of a run or of one of its stages.
 
     Args:
         name: name of a stage; empty for a run.
-        stages: trainings of a curriculum, in order, each with all its settings; a run without stages is one training.
-            Then `data` is only evaluated, and `model` is the encoder at the start.
+        stages: stages of a curriculum, in order, each with all its settings. A run without stages is one training. In a
+            run with stages, `data` is only evaluated, and `model` is the initial encoder.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -81,17 +82,17 @@ class Config:
 
     @property
     def trainings(self) -> tuple[Config, ...]:
-        """The trainings of a run, in order."""
+        """The trainings of a run, in order: its stages, or the run itself."""
         return self.stages or (self,)
 
     @property
     def losses(self) -> str:
-        """The losses in the order of training, joined by `then`."""
+        """The losses in the order of training, as in `mw then infonce`."""
         return " then ".join(dict.fromkeys(training.loss.title for training in self.trainings))
 
     @property
     def hash(self) -> str:
-        """Hash of all settings, 16 hexadecimal digits."""
+        """Hash of all settings: 16 hexadecimal digits of a SHA-256."""
         return hash_of(to_dict(self))
 
 
@@ -102,13 +103,13 @@ def hash_of(values: Mapping[str, Any]) -> str:
 
 
 def settings_of(training: Config) -> dict[str, Any]:
-    """Return the settings of all sections by name; no two sections have a setting of one name."""
+    """Return the settings of all sections by name. A name occurs in one section only."""
     return {name: getattr(getattr(training, section), name) for name, section in SECTION_OF.items()}
 
 
 @contextmanager
 def errors_of(training: Config) -> Iterator[None]:
-    """Add the name of a stage to a `UserError` that is raised in the context."""
+    """Add the name of the stage to a `UserError` raised in the block."""
     try:
         yield
     except UserError as error:
@@ -194,14 +195,17 @@ def _check_teacher(config: Config) -> None:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return sections and settings as plain values, and the differing settings of each stage."""
+    """Return all settings by section as plain values. A stage contains only the settings that it overrides."""
     base = {section: dataclasses.asdict(getattr(config, section)) for section in SECTIONS}
     stages = [{"name": stage.name, **differences(to_dict(stage), base)} for stage in config.stages]
     return base | ({STAGES: stages} if stages else {})
 
 
 def differences(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the base; both lengths if one differs, as one alone clears the other."""
+    """Return the settings that differ from the base.
+
+    If `epochs` or `max_steps` differs, both are returned, because reading one of them alone clears the other.
+    """
     differing = {}
     for section in SECTIONS:
         own = {name for name, value in values[section].items() if value != base[section][name]}
@@ -212,13 +216,14 @@ def differences(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str,
 
 
 def difference(stored: Mapping[str, Any], current: Mapping[str, Any], of: str = "") -> str | None:
-    """Return a text on the first setting that changes the result of the run; None if there is none.
+    """Describe the first setting that differs and changes the result of the run; None if there is none.
 
-    Data and models that were moved are the same setting: what a checkpoint says of their content decides.
+    A moved data set or model is not a difference: the digests in the checkpoints tell whether its content is the same.
 
     Args:
         stored: settings in a run's file, by section.
         current: settings of this command, as `to_dict` returns them.
+        of: end of the setting's name in the text, such as the stage.
     """
     sections = {name: settings for name, settings in current.items() if name != STAGES}
     for section, settings in sections.items():
@@ -244,7 +249,7 @@ def difference(stored: Mapping[str, Any], current: Mapping[str, Any], of: str = 
 
 
 def override(config: Config, layer: Mapping[str, Mapping[str, Any]]) -> Config:
-    """Return a configuration whose settings, those of its stages too, are replaced by `{section: {setting: value}}`."""
+    """Return a configuration with the settings of a layer, `{section: {setting: value}}`, also in its stages."""
 
     def over(training: Config) -> Config:
         sections = {name: replace(getattr(training, name), **settings) for name, settings in layer.items()}
@@ -254,7 +259,7 @@ def override(config: Config, layer: Mapping[str, Mapping[str, Any]]) -> Config:
 
 
 def in_all(config: Config, change: Callable[[Config], Config]) -> Config:
-    """Return a configuration that is changed, and each of its stages too."""
+    """Apply `change` to a configuration and to each of its stages."""
     return replace(change(config), stages=tuple(change(stage) for stage in config.stages))
 
 
@@ -264,7 +269,7 @@ def from_dict(
     base: Config | None = None,
     explicit: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Return settings in layers: a base, the content of a file, explicit settings, and the stages of the file.
+    """Build a configuration in layers: a base, the content of a file, explicit settings, and the stages of the file.
 
     Args:
         content: `{section: {setting: value}}`, and `stages`, a list of such mappings with a `name`.
@@ -273,8 +278,8 @@ def from_dict(
         explicit: settings of a command line or a call, by name.
 
     Raises:
-        ConfigError: an unknown section or setting, a value of the wrong type, or a stage that has no name, the name of
-            another stage, or a setting that must be the same in all stages.
+        ConfigError: a section or setting is unknown, a value has the wrong type, a stage has no name or the name of
+            another stage, or a stage has a setting that must be the same in all stages.
     """
     sections = {name: settings for name, settings in content.items() if name != STAGES}
     config = override(override(base or Config(), _layer(sections, where, STAGES)), _by_section(explicit or {}))
@@ -319,7 +324,7 @@ def _read_stages(content: Any, where: str, base: Config) -> tuple[Config, ...]:
 
 
 def _layer(content: Mapping[str, Any], where: str, *other_sections: str) -> dict[str, dict[str, Any]]:
-    """Return checked settings by section; `other_sections` are suggested for an unknown one too."""
+    """Check the settings and return them by section. Errors also suggest the names in `other_sections`."""
     layer = {}
     for name, settings in content.items():
         if name not in SECTIONS:
@@ -354,7 +359,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 
 
 def _number(value: Any) -> Any:
-    """Return a value as a float: YAML reads `1` as an int, and `1e-5`, which has no dot, as a string."""
+    """Convert a value to float: YAML reads `1` as an int, and `1e-5` as a string, because it has no dot."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
     try:
@@ -364,10 +369,10 @@ def _number(value: Any) -> Any:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the unchecked content of a configuration file, without the hash that the file of a run contains.
+    """Return the unchecked content of a configuration file, without the hash that a run's file contains.
 
     Raises:
-        StorageError: the file may not be read, or its name is invalid.
+        StorageError: reading the file is not permitted, or its name is invalid.
         ConfigError: the file is missing, is not YAML, has a key twice, is nested too deep, or holds no sections.
     """
     try:

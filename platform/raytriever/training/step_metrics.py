@@ -1,6 +1,6 @@
-"""Metrics of training steps: slow workers, phases, throughput, and the reports of a step.
+"""Metrics of training steps: slow workers, phases, throughput, and the report of each step.
 
-All workers end a step together. So a slow worker is found by the time until it first waits for the others, compared
+All workers end a step together. So a slow worker is found by the time until it first waits for the others, averaged
 over a window of steps."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from raytriever.training.parallel.strategies import HostValues, finite_or_refuse
 from raytriever.training.worker_batch import Batch
 
 WINDOW = 20  # steps
-EXCESS = 0.3  # of the others' median; a smaller difference is not logged
-LEAST_SECONDS = 0.02  # per step; a smaller difference is not logged
-# TFLOP/s of dense bf16 on tensor cores and of fp32, from the data sheets of the vendor.
+EXCESS = 0.3  # fraction of the others' median; a smaller difference is not logged
+LEAST_SECONDS = 0.02  # seconds per step; a smaller difference is not logged
+# Peak TFLOP/s of (dense bf16 on tensor cores, fp32), from the vendor's data sheets.
 _PEAKS = {
     "NVIDIA A100": (312.0, 19.5),
     "NVIDIA H100 PCIe": (756.0, 51.0),
@@ -41,16 +41,16 @@ _PEAKS = {
 
 
 class StragglerWatch:
-    """Detector of the slowest worker. It logs a slow worker once, until another or none is slow."""
+    """Detector of the slowest worker. It logs a slow worker once, and again only after that has changed."""
 
     def __init__(self, hosts: Sequence[str], log: Callable[[str], None]) -> None:
         self._hosts, self._log = hosts, log
         self._window: list[Sequence[float]] = []
-        self._is_warm = False  # the first step of a process is a warm-up
+        self._is_warm = False  # the first step of a process is not counted
         self._logged_rank: int | None = None
 
     def update(self, seconds: Sequence[float]) -> dict[str, float]:
-        """Add the seconds of each worker in one step, and return the metrics of a window of steps when it is full."""
+        """Add the seconds of each worker in one step. When the window is full, return its metrics."""
         if len(self._hosts) > 1 and self._is_warm:
             self._window.append(seconds)
         self._is_warm = True
@@ -80,14 +80,14 @@ PHASES = ("encode", "loss", "backward", "optimizer")
 class Stopwatch:
     """Stopwatch of the phases of training steps.
 
-    Two hooks on the loss end the phases of the encoder and of the loss, the training loop ends the others. On a GPU the
-    marks are CUDA events, read with the results of the step, so that no step waits for them. With gradient caching the
-    second encoding pass counts as backward; so do the synchronization and the clipping of gradients.
+    Two hooks on the loss end the phases `encode` and `loss`; the training loop ends the others. On a GPU the marks are
+    CUDA events. They are read with the results of the step, so no step waits for them. The synchronization and the
+    clipping of gradients count as backward. With gradient caching, so does the second encoding pass.
     """
 
     def __init__(self, loss: nn.Module, device: torch.device) -> None:
         self._device = device
-        self._marks: list[Any] | None = None  # of the step that is running
+        self._marks: list[Any] | None = None  # of the running step; None between steps
         loss.register_forward_pre_hook(lambda *_: self.mark())
         loss.register_forward_hook(lambda *_: self.mark())
 
@@ -97,7 +97,7 @@ class Stopwatch:
         self.mark()
 
     def mark(self) -> None:
-        """End a phase of the step that is running, if one is: validation calls the loss too."""
+        """End a phase of the running step. Do nothing if no step is running: validation calls the loss too."""
         if self._marks is None:
             return
         if self._device.type == "cuda":
@@ -109,7 +109,7 @@ class Stopwatch:
     def stop(self) -> Callable[[], dict[str, float]]:
         """End the step, and return a function that returns the seconds of each phase as `PHASE_seconds`.
 
-        On a GPU the function is called after the device has done the step.
+        On a GPU, call the function only after the device has finished the step.
         """
         self.mark()
         marks, self._marks = self._marks or [], None
@@ -127,7 +127,7 @@ def _between(earlier: Any, later: Any) -> float:
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Return the peak FLOP/s of a device, None where it is not known; fp32 means without TF32."""
+    """Return the peak FLOP/s of a device; None if it is not known. `fp32` means without TF32."""
     # Longest first: some names are prefixes of others.
     for name in sorted(_PEAKS, key=len, reverse=True):
         if device_name == name or device_name.startswith((f"{name} ", f"{name}-")):
@@ -138,9 +138,9 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 def flops_of(backbone: nn.Module) -> tuple[int, int]:
     """Return the FLOPs of a transformers encoder, forward and backward, per token and per pair of tokens of one text.
 
-    They are 6 per weight and token, 4 where the weight is frozen, without token embeddings and pooler; and 12 per
-    layer, width and pair (Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Padding and the second encoding of
-    gradient caching do not count.
+    A token costs 6 FLOPs for each weight, or 4 if the weight is frozen; token embeddings and pooler do not count. A
+    pair of tokens costs 12 FLOPs for each layer and hidden dimension (Chowdhery et al., 2022, arXiv:2204.02311,
+    appendix B). Padding and the second encoding of gradient caching do not count.
     """
     not_counted = {
         id(parameter)
@@ -158,7 +158,7 @@ def flops_of(backbone: nn.Module) -> tuple[int, int]:
 
 
 class Throughput:
-    """Counter of the work of global batches."""
+    """Counter of the tokens and FLOPs of global batches, and of rates per second."""
 
     def __init__(
         self, query: nn.Module, passage: nn.Module, precision: str, device: torch.device, workers: WorkerGroup
@@ -168,7 +168,7 @@ class Throughput:
         self._peak = peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
     def count(self, batch: Batch) -> tuple[float, float]:
-        """Return tokens and FLOPs of this worker's share; takes microseconds while the batch is on the CPU."""
+        """Return tokens and FLOPs of this worker's share. Call it while the batch is on the CPU: no GPU is asked."""
         tokens = flops = 0.0
         for (per_token, per_pair), texts in zip(self._flops, (batch.queries, batch.passages), strict=True):
             lengths = torch.cat([lengths_of(bucket) for bucket in texts.buckets]).double()
@@ -177,7 +177,7 @@ class Throughput:
         return tokens, flops
 
     def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and FLOPs of the global batch, on the device; all workers call it, and none waits."""
+        """Return tokens and FLOPs of the global batch as tensors on the device; all workers call it, none waits."""
         own = [torch.full((), value, dtype=torch.float64, device=self._device) for value in work]
         tokens, flops = self._workers.all_reduce(torch.stack(own))
         return tokens, flops
@@ -195,7 +195,7 @@ class Throughput:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak memory in MB (10^6 bytes): of tensors on a GPU, of this process on a CPU."""
+    """Return the peak memory in MB (10^6 bytes): of tensors on a GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -209,13 +209,13 @@ _TOKENS, _FLOPS = "tokens of the global batch", "FLOPs of the global batch"
 
 
 class StepReports:
-    """Reports of the steps of one worker, each under its own step.
+    """Reports of the steps of one worker, each under its own step number.
 
-    On a GPU a step is read after the next one was started: the processor is always a step ahead. A processor that
-    computes the step itself reads it at once.
+    On a GPU, the results of a step are read after the next step is launched, so the CPU stays one step ahead. On a CPU
+    they are read at once.
 
     Attributes:
-        own_seconds: seconds of the last step that was read until this worker first waited for the others.
+        own_seconds: seconds of the last step that was read, up to the point where this worker first waited for others.
     """
 
     def __init__(
@@ -239,13 +239,17 @@ class StepReports:
         began: float,
         others: Mapping[str, float],
     ) -> None:
-        """Start to read a step; raises as `finish`, for this step or the one before. All workers call it.
+        """Start to copy the results of a step to the CPU; all workers call it.
+
+        It raises what `finish` raises, for this step or the one before.
 
         Args:
-            step: counted from 0.
-            output, norm: Loss of the step, and norm of its gradient, which may still be computed on the device.
-            phases: returns the seconds of each phase, once the results are read.
-            began: when the step began, by `time.perf_counter`, the wait for its batch included.
+            step: number of the step, from 0.
+            output, norm: loss of the step, and norm of its gradient; the device may still be computing them.
+            work: tokens and FLOPs of this worker's share.
+            phases: returns the seconds of each phase; called after the results are read.
+            began: `time.perf_counter()` at the start of the step, before the wait for its batch.
+            others: further metrics of the step.
         """
         tokens, flops = self._throughput.total(work)
         statistics = {"loss": output.value, **output.statistics, "gradient_norm": norm}
@@ -257,10 +261,11 @@ class StepReports:
             self.finish()
 
     def finish(self) -> None:
-        """Report the step that is not reported yet; called before anything of a later step is saved or reported.
+        """Report the step that is not reported yet, before anything of a later step is saved or reported.
 
         Raises:
-            NotFiniteError: its loss or gradient is not finite. Neither it nor a later step has changed a weight.
+            NotFiniteError: the loss or gradient of the step is not finite. Neither this step nor a later one has
+                changed a weight.
         """
         report, self._unreported = self._unreported, None
         if report is not None:
@@ -273,7 +278,7 @@ class StepReports:
         finite_or_refused(statistics["loss"], statistics["gradient_norm"], step)
         tokens, flops = statistics.pop(_TOKENS), statistics.pop(_FLOPS)
         seconds = phases()
-        # A step after which the processor waited for nothing, as the first one, seems short to it.
+        # If the CPU waited for nothing after a step, as after the first one, its own clock shows too short a time.
         waited = others["data_wait_seconds"]
         others["step_seconds"] = max(others["step_seconds"], waited + sum(seconds.values()))
         self.own_seconds = waited + seconds.get("encode_seconds", 0.0)

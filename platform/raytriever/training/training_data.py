@@ -1,7 +1,7 @@
 """Training data of a run, opened the same way by the driver and by every worker.
 
-The data set that is evaluated comes first. The training splits of further data sets are appended to its own
-(`combine`). Only the dev split of the first data set is used, for the dev loss."""
+The first data set is also the one that is evaluated. The training splits of further data sets are appended to its
+training split (`combine`). The dev loss uses the dev split of the first data set only."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ class TrainingData:
     """Opened data sets of a run, and the settings of its batches.
 
     Args:
-        datasets: tokenized, each with its training split; the first, which is evaluated, also with its dev split.
-        guide: reads the texts of batches too; None without a guide.
+        datasets: tokenized data sets, each with its training split, the first also with its dev split.
+        config: settings of the data.
+        batch_size: queries of a global batch.
+        seed: seed of the order and of sampling.
+        guide: false-negative guide, which also reads the texts of batches; None without a guide.
     """
 
     datasets: Sequence[RetrievalDataset]
@@ -56,7 +59,7 @@ class TrainingData:
         """Open the data sets, and prepare those that are not prepared.
 
         Args:
-            names: Names of the data sets as configured, or paths of prepared ones.
+            names: names of the data sets as configured, or paths of prepared ones.
             also: further splits of the first data set to open.
             run, report: see `open_dataset`.
         """
@@ -77,7 +80,7 @@ class TrainingData:
         return cls(opened, config, batch_size, seed)
 
     def train(self, negatives: NegativesTable | None) -> BatchSource:
-        """Return the training batches; raises `DataError` or `ConfigError` where the data allows none."""
+        """Return the source of training batches; raises `DataError` or `ConfigError` if the data allows none."""
         split, config = self.config.train_split, self.config
         only = [replace(each, judgements={split: each.judgements[split]}) for each in self.datasets]
         whole = combine(only)
@@ -104,14 +107,14 @@ class TrainingData:
 
     @cached_property
     def combined(self) -> RetrievalDataset:
-        """All data sets as one, to which tables of hard negatives and teacher scores refer."""
+        """All data sets as one. Tables of hard negatives and of teacher scores refer to its positions."""
         return combine(self.datasets)
 
     @cached_property
     def teacher(self) -> TeacherTable | None:
-        """Teacher scores of all data sets, None without a teacher.
+        """Teacher scores of all data sets; None without a teacher.
 
-        Raises `DataError`, `StorageError` or `ConfigError` where they cannot be read.
+        Raises `DataError`, `StorageError` or `ConfigError` if they cannot be read.
         """
         names = self.config.teachers
         if not names:
@@ -124,7 +127,7 @@ class TrainingData:
         return TeacherTable.chained(tables, *starts_of(self.combined))
 
     def dev(self) -> BatchSource:
-        """Return the batches of the dev loss: the groups of the first data set's dev split."""
+        """Return the source of dev-loss batches: the groups of the first data set's dev split."""
         dataset = self.datasets[0]
         examples = Examples.of(dataset, self.config.dev_split, self.seed)
         return self._source(dataset, examples, Order(len(examples), self.batch_size, self.seed))

@@ -1,5 +1,7 @@
-"""Settings of training, of its validations by retrieval, and of the refresh of hard negatives. Imports nothing heavy,
-because the command line reads it for `--help`."""
+"""Settings of training, of its validations by retrieval, and of the refresh of hard negatives.
+
+This module imports nothing heavy, because the command line reads it for `--help`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
-CHECKPOINT_MINUTES = 10  # at most, between two checkpoints
-BEHIND = 2  # validations that may be unfinished before training waits for one of them
+CHECKPOINT_MINUTES = 10  # longest time between two checkpoints
+BEHIND = 2  # number of unfinished validations at which training does not yet wait for one of them
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 # Settings that do not change what a run computes; a resumed run may change them.
 MAY_CHANGE = (
@@ -30,8 +32,8 @@ MAY_CHANGE = (
     "keep",
     "wait_minutes",
     "refresh_pool",
-    "allow_split_overlap",  # of the data; only checked at the start
-    "activation_checkpointing",  # of the model; recomputed activations are equal
+    "allow_split_overlap",  # a setting of the data, which is only checked at the start
+    "activation_checkpointing",  # a setting of the model; recomputed activations are equal
 )
 
 
@@ -48,7 +50,7 @@ def worker_count(value: Any) -> int | str:
 
 
 def worker_range(value: int | str) -> tuple[int, int]:
-    """Return the smallest and the largest number of a setting that `worker_count` reads."""
+    """Return the minimum and the maximum of a setting that `worker_count` has read."""
     fewest, _, most = str(worker_count(value)).partition(":")
     return int(fewest), int(most or fewest)
 
@@ -130,11 +132,11 @@ class TrainingConfig:
 
     @property
     def workers(self) -> tuple[int, int]:
-        """The smallest and the largest number of workers."""
+        """Minimum and maximum number of workers."""
         return worker_range(self.num_workers)
 
     def sharing(self, available: int) -> int:
-        """Return the number of workers that train, of those available: the most that divide the global batch evenly."""
+        """Return how many of the available workers train: the largest number that divides the global batch size."""
         return max(size for size in range(1, available + 1) if self.batch_size % size == 0)
 
 
@@ -144,7 +146,7 @@ _EVALUATED = (Need("best_metric", DEV_LOSS, negated=True), "eval_datasets")
 
 @dataclass(frozen=True)
 class ValidationConfig:
-    """Settings of the dev data that the encoder is evaluated on every `--eval-steps`, during training."""
+    """Settings of validation by retrieval: the dev data that is searched every `--eval-steps` of training."""
 
     eval_datasets: str = option(
         "",
@@ -161,7 +163,7 @@ class ValidationConfig:
     )
 
     def sources(self, best_metric: str, dev_split: str) -> tuple[tuple[str, str], ...]:
-        """Return the data sets and their splits; none where nothing is evaluated."""
+        """Return the data sets and their splits; empty if no validation by retrieval takes place."""
         named = self.eval_datasets or ("" if best_metric == DEV_LOSS else OWN)
         parts = [part.strip().partition("#") for part in named.split(",") if part.strip()]
         return tuple((name, split or dev_split) for name, _, split in parts)
@@ -184,7 +186,7 @@ METHOD = "dense"
 
 @dataclass(frozen=True)
 class RefreshConfig:
-    """Settings of the refreshes: interval, negatives, and processes that encode."""
+    """Settings of the refresh of hard negatives: its interval, its mining, and the processes that encode."""
 
     refresh_every: int | None = option(
         None, "steps between two refreshes of the hard negatives with the current encoder", minimum=1
@@ -217,12 +219,12 @@ class RefreshConfig:
 
     @property
     def pool(self) -> tuple[int, int]:
-        """The smallest and the largest number of processes that re-encode."""
+        """Minimum and maximum number of processes that encode and search."""
         return worker_range(self.refresh_pool)
 
     @property
     def mining(self) -> MiningConfig:
-        """The settings of the mining of each round."""
+        """Mining settings of each refresh."""
         return MiningConfig(
             method=METHOD, num_negatives=self.refresh_negatives, relative_margin=self.refresh_relative_margin
         )

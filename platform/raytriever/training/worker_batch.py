@@ -1,7 +1,7 @@
-"""Batch of a step: one worker's share of the global batch, and its way to the device.
+"""Batch of a step: one worker's share of the global batch, and its copy to the device.
 
-On a GPU a batch travels in one copy from pinned memory, on a stream of its own, while the device computes an earlier
-step. The step lets its stream wait for the copy; the processor waits for nothing."""
+A batch goes to a GPU in one copy from pinned memory, on a separate stream, while the GPU computes an earlier step. The
+step makes its stream wait for the copy, so the CPU does not wait."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Batch:
     """One worker's share of a global batch.
 
     Args:
-        queries, passages: tokens, in buckets of like length; with gradient caching, in chunks that are encoded at once.
-        relevance: positives of the queries in the global batch, and pairs that are no negatives.
-        chunk: tokens of a chunk, padding included, at most; None without gradient caching.
-        version: the round whose hard negatives it uses; 0 for the table that training began with.
-        guide: the same texts as the guide encodes them, if there is one.
+        queries, passages: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
+        relevance: positives of the queries in the global batch, and pairs that are not negatives.
+        chunk: maximum number of tokens of a chunk, padding included; None without gradient caching.
+        version: refresh round whose hard negatives the batch uses; 0 for the initial table.
+        guide: the same texts as the guide reads them; empty without a guide.
         work: tokens and FLOPs of this share.
-        copied: recorded after the copy to a GPU.
+        copied: CUDA event that marks the end of the copy to a GPU; None on a CPU.
     """
 
     queries: Buckets
@@ -42,7 +42,7 @@ class Batch:
     copied: torch.cuda.Event | None = None
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with a copy of each tensor, always in the same order; `lengths` stay on the CPU."""
+        """Return the batch with each tensor replaced by `copy(tensor)`, in a fixed order; `lengths` are kept."""
 
         def copy_texts(texts: Buckets) -> Buckets:
             return Buckets([move(bucket, copy) for bucket in texts.buckets], copy(texts.indices))
@@ -57,7 +57,7 @@ class Batch:
 
 
 def copy_to(batch: Batch, device: torch.device, stream: torch.cuda.Stream | None) -> Batch:
-    """Start to copy a batch to a device, on a stream of a GPU; any thread may call this."""
+    """Start to copy a batch to a device, for a GPU on the given stream; any thread may call this."""
     if stream is None:
         return copy_all(batch.map, device)
     with torch.cuda.stream(stream):
@@ -65,14 +65,14 @@ def copy_to(batch: Batch, device: torch.device, stream: torch.cuda.Stream | None
 
 
 def wait_for_copy(batch: Batch) -> Batch:
-    """Return the batch for the current stream of its device, which waits for the copy; the processor does not."""
+    """Make the current stream of the batch's device wait for the copy; the CPU does not wait."""
     if batch.copied is None:
         return batch
     stream = torch.cuda.current_stream(batch.queries.indices.device)
     stream.wait_event(batch.copied)
 
     def use(tensor: Tensor) -> Tensor:
-        # Its memory belongs to the stream of the copies: it may not be used again before this stream has read it.
+        # The memory was allocated on the copy stream. Without this, it could be reused before this stream has read it.
         tensor.record_stream(stream)
         return tensor
 

@@ -1,4 +1,4 @@
-"""Pass over the scores on a CPU, compiled: it reads a score, adds it to its subcell and writes its derivative.
+"""Pass over the scores on a CPU, compiled by numba. It adds each score to its subcell and writes its derivative.
 
 Rows are split into as many chunks as the grid's size allows. Each chunk has its own sums, which are added up in order,
 so the sums do not depend on the number of threads on any processor. A score costs about ten processor cycles.
@@ -16,12 +16,12 @@ from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
 
 CHUNKS = 16
 CHUNK_CELLS = 1 << 17
-# Sums may not be reordered, because the result must not depend on it. Products may be fused.
+# Fast-math flags. `reassoc` is missing, because sums must not be reordered; multiply-adds may be fused.
 FUSED = {"contract", "nsz", "arcp"}
 
 
 class CompiledWalk:
-    """Sums over subcells that grow with every panel of a CPU tensor."""
+    """Pass over the panels of a CPU tensor; its sums over subcells grow with every panel."""
 
     def __init__(self, grid: Grid, cubics: Tensor, scale: float) -> None:
         chunks = min(CHUNKS, max(1, CHUNK_CELLS // grid.cells))

@@ -1,16 +1,16 @@
-"""Mann-Whitney loss on a GPU: compiles `walk.cu`, launches its pass on panels, and tabulates the positives.
+"""Mann-Whitney loss on a GPU: compile `walk.cu`, launch its pass on panels, and tabulate the positives.
 
-NVRTC compiles the kernels when a process first needs them. NVRTC and `cuda.bindings` come with PyTorch's builds for
-CUDA from 2.11 on. Without them, and on grids that are not even, the pass is `TensorWalk`.
+NVRTC compiles the kernels when a process first needs them. PyTorch's CUDA builds include NVRTC and `cuda.bindings` from
+2.11 on. Without them, and on grids that are not even, `TensorWalk` does the pass.
 
 Positions in a subcell are measured from its middle here: y = x - 1/2. The kernel sums 1, y and y^2. The sum of y^3 is
-replaced by 3/16 of that of y: y^3 - 3y/16 is a Chebyshev polynomial of at most 1/32, so the loss changes by a factor of
-1 + 1.3e-6 at most, where all scores of a subcell are on one side of it, and by about 1e-9 on scores that are spread.
-Rounding y to 2^-15 shifts a score by at most 1e-6 of tau.
+replaced by 3/16 of the sum of y. Their difference, y^3 - 3y/16, is a Chebyshev polynomial of magnitude at most 1/32. So
+the loss changes by a factor of at most 1 + 1.3e-6, if all scores of a subcell are on one side of its middle, and by
+about 1e-9 if the scores are spread. Rounding y to 2^-15 shifts a score by at most 1e-6 of tau.
 
-The positives' side, `CudaPositives`, is two kernels and two products with matrices of the kernel functions between all
-nodes of the grid, which few grids need and steps share. A launch takes longer than such a product, so the banded sums
-of `grid` would take ten times as long."""
+`CudaPositives` computes the positives' side: two kernels, and two products with matrices that hold the kernel functions
+between all nodes of the grid. Steps with the same grid share these matrices. The banded sums of `grid` would take ten
+times as long, because a launch takes longer than such a product."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("walk.cu")
 OPTIONS = ("--std=c++17", "--fmad=false")
 THREADS = 1024
-# A block reads tiles of at most 2^16 scores (then its 32-bit sums are added up), in steps of 4 for each thread.
+# A block reads tiles of at most 2^16 scores, 4 a thread at once. Its 32-bit sums could overflow in a larger tile.
 TILE, STEP = 1 << 16, 4 * THREADS
 MOMENTS = 3
 UNITS = (1.0, 2.0**-15, 2.0**-16)
-# Bytes of shared memory for a subcell: a cubic and three sums. CUDA takes 1 KiB for itself in each block.
+# Bytes of shared memory for a subcell: a cubic and three sums. CUDA itself reserves 1 KiB in each block.
 SUBCELL_BYTES, RESERVED_BYTES = 4 * (TERMS + MOMENTS), 1 << 10
 WALK = (
     *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
@@ -45,7 +45,7 @@ WALK = (
 )
 CELLS = (ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_double, ctypes.c_int, ctypes.c_void_p)
 NAMES = {torch.float32: "walk_float32", torch.bfloat16: "walk_bfloat16"}
-# Types of the arguments of each function.
+# Types of the arguments of each kernel.
 PARAMETERS = {
     **{f"{name}_{memory}": WALK for name in NAMES.values() for memory in ("shared", "global")},
     "place": (*CELLS, ctypes.c_void_p, ctypes.c_void_p),
@@ -54,7 +54,7 @@ PARAMETERS = {
 WEIGHT_UNIT = 2.0**-40
 # Bytes of shared memory of `finish`: four sums of 256 threads.
 FINISH_BYTES = 4 * 256 * 8
-# The matrices between all nodes are made for a multiple of this number of cells.
+# Cells are rounded up to a multiple of this number, so that more grids share the matrices between all nodes.
 DENSE_STEP = 16
 
 
@@ -86,7 +86,7 @@ class CudaKernels:
         from cuda.bindings import driver
 
         self._driver = driver
-        torch.empty(1, device=device)  # a module is loaded into the context of a device, which its first tensor makes
+        torch.empty(1, device=device)  # creates the context of the device, into which the module is loaded
         major, minor = torch.cuda.get_device_capability(device)
         self._code = ctypes.create_string_buffer(compile_walk(f"sm_{major}{minor}"))
         number = _checked(driver.cuDeviceGet(device.index))
@@ -109,7 +109,7 @@ class CudaKernels:
             self._functions[name] = function
 
     def launch(self, name: str, blocks: int, shared_bytes: int, arguments: Sequence[Tensor | int | float]) -> None:
-        """Start a function on the current stream of its tensors' device. The arguments are those of `PARAMETERS`."""
+        """Launch a kernel on the current stream of its tensors' device, with arguments of the types in `PARAMETERS`."""
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         values = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
         with torch.cuda.device(tensors[0].device):
@@ -122,13 +122,13 @@ def _checked(result: tuple[Any, ...]) -> Any:
     """Return the value of a call of `cuda.bindings`; raises `RuntimeError` with the name of its error."""
     status, *values = result
     if int(status):
-        raise RuntimeError(f"CUDA answered {status.name}")
+        raise RuntimeError(f"CUDA returned {status.name}")
     return values[0] if values else None
 
 
 @cache
 def kernels_of(device: torch.device) -> CudaKernels | None:
-    """Return the kernels on a device. If they cannot be compiled, log one line and return None."""
+    """Return the compiled kernels of a device. If they cannot be compiled, log a warning and return None."""
     try:
         return CudaKernels(device)
     except Exception as error:
@@ -151,14 +151,14 @@ def _from_middle(device: torch.device) -> Float[Tensor, "terms terms"]:
 
 @cache
 def _to_cubics(device: torch.device) -> Float[Tensor, "nodes terms"]:
-    """Return the matrix that takes values at the nodes of a cell to the cubics of its subcells, from their middles."""
+    """Return the matrix from values at the nodes of a cell to the cubics of its subcells, in y."""
     cubics = refinement(device).T.reshape(NODES * SUBCELLS, TERMS) @ _from_middle(device)
     return cubics.view(NODES, SUBCELLS * TERMS)
 
 
 @cache
 def _from_integers(device: torch.device) -> Float[Tensor, "moments terms"]:
-    """Return the matrix that takes the kernel's sums to those of 1, x, x^2, x^3."""
+    """Return the matrix from the kernel's integer sums to the sums of 1, x, x^2, x^3."""
     ones, first, second = torch.eye(TERMS, dtype=torch.float64)[:MOMENTS] * torch.tensor(UNITS).double()[:, None]
     first[3] = first[1] * (3 / 16)
     return torch.stack([ones, first, second]).to(device) @ _from_middle(device).T
@@ -173,7 +173,7 @@ def _lagrange_table(device: torch.device) -> Float[Tensor, " nodes_and_factors"]
 
 @lru_cache(maxsize=2)
 def _between_nodes(cells: int, width: float, device: torch.device) -> Float[Tensor, "two_nodes nodes"]:
-    """Return softplus(t - p) and, below it, sigmoid(t - p) for the nodes t and p of a number of even cells."""
+    """Return softplus(t - p), and below it sigmoid(t - p), between all nodes t and p of `cells` even cells."""
     nodes = chebyshev(NODES, device) * width / 2
     apart = torch.arange(1 - cells, cells, dtype=torch.float64, device=device) * width
     difference = apart[:, None, None] + (nodes[:, None] - nodes)
@@ -184,15 +184,15 @@ def _between_nodes(cells: int, width: float, device: torch.device) -> Float[Tens
 
 
 class CudaPositives:
-    """The positives' side of the kernel sums on an even grid of few cells, and the results.
+    """Positives' side of the kernel sums, on an even grid of few cells; it also computes the loss and the AUC.
 
-    Sums over positives are integers, so that they have the same bits in any order.
+    Sums over positives are integers, so they have the same bits in any order.
 
     Args:
-        grid: even, of at most `pairwise.DENSE_CELLS` cells.
+        grid: an even grid of at most `mann_whitney.DENSE_CELLS` cells.
         positives: scores in units of tau, in double precision; NaN in empty slots.
-        weight: Weight of one pair.
-        kernels: Kernels of the positives' device.
+        weight: weight of one pair.
+        kernels: kernels of the positives' device.
     """
 
     def __init__(self, grid: Grid, positives: Tensor, weight: float, kernels: CudaKernels) -> None:
@@ -206,7 +206,7 @@ class CudaPositives:
         sums = torch.zeros(self._padded_nodes + 2 * SUBCELLS * grid.cells, dtype=torch.int64, device=device)
         by_node, self._areas = sums[: self._padded_nodes], sums[self._padded_nodes :]
         kernels.launch("place", self._blocks(), 0, (*self._place, by_node, self._areas))
-        # A number of the CPU in double precision makes the integers doubles.
+        # The product with a float64 CPU scalar converts the integers to float64.
         both = self._between @ (by_node * torch.tensor(weight * WEIGHT_UNIT, dtype=torch.float64))
         self.total = both[: self._nodes].view(-1, NODES)
         self.slope = both[self._padded_nodes :][: self._nodes].view(-1, NODES)
@@ -226,7 +226,7 @@ class CudaPositives:
 
 
 def _to_nodes(sums: Tensor) -> Float[Tensor, " nodes"]:
-    """Return the weights at the nodes of the sums of 1, x, x^2, x^3 in the subcells."""
+    """Convert the sums of 1, x, x^2, x^3 in the subcells to weights at the nodes."""
     return (sums.reshape(-1, SUBCELLS * TERMS) @ refinement(sums.device)).flatten()
 
 
@@ -234,10 +234,10 @@ class CudaWalk:
     """Sums over the subcells of an even grid that grow with every panel of float32 scores on a GPU.
 
     Args:
-        grid: even.
-        slope: the derivative by the unscaled score at the nodes [cells, nodes].
-        scale: Scale of the scores, to units of tau.
-        kernels: Kernels of the device.
+        grid: an even grid.
+        slope: derivative by the unscaled score at the nodes [cells, nodes].
+        scale: factor that converts the scores to units of tau.
+        kernels: kernels of the device.
     """
 
     def __init__(self, grid: Grid, slope: Tensor, scale: float, kernels: CudaKernels) -> None:
@@ -259,7 +259,7 @@ class CudaWalk:
         excluded = scores[rows, columns]
         self._launch(scores, derivatives, 1)
         if len(excluded):
-            # The sums are integers, so that what is added and subtracted leaves no trace.
+            # The excluded pairs were added too. The sums are integers, so subtracting these pairs leaves no trace.
             self._launch(excluded, torch.empty_like(excluded), -1)
             derivatives.index_put_((rows, columns), derivatives.new_zeros(()))
 

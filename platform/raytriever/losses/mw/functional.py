@@ -1,4 +1,4 @@
-"""The Mann-Whitney loss of a score matrix that the caller has: for scores that are no dot products."""
+"""Mann-Whitney loss of a given score matrix, for scores that are not dot products of embeddings."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ def mann_whitney(
         mean over all pairs (p, n) of softplus((n - p) / temperature)
 
     It bounds the pooled AUC: `1 - AUC <= loss / log(2)`. Time and memory are linear in the number of scores. The loss
-    and its derivatives have a relative error below 1e-6. There are no second derivatives. On a CPU, the number of
-    threads does not change the result. `losses/mw/grid.py` contains the proof, and the limits of the second statement.
+    and its derivatives have a relative error below 1e-6; `losses/mw/grid.py` has the proof. On a CPU, the number of
+    threads does not change the result; the same file says with which limits. There are no second derivatives.
 
     Args:
         scores: floating tensor [queries, candidates], one row for each query. Differentiable. Its values are finite,
             and their magnitude is at most 2^30 times the temperature.
-        positives: int64 tensor [queries, positives]: the columns of each query's positives, -1 where a query has
-            fewer. Each row has at least one positive. All other columns are negatives.
+        positives: int64 tensor [queries, positives]: the columns of each query's positives, padded with -1. Each row
+            has at least one positive. All other columns are negatives.
         temperature: tau, finite and above 0. Scores are divided by it.
         reduction: `mean` over pairs (AUC paper, Eq. 2), or `sum` over pairs divided by the number of queries (Eq. 3).
-        ignored: int64 tensor [queries, ignored]: columns that are neither positives nor negatives, -1 where a query has
-            fewer.
+        ignored: int64 tensor [queries, ignored]: columns that are neither positives nor negatives, padded with -1.
 
     Returns:
         A scalar, 0 or above, in the precision of the scores, at least float32.
@@ -50,7 +49,7 @@ def mann_whitney(
             positive; or the matrix has no negative.
 
     Examples:
-        Two queries and three candidates; the positives are in columns 0 and 1.
+        Two queries and three candidates. The positive of query 0 is in column 0, that of query 1 in column 1.
 
         >>> scores = torch.tensor([[0.9, 0.2, 0.1], [0.3, 0.8, 0.4]], requires_grad=True)
         >>> loss = mann_whitney(scores, torch.tensor([[0], [1]]), temperature=0.1)
@@ -58,7 +57,7 @@ def mann_whitney(
         >>> f"{loss.item():.4f}", tuple(scores.grad.shape)
         ('0.0048', (2, 3))
 
-        The same value from a list of all pairs, as the paper has it:
+        The same value from a list of all pairs, as in the paper:
 
         >>> is_positive = torch.tensor([[True, False, False], [False, True, False]])
         >>> pairs = scores[~is_positive][None, :] - scores[is_positive][:, None]
@@ -69,9 +68,7 @@ def mann_whitney(
         The AUC paper, Eq. 2 and 3 and Lemma 2; [the derivation](../explanation/losses.md) is in the documentation.
     """
     if not (isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point() and scores.numel()):
-        raise LossInputError(
-            f"scores are {_kind(scores)}", remedy="give a floating tensor of a row a query and a column a candidate"
-        )
+        raise LossInputError(f"scores are {_kind(scores)}", remedy="give a floating-point tensor [queries, candidates]")
     if not 0 < temperature < float("inf"):
         raise LossInputError(f"temperature {temperature!r}", remedy="give a finite one above 0")
     if reduction not in get_args(PairReduction):
@@ -90,14 +87,14 @@ def mann_whitney(
 
 
 def _pairs(columns: ndarray, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the (rows, columns) of a table of columns, each pair once, where the scores are."""
+    """Return the distinct (row, column) pairs of a table of columns, on the device of the scores."""
     rows, slots = np.nonzero(columns != PAD)
     found, at = np.divmod(np.unique(rows * scores.shape[1] + columns[rows, slots]), scores.shape[1])
     return torch.from_numpy(found).to(scores.device), torch.from_numpy(at).to(scores.device)
 
 
 def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
-    """Refuse anything but a table of column numbers of `scores`; for a mask the message shows the correct call."""
+    """Raise `LossInputError` unless `columns` is a table of column numbers; for a mask it shows the correct call."""
     if isinstance(columns, Tensor) and (columns.dtype == torch.bool or _is_mask_of_integers(columns, scores)):
         columns_of_mask = "torch.where(mask > 0, torch.arange(mask.shape[1], device=mask.device), -1)"
         raise LossInputError(
@@ -117,16 +114,16 @@ def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
     if columns.numel() and not PAD <= int(columns.min()) <= int(columns.max()) < scores.shape[1]:
         wrong = int(columns.max()) if int(columns.max()) >= scores.shape[1] else int(columns.min())
         raise LossInputError(
-            f"column {wrong} of {scores.shape[1]}",
+            f"column {wrong} does not exist",
             name,
-            f"columns are 0 to {scores.shape[1] - 1}, and -1 where none is",
+            f"give columns from 0 to {scores.shape[1] - 1}, and -1 in empty slots",
         )
 
 
 def _is_mask_of_integers(columns: Tensor, scores: Tensor) -> bool:
     """Return True for integers of the shape of the scores that are all 0 or 1.
 
-    From width 3 on, no table of columns has these values.
+    With three columns or more, no valid table of distinct columns looks like this.
     """
     if columns.shape != scores.shape or scores.shape[1] <= 2 or columns.is_floating_point() or columns.is_complex():
         return False
@@ -153,10 +150,10 @@ class _FromScores(torch.autograd.Function):
         precise = scores.to(torch.promote_types(scores.dtype, torch.float32)).contiguous()
         lowest, highest = (float(end) for end in torch.aminmax(precise))
         if not abs(lowest) + abs(highest) < torch.inf:
-            raise LossInputError(f"scores from {lowest} to {highest}", remedy="scores must be finite")
+            raise LossInputError(f"scores reach from {lowest} to {highest}", remedy="give finite scores")
         negatives = precise.numel() - len(excluded[0])
         if negatives == 0:
-            raise LossInputError(f"no negatives among {precise.numel()} scores")
+            raise LossInputError(f"there are no negatives among {precise.numel()} scores")
         positives = precise[pairs].double() / temperature
         weight = pair_weight(reduction, len(positives), negatives, len(precise))
         sums = PairwiseSums(positives, lowest / temperature, highest / temperature, weight, precise.dtype)
@@ -173,6 +170,6 @@ class _FromScores(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (derivatives,) = ctx.saved_tensors
-        # Not copied when nothing scales it: a copy of the matrix would cost a fifth of the loss.
+        # Multiplying by 1 would copy the matrix, which costs a fifth of the time of the loss.
         scaled = derivatives if float(grad) == 1 else derivatives * grad
         return scaled, None, None, None, None

@@ -1,29 +1,30 @@
 """Grid of cells on which the kernel sums of the Mann-Whitney loss are tabulated, for any range of scores.
 
-Scores are in units of tau. There softplus and the sigmoid are analytic within pi of the real axis. Cells one unit wide
-with 8 nodes therefore interpolate to about 1e-9 (cells a quarter unit wide, for double precision, to about 1e-13).
+Scores are in units of tau. In this unit, softplus and the sigmoid are analytic within pi of the real axis. So cells one
+unit wide with 8 nodes interpolate to about 1e-9. For double precision, cells are a quarter unit wide (about 1e-13).
 
-A range of moderate width is one run of even cells. A huge range (unnormalized scores, tiny tau) has fine cells only
+A moderate range of scores is one run of even cells. A huge range (unnormalized scores, tiny tau) has fine cells only
 near positives. Far from every positive, softplus is linear or counts as 0, so each gap between positives is a run of
-one cell of any width. The number of cells is at most about 190 for each positive, for any range.
+one cell of any width. For any range, there are at most about 190 cells for each positive.
 
-Accuracy. Let u = 2^-53 and T the largest |score| in units of tau. Locating a positive and a negative takes seven
-roundings together, each of at most u T (for two of them u times the distance from a cell's start, at most 2 T), so the
-error of their difference is e <= 7 u T. Since
+Accuracy. Let u = 2^-53, and let T be the largest |score| in units of tau. Locating a positive and a negative takes
+seven roundings together, each of at most u T (for two of them u times the distance from a cell's start, at most 2 T).
+So the error of their difference is e <= 7 u T. Since
 
     0 < d log softplus(x) / dx <= 1   and   0 < d log sigmoid(x) / dx < 1,
 
-the error of each pair's softplus and sigmoid is a factor of exp(e) at most. All terms are positive, so the same holds
-for the loss and for the derivative by each score. At T = LARGEST_SCORE = 2^30 the relative error is 8.4e-7; larger
-scores are refused.
+the error changes each pair's softplus and sigmoid by a factor of at most exp(e). All terms are positive, so the same
+holds for the loss and for the derivative by each score. At T = LARGEST_SCORE = 2^30 the relative error is 8.4e-7;
+larger scores are refused.
 
-Nodes. A cell carries NODES nodes of degree-7 interpolation on [-1, 1]; it is cut into SUBCELLS equal parts, each with
-a cubic in x in [0, 1). Let R (SUBCELLS * 4 by NODES) take a function's values at the nodes to those cubics'
-coefficients. Its transpose takes sums of 1, x, x^2, x^3 over scores in the subcells to weights w at the nodes with
+Nodes. A cell has NODES nodes of degree-7 interpolation on [-1, 1]. It is cut into SUBCELLS equal parts, each with a
+cubic in x in [0, 1). The matrix R (SUBCELLS * 4 by NODES) maps a function's values at the nodes to the coefficients of
+these cubics. Its transpose maps the sums of 1, x, x^2, x^3 over the scores in the subcells to weights w at the nodes
+with
 
     sum_k f(score_k) = sum_l w_l f(node_l)   for every f that the interpolation resolves.
 
-So one matrix reads gradients from the nodes and gathers scores at the nodes.
+So one matrix serves both ways: it reads gradients from the nodes, and moves scores to the nodes.
 
 Kernel sums. Positives have weights V at the nodes and negatives weights W. All of these are sums over pairs:
 
@@ -35,14 +36,14 @@ Cells less than 90 units apart are even, so the kernel depends on the difference
 
     near      a banded product
     above     softplus is linear, the sigmoid 1: prefix sums
-    below     both are exp(t - p), a product of a factor of t and one of p: a sum of one number a cell
+    below     both are exp(t - p), a product of a factor of t and a factor of p: a sum of one number for each cell
 
 If a sum is tiny, all its terms are tiny, so tiny losses keep their digits (a convolution by FFT would lose them).
 
 Threads. oneMKL divides the inner dimension of a thin product between its threads, so the order of summation would
-depend on their number. The band product is therefore summed in slices of `INNER_TERMS`, which oneMKL does not divide:
-the result has the same bits with 1 to 16 threads on an Intel Xeon with AMX. oneMKL documents no such rule, so another
-processor or release may differ in the last bits; the tests compare 1, 2 and 4 threads on the machine that runs them.
+depend on their number. The band product is therefore summed in slices of `INNER_TERMS`, which oneMKL does not divide.
+On an Intel Xeon with AMX, the result has the same bits with 1 to 16 threads. oneMKL does not document this rule, so
+another CPU or release may differ in the last bits. The tests compare 1, 2 and 4 threads on the machine that runs them.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def lagrange(points: Float[Tensor, "*points"], nodes: Float[Tensor, " nodes"]) -
 
 @cache
 def refinement(device: torch.device = CPU) -> Float[Tensor, "terms nodes"]:
-    """Return R, which maps node values to the cubic coefficients of all subcells, subcell by subcell."""
+    """Return R (see above), which maps node values to the cubics' coefficients, subcell by subcell."""
     fine = (chebyshev(TERMS) + 1) / 2
     to_terms = torch.linalg.inv(fine[:, None] ** torch.arange(TERMS, dtype=torch.float64))
     starts = torch.arange(SUBCELLS, dtype=torch.float64)
@@ -91,11 +92,11 @@ def refinement(device: torch.device = CPU) -> Float[Tensor, "terms nodes"]:
     return (to_terms @ values).reshape(SUBCELLS * TERMS, NODES).to(device)
 
 
-# Distance above a positive from which softplus counts as linear, and below it from which it counts as an exponential:
-# double precision has no difference there.
+# From this distance above a positive, softplus counts as linear; from this distance below, as an exponential. In double
+# precision there is no difference.
 REACH = 40.0
-# Distance below a positive from which softplus counts as 0. Every loss that float32 can hold (exp(-88)) keeps its
-# digits, unless that takes too many cells.
+# From this distance below a positive, softplus counts as 0. Every loss down to exp(-88), the limit of float32, keeps
+# its digits, unless that takes more than `UNEVEN_CELLS` cells.
 TAIL = 88.0
 EVEN_CELLS = 1 << 13
 UNEVEN_CELLS = 1 << 17
@@ -113,11 +114,11 @@ class Grid:
         counts: number of cells of each run.
         firsts: first cell of each run.
         width: width of the cells near positives.
-        reach: number of cells between a score and a positive from which they count as far apart.
-        tail: number of cells below a positive from which a score counts as 0.
-        cells: number of all cells.
-        first_subcell: number of the first subcell of an even grid, where subcell 0 has its middle at score 0; None for
-            an uneven grid.
+        reach: a score and a positive count as far apart if more cells than this are between them.
+        tail: softplus counts as 0 more than this number of cells below a positive.
+        cells: total number of cells.
+        first_subcell: number of the first subcell of an even grid; the middle of subcell 0 is the score 0. None for an
+            uneven grid.
     """
 
     starts: Float[Tensor, " runs"]
@@ -147,9 +148,10 @@ class Grid:
     def locate(
         self, scores: Float[Tensor, "*shape"], parts: int = 1
     ) -> tuple[Int64[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-        """Return the cell of each score, or its part of `parts` equal ones, and the position in it, from 0 to 1.
+        """Return the cell of each score, and the position within it, from 0 to 1.
 
-        Parts are counted over the whole grid.
+        If `parts` > 1, each cell is divided into that many equal parts, which are numbered over the whole grid. The
+        result is then the part of each score, and the position within the part.
         """
         run = torch.searchsorted(self.starts, scores, right=True).sub_(1).clamp_(min=0)
         along = (scores - self.starts[run]) * (parts / self.widths[run])
@@ -174,10 +176,10 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
             remedy=f"normalize the embeddings ({setting('similarity')} cosine), or raise {setting('temperature')}",
         )
     width = 0.25 if dtype == torch.float64 else 1.0
-    # A score from another order of summation may exceed its bound by a rounding.
+    # Scores that are summed in another order may exceed their bound by rounding.
     slack = width + 1e-5 * largest
     lowest, highest = lowest - slack, highest + slack
-    # An even grid has the middles of its subcells at multiples of their width: a GPU locates scores by rounding.
+    # The middles of an even grid's subcells are multiples of their width, so a GPU can locate scores by rounding.
     first_cell = math.floor(lowest / width)
     even_start = (first_cell - 0.5 / SUBCELLS) * width
     count = math.ceil((highest - even_start) / width)
@@ -199,14 +201,14 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
 
 @lru_cache(maxsize=4)
 def _one_run(start: float, width: float, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return start, width, number and first of the cells of one run; steps of cosine scores share one."""
+    """Return `starts`, `widths`, `counts` and `firsts` of one run; steps with cosine scores share the cached one."""
     starts = torch.full((1,), start, dtype=torch.float64, device=device)
     counts = torch.full_like(starts, count).long()
     return starts, torch.full_like(starts, width), counts, torch.zeros_like(counts)
 
 
 def fill_empty(positives: Float[Tensor, " positives"]) -> Float[Tensor, " positives"]:
-    """Return the positives with the highest one in empty slots: to drop them, the processor would wait for the GPU."""
+    """Fill empty slots with the highest positive. To drop them, the CPU would have to wait for the GPU."""
     return torch.where(positives.isnan(), positives.nan_to_num(-torch.inf).max(), positives)
 
 
@@ -230,7 +232,7 @@ def _near_positives(
 
 
 def _cells_across(distance: float, width: float) -> int:
-    # One more cell: two cells may be one cell farther apart than their scores.
+    # One extra cell: the cells of two scores may be one cell farther apart than the scores.
     return math.ceil(distance / width) + 1
 
 
@@ -248,11 +250,11 @@ def kernel_sums(
     device = positives.device
     difference, nodes = _differences(grid.reach, grid.width, device), _nodes(grid.width, device)
     softplus = torch.logaddexp(difference, torch.zeros_like(difference))
-    # The cells of the band are ordered by ascending positive: the difference of cells decreases.
+    # Flipped, because the band runs over ascending positives, so the difference of cells decreases.
     both = torch.cat([softplus, torch.sigmoid(difference)], 1).flip(0).transpose(1, 2).flatten(0, 1)
     total, slope = _banded(positives, both, grid.reach).split(NODES, 1)
     tail = _tail(grid, positives @ torch.exp(-nodes))[:, None] * torch.exp(nodes)
-    # Measured from a point below the lowest positive, so that an offset of all scores costs no digits.
+    # Offsets start near the lowest positive, so that a constant added to all scores costs no digits.
     offsets = grid.node_scores - grid.starts[:2][-1]
     count = _far_below(positives.sum(1), grid.reach)[:, None]
     sum_of_offsets = _far_below((positives * offsets).sum(1), grid.reach)[:, None]
@@ -283,14 +285,14 @@ def _nodes(width: float, device: torch.device) -> Float[Tensor, " nodes"]:
 
 @cache
 def _differences(reach: int, width: float, device: torch.device) -> Float[Tensor, "band nodes nodes"]:
-    """Return node minus node for two cells `reach` to -`reach` apart: [cells apart, upper node, lower node]."""
+    """Return the differences of the nodes of two cells that are -`reach` to `reach` cells apart."""
     nodes = _nodes(width, device)
     cells = torch.arange(-reach, reach + 1, dtype=torch.float64, device=device)
     return cells[:, None, None] * width + (nodes[:, None] - nodes)
 
 
 def _tail(grid: Grid, factors: Float[Tensor, " cells"]) -> Float[Tensor, " cells"]:
-    """Return, for each cell, the sum over the cells `reach` to `tail` above it of exp(-distance) times their factor."""
+    """Return, for each cell, the sum of exp(-distance) times factor over the cells `reach` to `tail` above it."""
     distances = torch.arange(grid.reach + 1, grid.tail + 1, dtype=torch.float64, device=factors.device) * grid.width
     padded = torch.nn.functional.pad(factors, (0, grid.tail)).contiguous()[grid.reach + 1 :]
     return padded.as_strided((len(factors), len(distances)), (1, 1)) @ torch.exp(-distances)
@@ -302,7 +304,7 @@ def _banded(
     reach: int,
     cells: Int64[Tensor, " some"] | None = None,
 ) -> Float[Tensor, "some out"]:
-    """Return the product of some cells, or of all, with the cells around them; computed in blocks of cells."""
+    """Multiply the weights of the band around each of `cells` (default: all) by the kernel, in blocks of cells."""
     band = 2 * reach + 1
     padded = torch.nn.functional.pad(weights, (0, 0, reach, reach)).contiguous()
     windows = padded.as_strided((len(weights), band * NODES), (NODES, 1))

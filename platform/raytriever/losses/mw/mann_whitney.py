@@ -4,20 +4,20 @@
     pairs = scores[is_negative][None, :] - scores[is_positive][:, None]         # [P, N], across queries
     L = softplus(pairs).mean()                                                  # or .sum() / B
 
-This module computes L, its derivatives and the AUC without a list of the pairs. Positives' scores are few and known
-before the pass. The pass writes every negative's derivative from a table of G', and sums the negatives over the table's
-subcells. These sums are the whole statistic of the loss: they add up over panels and workers. The loss, the positives'
-derivatives and the AUC follow from them.
+This module computes L, its derivatives and the AUC without a list of the pairs. The positives' scores are few, and
+known before the pass over the score matrix. The pass looks up every negative's derivative in a table of G' (see
+`grid`), and sums the negatives over the table's subcells. These sums are all that the loss needs: they add up over
+panels and workers. The loss, the positives' derivatives and the AUC follow from them.
 
 The AUC (AUC paper, section 3.1) comes from the same sums. Pairs in different subcells (a sixteenth of tau wide) are
-counted exactly. Within one, a pair counts as a half plus the difference of the means, which is exact for equal scores
-and for densities that are linear there.
+counted exactly. Within one subcell, a pair counts one half plus the difference of the mean positions. That is exact for
+equal scores, and for densities that are linear within the subcell.
 
-`compiled` is the pass on a CPU, `cuda` the one on a GPU. `TensorWalk` is the pass in PyTorch, for everything else. No
-sum depends on the order of its terms, or that order is fixed, so the same scores have the same loss to the last bit.
+`cpu_kernel` has the pass on a CPU, `cuda_kernel` the pass on a GPU. `TensorWalk` is the pass in PyTorch, for everything
+else. Every sum has a fixed order or does not depend on it, so the same scores have the same loss to the last bit.
 
-`MWReduction` is the loss of the global batch of all workers. They exchange the positives' scores, one bound on all
-scores, and one grid of sums whose size does not depend on the batch."""
+`MWReduction` is the loss of the global batch. The workers exchange the positives' scores, one bound on all scores, and
+one grid of sums whose size does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from raytriever.losses.score_matrix import LossShare, Panel, Reduction, add_rows
 if TYPE_CHECKING:
     from raytriever.losses.mw.cuda_kernel import CudaKernels, CudaPositives
 
-BLOCK_SCORES = 1 << 22
-# Cells of an even grid up to which a GPU multiplies with matrices between all nodes, of 268 MB at most.
+BLOCK_SCORES = 1 << 22  # scores that `TensorWalk` processes at once
+# Largest even grid for which a GPU multiplies by dense matrices between all nodes. They take at most 268 MB.
 DENSE_CELLS = 512
-# A term is held in two integers of this many bits each, which leaves room for the sum of 2^36 terms.
+# `TensorWalk` splits a term into two integers of this many bits. The other bits of an int64 hold the sum of 2^36 terms.
 HALF_BITS = 26
 
 
 class TensorWalk:
     """Pass over panels in PyTorch.
 
-    The sums are integers, because the atomic additions of a GPU have no fixed order. A term is rounded to 2^-52.
+    The sums are integers, because a GPU's atomic additions have no fixed order. Each term is rounded to 2^-52.
     """
 
     def __init__(self, grid: Grid, cubics: Tensor, scale: float) -> None:
@@ -70,7 +70,7 @@ class TensorWalk:
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Add a panel, without the pairs (rows, columns); `derivatives` may be `scores`."""
         height = max(1, BLOCK_SCORES // scores.shape[1])
-        # Pairs of other blocks go to one more row: to drop them, the processor would wait for the GPU.
+        # Pairs of other blocks are written to an extra row. To drop them, the CPU would have to wait for the GPU.
         excluded = torch.zeros(height + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
         for start in range(0, len(scores), height):
             block = slice(start, start + height)
@@ -121,9 +121,10 @@ class PairwiseResult:
     """Loss, derivatives and AUC from the sums over the negatives.
 
     Args:
-        share: share of this worker's negatives in the loss.
-        by_positive: derivative by each positive's score in units of tau, from all negatives; 0 in empty slots.
-        auc: share of all pairs in the right order.
+        share: contribution of this worker's negatives to the loss.
+        by_positive: derivative by each positive's score in units of tau, over the negatives of all workers; 0 in empty
+            slots.
+        auc: fraction of all pairs in the right order.
     """
 
     share: Float[Tensor, ""]
@@ -141,7 +142,7 @@ class PairwiseSums:
         dtype: precision of the scores.
 
     Raises:
-        LossInputError: `lowest` or `highest` is beyond `grid.LARGEST_SCORE`.
+        LossInputError: the magnitude of `lowest` or `highest` exceeds `grid.LARGEST_SCORE`.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class PairwiseSums:
         """Compute loss, derivatives and AUC from this worker's sums and the sums over all workers."""
         if self._on_gpu is not None:
             return PairwiseResult(*self._on_gpu.result(own, all))
-        # First one sum for each node: PyTorch divides a sum over everything between threads.
+        # Two sums: PyTorch divides one sum over everything between threads, whose number would change the result.
         share = (self._to_nodes(own) * self._total).sum(0).sum()
         at_nodes = kernel_sums_at_positives(self._grid, self._to_nodes(all), self._cells)
         by_positive = -(at_nodes * self._weights).sum(1) * self._weight
@@ -207,7 +208,7 @@ class PairwiseSums:
 
 
 def _kernels_of(grid: Grid, device: torch.device, dtype: torch.dtype) -> CudaKernels | None:
-    """Return the kernels for the scores of a grid, if they are on a GPU that has them."""
+    """Return the CUDA kernels; None if the device, the grid or the precision does not support them."""
     if device.type != "cuda" or grid.first_subcell is None or dtype != torch.float32:
         return None
     # Imported on first use: importing a loss must not start a compiler.
@@ -223,7 +224,7 @@ PairReduction = Literal["mean", "sum"]
 
 
 def pair_weight(reduction: PairReduction, positives: int, negatives: int, queries: int) -> float:
-    """Return the weight of one pair: for the mean over pairs (Eq. 2), or the sum over the number of queries (Eq. 3)."""
+    """Return the weight of one pair: of the mean over pairs (Eq. 2), or of the sum divided by the queries (Eq. 3)."""
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 
@@ -234,7 +235,7 @@ def mw(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare
 
 
 class MWReduction(Reduction):
-    """Reduction of the panels of one batch by the Mann-Whitney loss."""
+    """Reduction of one batch, panel by panel, to the Mann-Whitney loss."""
 
     def __init__(self, candidates: Candidates, workers: WorkerGroup, reduction: PairReduction) -> None:
         super().__init__()
@@ -246,7 +247,7 @@ class MWReduction(Reduction):
         """Tabulate the positives' side of the kernel sums."""
         own = positive_scores(queries, embeddings, self._candidates)
         positives = self._workers.all_gather(own.flatten()).double()
-        # Operands in bf16 are longer than their embeddings by a factor of 1 + 2^-9 at most.
+        # Rounding the operands to bf16 lengthens each by a factor of at most 1 + 2^-9.
         bound = self._candidates.largest_score * (1 + 2**-7)
         relevance = self._candidates.relevance
         # A guide may have masked every negative; then the loss is 0.
@@ -267,7 +268,7 @@ class MWReduction(Reduction):
         first = self._workers.rank * columns.numel()
         by_score = result.by_positive[first : first + columns.numel()].to(self._candidates.queries.dtype)
         rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
-        # The derivative of an empty slot is 0, and its column any.
+        # The derivative of an empty slot is 0, so its column may be any.
         self.sparse.append((rows.flatten(), columns.flatten(), by_score))
         self.statistics["batch_auc"] = result.auc.to(torch.float32)
         return result.share

@@ -1,4 +1,4 @@
-// Kernels of the Mann-Whitney loss on a GPU; `cuda.py` compiles and calls them.
+// Kernels of the Mann-Whitney loss on a GPU; `cuda_kernel.py` compiles and calls them.
 //
 // walk: the pass over scores. Each score is located in an even grid of subcells, added to the sums of its subcell, and its derivative is read from
 // a cubic of that subcell. Positions x are measured from the middle of a subcell, from -1/2 to 1/2. The sums of 1, x
@@ -162,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) place(
     }
 }
 
-// Writes the loss, the AUC, and after them the derivative of each positive; see `pairwise.auc`. All sums have a fixed
-// order. `slopes` are the sums F at the nodes; `negatives` the sums of 1, x, x^2, x^3 in the subcells.
+// Writes the loss, the AUC, and after them the derivative of each positive; see `mann_whitney.auc`. All sums have a
+// fixed order. `slopes` are the sums F at the nodes; `negatives` the sums of 1, x, x^2, x^3 in the subcells.
 extern "C" __global__ void __launch_bounds__(THREADS) finish(
     const double* positives, int count, double start, double inverse, int cells, const double* nodes,
     const unsigned long long* areas, const double* negatives, const double* slopes, const double* total,

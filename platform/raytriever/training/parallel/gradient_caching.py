@@ -1,17 +1,16 @@
 """Gradient caching: a batch of any size in the memory of one chunk (Gao et al., 2021, arXiv:2101.06983).
 
-1. Cut each side of the batch into chunks. A chunk is padded to its own longest text; the chunks are in order of length.
+1. Cut queries and passages into chunks, in the order of their length. A chunk is padded to its own longest text.
 2. Encode every chunk without keeping activations; save the state of the dropout generators.
 3. The loss of all embeddings gives dL/dembedding, and the gradients of the loss's own parameters.
 4. Encode every chunk again, with the same dropout, and propagate its dL/dembedding to the parameters, where the
-   gradients of the chunks add up. The last chunks are not encoded again: their activations are in memory from step 2.
+   gradients of the chunks add up. The last chunks are not encoded again: step 2 kept their activations.
 
-All of this happens in forward. The result is the value of the loss as a function of the parameters, whose gradients
-are known already: its backward delivers every gradient once. So a data-parallel wrapper sees one forward and one
-backward, synchronizes once, and needs neither `no_sync` nor an accumulation boundary. Where it has several workers, the
-backward pass of the smallest chunk is left to it, and it reduces gradients while it computes that one. A cached step
-equals an uncached step over the same chunks, dropout included: both draw their masks chunk by chunk from the same
-generators."""
+All of this happens in forward. Its result is the value of the loss, with gradients that are already computed; backward
+only delivers them, each once. So a data-parallel wrapper sees one forward and one backward, synchronizes once, and
+needs neither `no_sync` nor an accumulation boundary. With several workers, the backward pass of the smallest chunk is
+left to the wrapper, which reduces gradients while it computes them. A cached step equals an uncached step over the same
+chunks, dropout included: both draw their masks chunk by chunk from the same generators."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from raytriever.models.prompts import Side
 
 @dataclass(frozen=True)
 class DropoutState:
-    """State of the random generators of dropout: of the CPU, and of the device."""
+    """State of the random generators that dropout uses, on the CPU and on the device."""
 
     device: torch.device
     on_cpu: Tensor
@@ -59,12 +58,12 @@ Encode = Callable[[TokenBatch, Side], Tensor]
 
 @dataclass(eq=False)
 class _Chunk:
-    """Chunk of a batch, and what the passes over it leave.
+    """Chunk of a batch, with the results of the passes over it.
 
     Attributes:
-        state: Dropout state before its first pass, unless its activations are kept.
-        embeddings: Embeddings with their activations, until they are differentiated.
-        gradient: Gradient of the loss by its embeddings.
+        state: dropout state before its first pass; not set if its activations are kept.
+        embeddings: embeddings with their activations, until they are differentiated.
+        gradient: gradient of the loss by its embeddings.
     """
 
     tokens: TokenBatch
@@ -88,17 +87,17 @@ def cached_loss(
     """Return the loss of a batch whose chunks are encoded one at a time.
 
     Args:
-        texts: Texts of each chunk.
-        encode: one chunk to embeddings `[texts, width]`, float32.
-        precision: the context of `encode`; entered once a pass, so that weights are cast once a pass.
-        reduce: embeddings of all chunks, in their order, to the loss.
-        encoder: trained parameters behind `encode`.
-        loss: trained parameters behind `reduce`.
-        vote: Vote of the workers on whether one ran out of memory; None where chunks communicate. Then each
-            chunk has a backward pass, which adds its gradients to the parameters.
-        keep: how many of the last chunks are encoded once, their activations kept over the loss; at least 1.
-        leaves_chunk: leave the backward pass of the smallest chunk to that of the result. Then gradients are complete
-            one after another, and a wrapper can reduce the first ones while it computes the others.
+        texts: texts of each chunk.
+        encode: computes the embeddings of one chunk, `[texts, width]` in float32.
+        precision: autocast context of `encode`. It is entered once a pass, so that weights are cast once a pass.
+        reduce: computes the loss from the embeddings of all chunks, in their order.
+        encoder: trained parameters that `encode` uses.
+        loss: trained parameters that `reduce` uses.
+        vote: vote of the workers on whether one ran out of memory; None if chunks communicate (FSDP2). Then each chunk
+            has its own backward pass, which adds its gradients to the parameters.
+        keep: number of last chunks that are encoded once, with their activations kept until backward; at least 1.
+        leaves_chunk: leave the backward pass of the smallest chunk to the backward pass of the result. A wrapper can
+            then reduce the gradients that are complete while it computes the others.
 
     Raises:
         OutOfMemory: a worker ran out of memory; no gradient has been delivered.
@@ -108,7 +107,7 @@ def cached_loss(
 
     def encode_all() -> list[Tensor]:
         embeddings = []
-        # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
+        # Two contexts: autocast caches cast weights, and a cast without gradients must not be used in a pass with them.
         with torch.no_grad(), precision():
             for chunk in earlier:
                 chunk.state = DropoutState.now(device)
@@ -124,12 +123,12 @@ def cached_loss(
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
     for chunk, gradient in zip(chunks, by_embedding.split([texts_of(one.tokens) for one in chunks]), strict=True):
         chunk.gradient = gradient
-    # Smaller than others that fit: its backward pass, outside the vote, does not run out of memory.
+    # The smallest chunk: its backward pass is outside the vote, and fits because larger chunks did.
     left = min(chunks, key=lambda chunk: tokens_of(chunk.tokens)) if leaves_chunk else None
     total = None if vote is None else _Total(encoder)
 
     def differentiate() -> None:
-        """Add up the gradients of all chunks but the one that is left, which is encoded last."""
+        """Add up the gradients of all chunks except `left`, which is encoded last."""
         add = torch.autograd.backward if total is None else total.add
         for chunk in reversed(last):
             if chunk is not left and chunk.embeddings is not None:
@@ -158,7 +157,7 @@ def cached_loss(
 
 
 def count_kept(texts: Sequence[Texts], tokens: int) -> int:
-    """Return the number of last chunks that have at most `tokens` tokens together, at least 1."""
+    """Return how many of the last chunks have at most `tokens` tokens in total; at least 1."""
     kept = total = 0
     for chunk, _ in reversed(texts):
         total += tokens_of(chunk)
@@ -177,7 +176,7 @@ class _Total:
         self.gradients: list[Tensor | None] = [None] * len(parameters)
 
     def add(self, embeddings: Tensor, gradient: Tensor) -> None:
-        """Add the gradient of a chunk; a tower that did not encode it gets none."""
+        """Add the gradients of a chunk. A tower that did not encode the chunk gets none."""
         gradients: Iterable[Tensor | None] = torch.autograd.grad(
             embeddings, self._parameters, gradient, allow_unused=True
         )
@@ -186,7 +185,7 @@ class _Total:
             total = self.gradients[index]
             if own is None:
                 continue
-            # What autograd answers may be shared between parameters: only a sum of our own is added to in place.
+            # Autograd may return one tensor for several parameters. So only a sum made here is added to in place.
             if total is None:
                 self.gradients[index] = own
             elif self._chunks[index] == 1:
@@ -200,7 +199,7 @@ class _Total:
 
 
 def _deliver(value: Tensor, known: Iterable[tuple[Any, Tensor | None]]) -> Tensor:
-    """Return a value whose gradients by some tensors are known."""
+    """Return `value` as a function of some tensors, whose gradients are already known."""
     existing = [(tensor, gradient) for tensor, gradient in known if gradient is not None]
     delivered: Tensor = _Delivery.apply(
         value.detach(), [gradient for _, gradient in existing], *(tensor for tensor, _ in existing)
@@ -219,7 +218,7 @@ class _Delivery(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # One at a time, so that scaling takes the memory of one parameter.
+        # Scaled and released one at a time, so that scaling takes the memory of one parameter only.
         gradients = ctx.gradients[::-1]
         ctx.gradients = []
         return None, None, *(gradients.pop() * grad for _ in range(len(gradients)))
@@ -236,23 +235,23 @@ class Vote:
     """Vote of all workers on whether one of them ran out of memory, before any of them waits for another.
 
     One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then
-    wait for it in a collective for ever. So with gradient caching the workers agree twice a step, where no collective
-    has begun: after all chunks are encoded, and before the gradients are synchronized. They agree over gloo, in the
-    memory of the CPU, so no worker waits for its GPU.
+    wait for it in a collective forever. So with gradient caching the workers vote twice in a step, when no collective
+    is under way: after all chunks are encoded, and before the gradients are synchronized. They vote over gloo, in CPU
+    memory, so no worker waits for its GPU.
 
-    A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards what it left,
-    `ChunkChoice.smaller` halves the chunk and stores it, and the loop does the step again. Elsewhere, and with FSDP2, a
-    worker that runs out of memory raises. Ray Train then ends the others and restarts the group, with a smaller chunk.
+    A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards its partial results,
+    `ChunkChoice.smaller` halves the chunk and stores it, and the loop runs the step again. In other places, and with
+    FSDP2, a worker that runs out of memory raises. Ray Train then restarts all workers, with a smaller chunk.
 
     Args:
-        workers: the group, for tensors in the memory of the CPU; all call the object in the same order.
+        workers: group for CPU tensors; all workers make every call in the same order.
     """
 
     def __init__(self, workers: WorkerGroup) -> None:
         self._workers = workers
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return the result of this worker's own work, which calls no collective.
+        """Do this worker's own work, which calls no collective, and return its result.
 
         Raises:
             OutOfMemory: a worker ran out of memory.
@@ -264,11 +263,11 @@ class Vote:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            reason = first_line(error)  # not the error: its traceback would keep the tensors of the step
+            reason = first_line(error)  # the traceback of the error itself would keep the tensors of the step
         if self.maximum(not results):
             raise OutOfMemory(reason)
         return results[0]
 
     def maximum(self, number: int) -> int:
-        """Return the largest number of all workers, without a wait for a GPU; all workers call it."""
+        """Return the maximum of a number over all workers; all workers call it, and none waits for its GPU."""
         return int(self._workers.all_reduce(torch.tensor([number], dtype=torch.int32), "max"))

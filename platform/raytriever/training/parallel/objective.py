@@ -1,4 +1,4 @@
-"""Encoder and loss as one module, so that a strategy synchronizes and shards all parameters."""
+"""Encoder and loss in one module, so that a strategy synchronizes and shards the parameters of both."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ from raytriever.training.worker_batch import Batch, Passes
 
 
 def level(texts: Buckets, vote: Vote) -> Buckets:
-    """Return as many chunks as the worker with the most has; all workers call it.
+    """Repeat the first chunk until all workers have the same number of chunks; all workers call it.
 
-    The first chunk, of the shortest texts, is repeated. The embeddings of a repetition are in no text's place, so they
-    have no effect on the loss.
+    The first chunk has the shortest texts. `indices` refers to no repetition, so these have no effect on the loss.
     """
     chunks = len(texts.buckets)
     return Buckets(texts.buckets + texts.buckets[:1] * (vote.maximum(chunks) - chunks), texts.indices)
 
 
 class Objective(nn.Module):
-    """Loss of the global batch, from one worker's share of it.
+    """Module that computes the loss of the global batch from one worker's share of it.
 
     Args:
-        loss: reduces the score matrix of the global batch.
-        precision: `fp32` or `bf16`, of the encoder; trained weights, embeddings and loss are float32.
-        vote: Vote of the workers on whether one ran out of memory; None for one worker.
-        guide: returns the guide's embeddings of a chunk; None without a guide. It is not a module of this one, so no
+        retriever: the encoder that is trained.
+        loss: loss of the score matrix of the global batch.
+        precision: `fp32` or `bf16`, the autocast precision of the encoder. Trained weights, embeddings and loss are
+            float32.
+        vote: vote of the workers on whether one ran out of memory; None for one worker.
+        guide: returns the guide's embeddings of a chunk; None without a guide. It is a function, not a submodule, so no
             strategy trains, shards or stores its weights.
 
     Attributes:
-        chunks_communicate: chunks gather weights and reduce gradients themselves (FSDP2). Then all workers encode equal
-            numbers of chunks, and gradient caching leaves the gradients to the backward pass of each chunk. A worker
-            that runs out of memory ends the group: the others wait for it within a chunk.
-        leaves_chunk: gradient caching leaves the backward pass of its smallest chunk to that of the loss (DDP).
+        chunks_communicate: each chunk gathers weights and reduces gradients itself (FSDP2). Then all workers encode the
+            same number of chunks, and with gradient caching each chunk has its own backward pass. If a worker runs out
+            of memory, all are restarted, because the others wait for it within a chunk.
+        leaves_chunk: gradient caching leaves the backward pass of its smallest chunk to the backward pass of the loss
+            (DDP).
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Objective(nn.Module):
         self.chunks_communicate = self.leaves_chunk = False
 
     def forward(self, batch: Batch, workers: WorkerGroup) -> LossOutput:
-        """Return the differentiable loss, equal with and without gradient caching."""
+        """Return the differentiable loss. It is the same with and without gradient caching."""
         passes: Passes = [(batch.queries, "query"), (batch.passages, "passage")]
         tokens = sum(map(tokens_of, (*batch.queries.buckets, *batch.passages.buckets)))
         if batch.chunk is None or (tokens <= batch.chunk and not self.chunks_communicate):
@@ -81,7 +83,7 @@ class Objective(nn.Module):
             return output
 
         if batch.chunk is None or not torch.is_grad_enabled():
-            # Weights are cast once a chunk: cast once a batch, the chunks' gradients would be added up in bf16.
+            # Each chunk casts the weights itself. With one cast for the batch, gradients would be summed in bf16.
             return reduce(torch.cat([encode(chunk, side) for chunk, side in chunks]))
         return cached_loss(
             chunks,
@@ -91,7 +93,7 @@ class Objective(nn.Module):
             _trained(self.retriever),
             _trained(self.loss),
             None if self.chunks_communicate else self._vote,
-            # Chunks that communicate are encoded in the same order on all workers.
+            # Chunks that communicate must run in the same order on all workers, so all keep the same number.
             1 if self.chunks_communicate else count_kept(chunks, batch.chunk),
             self.leaves_chunk,
         )
@@ -111,10 +113,10 @@ class Objective(nn.Module):
 
 
 def with_default_operands(config: LossConfig, precision: str, device: torch.device) -> LossConfig:
-    """Return the loss with TF32 products where a GPU encodes in bf16, unless the user chose others.
+    """Let the loss multiply in TF32 if a GPU encodes in bf16, unless the user chose a precision.
 
-    On an H100 the products of `mw` take a fifth of the time of float32 ones then, and the gradient changes by 1e-4 of
-    its largest component. Embeddings that were computed in bf16 differ by more.
+    On an H100, the products of `mw` then take a fifth of their float32 time, and the gradient changes by 1e-4 of its
+    largest component. Embeddings that are computed in bf16 differ by more than that.
     """
     has_products = not set(SCORE_LOSSES).isdisjoint(config.terms)
     if config.loss_precision or precision != "bf16" or device.type != "cuda" or not has_products:
@@ -123,7 +125,7 @@ def with_default_operands(config: LossConfig, precision: str, device: torch.devi
 
 
 def _in_order(embeddings: Tensor, passes: Passes, batch: Batch) -> tuple[Tensor, ...]:
-    """Return the embeddings of queries and passages in the order of the batch, from those of all chunks."""
+    """Sort the embeddings of all chunks into the order of the batch, and split them into queries and passages."""
     by_pass = embeddings.split([sum(map(texts_of, texts.buckets)) for texts, _ in passes])
     ordered = torch.cat([one[texts.indices] for one, (texts, _) in zip(by_pass, passes, strict=True)])
     return ordered.split([len(batch.queries.indices), len(batch.passages.indices)])

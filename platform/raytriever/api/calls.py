@@ -1,4 +1,4 @@
-"""One call of the public API: locks, and errors of the disk in one line."""
+"""Wrappers of the functions of the public API: they lock the output and report a full or broken disk in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function of the API raise errors of the disk as a `StorageError`."""
+    """Decorate a function of the API, so that it raises a `StorageError` when the disk fails."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -31,7 +31,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def checked(settings: T) -> T:
-    """Return settings whose values are allowed and whose paths exist; raises `UserError` for others."""
+    """Check settings and return them. Raises `UserError` if a value is not allowed or a path does not exist."""
     check_options(settings)
     fetch_paths(settings)
     return settings
@@ -39,10 +39,10 @@ def checked(settings: T) -> T:
 
 @contextmanager
 def working(name: str, output: Path | None = None) -> Iterator[None]:
-    """Do long work. No other process writes `output`. The handlers of signals stay those of the caller's program.
+    """Do long work while no other process can write `output`. The signal handlers of the program stay.
 
     Args:
-        name: Name of the function, for the line that is shown while nothing else is.
+        name: Name of the function, for the line that is shown while nothing else is printed.
         output: a directory that the work writes, if any; it need not exist.
 
     Raises:

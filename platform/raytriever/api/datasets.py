@@ -36,19 +36,19 @@ Grades = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
 class Dataset:
-    """Checked data set for retrieval: documents, queries, and which documents answer which query.
+    """Checked data set for retrieval: documents, queries, and judgements of which documents answer which query.
 
     It is made by `load_dataset`, from a folder of documents by `from_documents`, or from data in memory by `from_dict`,
-    `from_pandas` or `from_huggingface`. Data in memory is written once to the cache, under the digest of
-    its content, and then checked as files are: a bad row is left out and listed in `bad_rows`, and too many bad rows
+    `from_pandas` or `from_huggingface`. Data in memory is written to the cache once, under the digest of its content.
+    It is then checked in the same way as files: a bad row is left out and listed in `bad_rows`, and too many bad rows
     are an error.
 
     Attributes:
-        name: in tables and file names.
+        name: its name in tables and file names.
         source: the path, URI or name of the data; the commands take it as `--dataset`.
         splits: names of the splits that have judgements, sorted.
-        counts: number of documents, of queries, and of the queries, judgements and positives of each split; also
-            `SPLIT_unanswerable`, the queries that no document answers, if there are any.
+        counts: number of documents and of queries, then of the queries, judgements and positives of each split. If
+            there are queries that no document answers, `SPLIT_unanswerable` counts them.
         bad_rows: `{"file", "row", "reason", "raw"}` of each row that was left out.
 
     Examples:
@@ -77,19 +77,20 @@ class Dataset:
         cls, documents: Texts, queries: Mapping[str, str], judgements: Grades, *,
         unanswerable: Mapping[str, Iterable[str]] | None = None, name: str = "memory", max_bad_rows: float = 0.01,
     ) -> Dataset:  # fmt: skip
-        """Make a data set of dictionaries, as BEIR's loader returns them.
+        """Make a data set from dictionaries, in the form that BEIR's loader returns.
 
         Args:
             documents: `{id: text}` or `{id: {"title": ..., "text": ...}}`.
             queries: `{id: text}`.
             judgements: `{split: {query id: {document id: grade}}}`. A grade is a whole number; above 0 is relevant.
-                Training needs the split `train`, and measures `test`; without `dev`, a tenth of `train` is held out.
+                Training needs the split `train` and evaluates on `test`. Without a split `dev`, a tenth of `train` is
+                held out.
             unanswerable: `{split: [query id]}` of the queries that no document answers.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
         Raises:
-            DataError: an argument has another form, or too many rows are bad.
+            DataError: an argument does not have this form, or too many rows are bad.
             StorageError: the cache cannot be written.
 
         Examples:
@@ -116,28 +117,28 @@ class Dataset:
         name: str = "frame",
         max_bad_rows: float = 0.01,
     ) -> Dataset:
-        """Make a data set of one frame of pairs, or of three frames with ids.
+        """Make a data set from one frame of pairs, or from three frames with ids.
 
         One frame: a row holds a query and a passage that answers it, and may hold hard negatives in the columns
         `negative`, `negative_1`, `negative_2` and so on. The column `split` assigns rows to `train`, `dev` and `test`.
-        Without it the queries are divided by the digest of their text: a tenth each to `dev` and `test`, or more for 50
-        queries, at most 0.3, and the rest to `train`. A row whose column `answerable` is no (`no`, `false` or `0`) has
-        an empty passage: no document answers its query.
+        Without it the queries are divided by the digest of their text. `dev` and `test` get a tenth each, and more if a
+        tenth is under 50 queries, but at most 0.3; `train` gets the rest. If no document answers a query, its row has
+        an empty passage and `no`, `false` or `0` in the column `answerable`.
 
         Three frames: documents with the columns `id`, `text` and, if there are titles, `title`; queries with `id` and
         `text`; judgements with `query_id`, `document_id`, `score` (a whole number; above 0 is relevant) and, if there
-        are several splits, `split`. Without that column all judgements belong to `test`. No document answers a query
-        whose column `answerable` is no; it belongs to the split in its column `split`, else to `test`.
+        are several splits, `split`. Without that column all judgements belong to `test`. A query that no document
+        answers has `no` in the column `answerable`; it belongs to the split in its column `split`, else to `test`.
 
         Args:
             frame: the pairs, or the documents.
-            queries: the queries, where `frame` holds documents.
-            judgements: the judgements, where `frame` holds documents.
+            queries: the queries, if `frame` holds documents.
+            judgements: the judgements, if `frame` holds documents.
             query: column of queries in a frame of pairs; one named `question` or `anchor` is recognized.
             passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognized.
             split: column of splits; by default `split`, if there is one.
             test_share: share of the queries, 0 to 1, in a frame of pairs without a column of splits.
-            dev_share: as `test_share`.
+            dev_share: the same for dev.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
@@ -168,12 +169,12 @@ class Dataset:
     def from_huggingface(
         cls, splits: datasets.DatasetDict | datasets.Dataset, *, name: str = "hub", max_bad_rows: float = 0.01
     ) -> Dataset:
-        """Make a data set of a `datasets.DatasetDict` or a `datasets.Dataset`.
+        """Make a data set from a `datasets.DatasetDict` or a `datasets.Dataset`.
 
         Either each split holds rows of a known training format, such as `anchor`, `positive` and `negative` of
         sentence-transformers, or `corpus` and `queries` hold texts and every other split holds judgements with the
         columns `query-id`, `corpus-id` and `score`, as BEIR's data sets on the hub do. A `Dataset` holds pairs of a
-        query and a passage; its queries are divided as those of a frame (`from_pandas`).
+        query and a passage; its queries are divided like those of a frame (`from_pandas`).
 
         Args:
             splits: the splits, or one table of pairs.
@@ -181,7 +182,7 @@ class Dataset:
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
         Raises:
-            DataError: it is neither, its columns are of no known format, or too many rows are bad.
+            DataError: `splits` is neither, its columns match no known format, or too many rows are bad.
             StorageError: the cache cannot be written.
 
         Examples:
@@ -211,32 +212,35 @@ class Dataset:
     ) -> Dataset:
         """Divide a folder of Markdown, HTML, text and PDF files into passages.
 
-        The passages fit the encoder. A document and the questions that it answers share a split. What was
-        read, and what was skipped and why, is printed on standard error and listed in `output/quarantine.jsonl`.
+        The passages fit the encoder. A document and the questions that it answers share a split. Standard error shows
+        how much was read and skipped; `output/quarantine.jsonl` lists each skipped file or question with the reason.
 
         Args:
             folder: path or URI of the documents.
             output: folder in which the data set is written. An earlier import there is replaced: files and questions
                 keep their splits.
-            questions: CSV, TSV or JSONL file of questions with the columns `question`, `file` and perhaps `answer`,
-                `anchor`, `id`, `split` and `answerable`. The file `none`, or `answerable` no, says that the folder has
-                no answer. Without questions there are passages to search, and nothing to train on.
+            questions: CSV, TSV or JSONL file of questions with the columns `question` and `file`, and optionally
+                `answer`, `anchor`, `id`, `split` and `answerable`. Write `none` as the file, or `no` as `answerable`,
+                if the folder has no answer. Without questions the passages can be searched, but there is nothing to
+                train on.
             columns: columns of `questions` that have other names, such as `question=Frage,file=Datei`.
-            model: the encoder whose tokens and length the passages have.
-            chunk_tokens: largest number of tokens of a passage with its title; by default what the encoder reads.
-            overlap_tokens: tokens that a passage repeats of the one before it; by default an eighth.
+            model: the encoder whose tokenizer and maximum length determine the passages.
+            chunk_tokens: largest number of tokens of a passage with its title; by default the encoder's maximum length.
+            overlap_tokens: number of tokens that a passage repeats from the end of the previous one; by default an
+                eighth of a passage.
             seed: Seed of the splits.
-            test_share: share of the questions that are test, 0 to 1; by default 0.1, or more for 50 questions, at
-                most 0.3.
-            dev_share: share of the questions that are dev; by default as `test_share`.
-            test_questions: file of questions with the same columns that are all test; the others are train and dev.
+            test_share: share of the questions in the split test, 0 to 1; by default 0.1, or more to have 50 questions,
+                but at most 0.3.
+            dev_share: share of the questions in the split dev; the default is chosen in the same way.
+            test_questions: file of questions with the same columns. All of them are test; those of `questions` are
+                train and dev.
 
         Raises:
-            ConfigError: a number is out of range, a package that reads such documents is not installed, or the earlier
-                import has another seed, questions that this one lacks, or none of the files.
+            ConfigError: a number is out of range, or a package that reads such documents is not installed. Or the
+                earlier import has another seed, has questions that this one lacks, or shares no file with this one.
             DataError: there is no document, or no question can be matched.
             ModelError: the encoder cannot be found.
-            StorageError: `output` is no import, is damaged or has further files, or cannot be written.
+            StorageError: `output` is not an import, is damaged, contains other files, or cannot be written.
 
         Examples:
             >>> from pathlib import Path
@@ -284,17 +288,17 @@ def load_dataset(
 ) -> Dataset:
     """Check and prepare a data set on disk, in an object store or on the hub.
 
-    What was prepared before is found in the cache. Every row is checked; a bad one is left out and listed in `bad_rows`
-    of the result.
+    A data set that was prepared before is loaded from the cache. Every row is checked; a bad one is left out and listed
+    in `bad_rows` of the result.
 
     Args:
         path: a folder or file in a known format (BEIR, sentence-transformers, Tevatron, DPR, FlagEmbedding, pairs,
             CSV, `save_to_disk`), a URI such as `s3://bucket/data`, `hf://datasets/ORG/NAME`, `ir_datasets:NAME`, a
             prepared data set, or `pydocs`.
-        query: column of queries of one CSV or TSV file, if it has another name than the well-known ones.
+        query: column of queries of a CSV or TSV file, if it does not have a well-known name.
         passage: column of passages of such a file.
         split: column of splits of such a file.
-        name: in tables; by default that of the folder or file.
+        name: its name in tables; by default the name of the folder or file.
         max_bad_rows: share of each file's rows that may be bad, 0 to 1.
 
     Raises:
@@ -313,12 +317,12 @@ def load_dataset(
 
 
 def _file_name(path: str | os.PathLike[str]) -> str:
-    """Return the name of a file with the characters of the name of a data set."""
+    """Return the name of a file with only those characters that a data set's name may have."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", os.fspath(path).rsplit("/", 1)[-1]).lstrip("._-") or "table"
 
 
 def source_of(data: Dataset | str | os.PathLike[str]) -> str:
-    """Return the path, URI or name of a data set; raises `ConfigError` where it is neither that nor a `Dataset`."""
+    """Return the path, URI or name of a data set. Raises `ConfigError` for any other type."""
     if isinstance(data, Dataset):
         return data.source
     if isinstance(data, str | os.PathLike):
@@ -327,7 +331,7 @@ def source_of(data: Dataset | str | os.PathLike[str]) -> str:
 
 
 def data_settings(data: Dataset | str | os.PathLike[str]) -> DataConfig:
-    """Return the settings that open a data set; raises as `source_of`."""
+    """Return the settings that open a data set. Raises the errors of `source_of`."""
     from raytriever.data.data_settings import DataConfig
 
     if isinstance(data, Dataset):
@@ -347,7 +351,7 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
 
 
 def _from_files(kind: type[Dataset], files: Files, name: str, max_bad_rows: float) -> Dataset:
-    """Write files to the cache, and make a data set of them."""
+    """Write files to the cache and load them as a data set."""
     if not NAME.fullmatch(name):
         raise DataError(f"{name!r} is no name of a data set", "name", "use letters, digits, '.', '_' and '-'")
     folder = files.write(name)

@@ -48,9 +48,9 @@ class Report:
     """Results of an evaluation, made by `evaluate`. `print(report)` shows its tables.
 
     Attributes:
-        metrics: `{model: {data set: {metric: value}}}`; metrics are named `ndcg_at_10`, `mrr_at_10`, `recall_at_100`,
-            `auc`, and lie between 0 and 1.
-        path: the directory with all files where `output` was given, else None until `save`.
+        metrics: `{model: {data set: {metric: value}}}`; metrics have names such as `ndcg_at_10`, `mrr_at_10`,
+            `recall_at_100` and `auc`, and lie between 0 and 1.
+        path: the directory with all files if `output` was given, else None until `save`.
 
     Examples:
         >>> report = rt.evaluate(["bm25", encoder], data, split="test")
@@ -97,7 +97,7 @@ class Report:
         """Write the files of the evaluation to a directory: report, tables, TREC runs, scores, `results.json`.
 
         Args:
-            output: must not exist; it appears whole or not at all.
+            output: the directory, which must not exist. If writing fails, nothing is left of it.
 
         Returns:
             The directory.
@@ -144,37 +144,40 @@ def evaluate(
     fresh: bool = False,
     tracker: str = "mlflow",
 ) -> Report:
-    """Measure models side by side on the judged queries of a split, by exact search of all passages.
+    """Evaluate models side by side on the judged queries of a split, with exact search over all passages.
 
     Args:
-        models: each `"bm25"`, a name or path, a `Model`, a `Run`, a system such as `"bm25+minilm"`,
-            `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`, a `SentenceTransformer`, or a function
-            `encode(texts, side)`, whose `side` is `query` or `passage` and whose result is an array `[texts, width]`
-            of embeddings to compare by their dot product; or a dictionary of them by the names they shall have in
-            tables, of which a fusion such as `"bm25+NAME"` can name a model or a function.
+        models: a list, or a dictionary whose keys are the names in tables; a fusion such as `"bm25+NAME"` can use such
+            a name. Each is `"bm25"`, a name or path, a `Model`, a `Run`, a `SentenceTransformer`, a function, or a
+            system such as `"bm25+minilm"`, `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`. A function
+            `encode(texts, side)`, whose `side` is `query` or `passage`, returns embeddings `[texts, width]`, which are
+            compared by dot product.
         data: one data set or several.
         split: the judged split.
-        metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.
+        metrics: the metrics to compute, such as `"ndcg@10,recall@100,auc"` or a list of such names.
         baselines: names of one or two models that the others are compared with; by default the first.
-        calibrate: wanted values for which thresholds are chosen: `"top-precision=0.9"` of the answers shown,
-            `"wrong-answers=0.05"` or `"missed=0.1"` of later queries at most (expected shares), `"answered=0.8"` of
-            the queries, `"f1"`, `"kept=0.95"` of the relevant passages (expected share), and `"precision=0.9"` or
-            `"recall=0.8"` of pairs. The model directories get a `calibration.json`, which `Index.search` uses.
-        calibration_split: where they are chosen; if it is `split` itself, they are counted on the same queries.
-        confidence: what decides whether a query is answered: `score`, `entropy` (by default) or `combined`.
-        unanswerable: queries without an answer that are made, next to those that the data sets have: `"removed"` or
-            `"removed=0.2"`, or data sets of other domains.
-        relevance_level: grade from which on a passage is relevant.
+        calibrate: targets for which thresholds are chosen. For queries: `"top-precision=0.9"` of the answers shown,
+            `"wrong-answers=0.05"` or `"missed=0.1"` (largest expected share of later queries), `"answered=0.8"` of the
+            queries, or `"f1"`. For passages: `"kept=0.95"` (expected share of the relevant ones). For pairs:
+            `"precision=0.9"` or `"recall=0.8"`. `calibration.json` is written to each model directory; `Index.search`
+            reads it.
+        calibration_split: the split on which thresholds are chosen. If it is `split` itself, the same queries choose
+            and test the thresholds.
+        confidence: the measure that decides whether a query is answered: `score`, `entropy` (by default) or `combined`.
+        unanswerable: source of further queries without an answer, in addition to those of the data sets: `"removed"`
+            removes the answers of half of the queries and `"removed=0.2"` of a fifth; or data sets of other domains.
+        relevance_level: lowest grade of a relevant passage.
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
-        dtype: types of stored embeddings that are measured from one encoding, such as `["int8", "binary"]`.
-        truncate_dim: numbers of first components at which they are measured, such as `[64, 128]`.
-        rescore_multiplier: candidates of quantized embeddings for each result; by default 2.
+        dtype: types of quantized embeddings to evaluate too, such as `["int8", "binary"]`; texts are encoded only once.
+        truncate_dim: truncated widths of the embeddings to evaluate too, such as `[64, 128]`.
+        rescore_multiplier: number of candidates that quantized embeddings find for each result, before rescoring; by
+            default 2.
         precision: of encoding, `fp32`, `bf16` or `int8`; by default that of `load_model`, or the faster of `fp32`
             and `bf16`.
-        output: directory to write. It is recorded by `tracker`. Without it files are kept until the report is
-            forgotten, and `Report.save` writes them.
-        fresh: whether another evaluation in `output` is replaced.
-        tracker: where an evaluation with `output` is logged, as in `train`.
+        output: directory to write, which `tracker` records. Without it the files are temporary: they exist as long as
+            the report, and `Report.save` keeps them.
+        fresh: whether to replace an earlier evaluation in `output`.
+        tracker: where an evaluation with `output` is logged; see `train`.
 
     Raises:
         ConfigError: a model, metric or setting is unknown, or two models have one name.
@@ -204,7 +207,7 @@ def evaluate(
     sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
     if isinstance(models, str | os.PathLike | Model | Run) or not models:
         raise ConfigError("is no list of models", "models", "give a list such as ['bm25', 'minilm']")
-    functions: list[FunctionEncoder] = []  # their names are known as long as they live
+    functions: list[FunctionEncoder] = []  # their names stay registered as long as these objects exist
     evaluated = _evaluated(models, functions)
     arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
 
@@ -254,7 +257,7 @@ def compare(
         The file.
 
     Raises:
-        ConfigError: one is no finished run.
+        ConfigError: one of them is not a finished run.
         StorageError: a run is damaged, or the file cannot be written.
 
     Examples:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 class Model(MtebEncoder):
     """Encoder of queries and passages, made by `load_model`, or the `model` of a `Run`.
 
-    It also passes as a model for `mteb.evaluate`.
+    `mteb.evaluate` accepts it as a model too.
 
     Attributes:
         name: `minilm`, a directory or a hub name.
-        config: how it reads texts.
-        precision: of encoding, `fp32`, `bf16` or `int8`: that of `load_model`, or `fp32` for a run with this setting;
-            None for the faster of the first two.
+        config: its settings: prompts, lengths, pooling and similarity.
+        precision: precision of encoding, `fp32`, `bf16` or `int8`, as passed to `load_model`; `fp32` for a run that was
+            trained with this setting; None for the faster of `fp32` and `bf16`.
 
     Examples:
         >>> model = rt.load_model(encoder)
@@ -90,7 +90,7 @@ class Model(MtebEncoder):
 
     @cached_property
     def retriever(self) -> TextEncoder:  # type: ignore[override]
-        """The loaded towers and tokenizer, whose weights cannot be trained; or the endpoint."""
+        """The loaded encoder with its tokenizer, for inference only; or the client of a service."""
 
         from raytriever.models.device_and_precision import choose_precision, default_device
         from raytriever.models.directory.hub_or_local import has_files
@@ -99,7 +99,7 @@ class Model(MtebEncoder):
         device = default_device()
         precision = choose_precision(self.precision, device)
         if self.precision is None and precision == "bf16" and has_files(self.name):
-            warn(f"{self.name}: encodes in bf16, the faster precision here; precision='fp32' is more exact")
+            warn(f"{self.name}: encodes in bf16, which is faster on this device; precision='fp32' is more exact")
         return open_encoder(self.config, precision, device)
 
     def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts width"]:
@@ -168,41 +168,43 @@ def load_model(
     budget: float | None = None,
     budget_tokens: int | None = None,
 ) -> Model:
-    """Load an encoder for measuring, mining and search, on the GPU if this process has one.
+    """Load an encoder for evaluation, mining and search, on the GPU if this process has one.
 
-    What is left out is read from the model's own files.
+    Settings that are not passed are read from the model's own files.
 
     Args:
         name: `minilm` (all-MiniLM-L6-v2, which needs no download), the directory of a transformers or
             sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`. `openai:NAME` is
-            the model NAME of a service with OpenAI's `/v1/embeddings`, which gets each text once.
+            the model NAME of a service with OpenAI's `/v1/embeddings`. Its answers are cached, so that no text is sent
+            twice.
         revision: commit or tag of a hub model.
         precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default `fp32` for a run that was
-            trained with this setting, else the faster of the first two. A line says if that is bf16.
+            trained with this setting, else the faster of `fp32` and `bf16`. A warning says if that is bf16.
         pooling: `mean`, `cls`, `last`, `max`, `mean_sqrt_len` or `weightedmean`; or several joined by `+`.
         similarity: `cosine` normalizes embeddings, `dot` leaves them as they are.
-        towers: `shared`, or `separate` for an encoder each (as DPR).
+        towers: `shared`, or `separate` for one encoder of queries and one of passages, as in DPR.
         query_prompt: text put before every query.
         passage_prompt: text put before every passage.
         query_prompt_name: name of a prompt that the model stores, put before every query.
         passage_prompt_name: name of a prompt that the model stores, put before every passage.
-        dataset_prompts: prompts of single data sets, such as `{"scifact": {"query": "Find evidence: "}}`, when a data
-            set of this name is measured, mined, encoded or searched; they precede the other prompts.
+        dataset_prompts: prompts for single data sets by name, such as `{"scifact": {"query": "Find evidence: "}}`. They
+            take precedence over the other prompts.
         query_length: longest query in tokens; longer ones are cut.
         passage_length: longest passage in tokens; longer ones are cut.
-        truncate_dim: number of first components that are kept, for encoders of nested embeddings; the `dimensions` of
+        truncate_dim: number of leading components to keep of each embedding, for Matryoshka models; the `dimensions` of
             a service.
         base_url: address of the service.
-        key_variable: environment variable that holds its key.
-        in_flight: number of parallel requests.
+        key_variable: environment variable that holds the service's API key.
+        in_flight: largest number of parallel requests.
         requests_per_minute: largest number of requests in a minute.
-        price_in: price of a million tokens.
-        budget: largest cost of the texts, in the currency of the price; what was paid for them before is included.
-        budget_tokens: largest number of their tokens.
+        price_in: price of a million input tokens.
+        budget: largest total cost of the texts, in the currency of the price, including earlier calls for the same
+            texts.
+        budget_tokens: largest total number of tokens of the texts.
 
     Raises:
         ModelError: there is no such model, or it cannot be loaded or trusted.
-        ConfigError: a setting is out of range, or the model stores no prompt of a name.
+        ConfigError: a setting is out of range, or the model stores no prompt with that name.
 
     Examples:
         >>> model = rt.load_model(encoder, query_prompt="query: ")
@@ -242,7 +244,7 @@ def load_model(
 
 
 def _read_prompts(prompts: Mapping[str, str | Mapping[str, str]]) -> dict[str, str]:
-    """Return prompts by name; raises `ConfigError` for another form."""
+    """Return prompts by name. Raises `ConfigError` for a value that is not such a dictionary."""
     try:
         return read_prompts(prompts)
     except ValueError as error:
@@ -263,7 +265,7 @@ def settings_of(model: ModelLike) -> ModelConfig:
 
 
 def loaded(model: ModelLike) -> Model:
-    """Return the model itself where it is a `Model` or a `Run`, else load it by its name."""
+    """Return the `Model` itself or that of a `Run`; load a model that is given by name."""
     if isinstance(model, Model):
         return model
     return model.model if isinstance(model, Run) else Model(settings_of(model))
@@ -287,7 +289,7 @@ def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
     """Return the precision of a call: the explicit one, or the one of its models.
 
     Raises:
-        ConfigError: it is unknown, or the models were loaded with different ones.
+        ConfigError: the precision is unknown, or the models were loaded with different precisions.
     """
     if explicit not in (None, *PRECISIONS):
         raise ConfigError(f"unknown value {explicit!r}", "precision", "give 'fp32', 'bf16' or 'int8'")
@@ -303,20 +305,21 @@ def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
 
 
 def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
-    """Return texts as a list. Halves of surrogate pairs, which tokenizers refuse, become `?`.
+    """Return texts as a list. Tokenizers refuse lone surrogates (halves of a UTF-16 pair), so each becomes `?`.
 
     Args:
         texts: a sequence, a Series, a column of `datasets`, an array or an iterator.
-        argument: its name.
+        argument: name of the argument, for errors.
 
     Raises:
-        ConfigError: it is one text, a collection without an order or with names, or contains something else than texts.
+        ConfigError: it is a single text, a collection without an order, or a mapping or table, or an element is not a
+            string.
     """
     from raytriever.data.hashed_ids import as_utf8
 
     if isinstance(texts, str | bytes):
         raise ConfigError("is one text, not a list of texts", argument, "put it in a list")
-    # A frame and a table of `datasets` iterate over the names of their columns, or over rows.
+    # Iterating over a frame yields its column names, and over a table of `datasets` its rows: never the texts.
     is_table = hasattr(texts, "columns") or hasattr(texts, "column_names")
     if is_table or isinstance(texts, Mapping | Set) or not isinstance(texts, Iterable):
         raise ConfigError(

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Index:
-    """Searchable passages of a data set, made by `build_index`. Model and embeddings stay loaded.
+    """Searchable passages of a data set, made by `build_index`. The model and the embeddings stay in memory.
 
-    An index never changes, and any number of threads may search it. For other passages build a new one: only new texts
-    are encoded.
+    An index never changes, and any number of threads may search it. If the passages change, build a new one: only new
+    texts are encoded.
 
     Attributes:
         kind: `exact`, or the kind of the approximate index.
@@ -41,7 +41,7 @@ class Index:
 
     def __init__(self, kind: str, searcher: PassageIndex) -> None:
         self.kind, self._searcher = kind, searcher
-        # No search of the program waits for norms or for the order of ids.
+        # The norms and the order of ids are computed at the first search: here, so that no search of the user waits.
         searcher.search(["warm up"], 1)
 
     def __len__(self) -> int:
@@ -57,18 +57,19 @@ class Index:
         Args:
             queries: the questions, none of them blank.
             top_k: how many passages, at least 1.
-            threshold: lowest score that is returned; it decides instead of the one of `calibration.json`. With `"kept"`
-                it is the score of the passages to keep, by `calibration.json`, of which `top_k=100` returns all.
+            threshold: lowest score of a returned passage; it replaces the threshold in `calibration.json`. `"kept"`
+                takes the threshold of the target `kept` from there; `top_k=100` then returns all passages that it
+                keeps.
 
         Returns:
-            For each query its `Hits`: a list, best first. There are fewer than `top_k` where the index has fewer
-            passages, the threshold removes some, or a graph (`hnsw`, `vamana`, `roargraph`) does not reach them. If the
+            For each query its `Hits`: a list, best first. There are fewer than `top_k` if the index has fewer passages,
+            the threshold removes some, or a graph index (`hnsw`, `vamana`, `roargraph`) does not reach enough. If the
             model has a `calibration.json` for these passages, every hit has a `probability`, and `answerable` says
             whether the confidence reaches the threshold.
 
         Raises:
-            ConfigError: `queries` is no list of texts, a query is blank, or a number is out of range, or no
-                calibration has passages to keep.
+            ConfigError: `queries` is not a list of texts, a query is blank, or a number is out of range. Or `threshold`
+                is `"kept"` and there is no calibration with this target.
             ModelError: the embedding of a query is not finite.
         """
         texts = check_texts(queries, "queries")
@@ -99,21 +100,21 @@ def build_index(
     calibration: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Index:
-    """Encode the passages of a data set for search; embeddings are kept in the cache, and found there again.
+    """Encode the passages of a data set for search. The cache keeps the embeddings, so that the next call reuses them.
 
     Args:
         model: the encoder.
-        data: whose passages are searched.
+        data: the data set whose passages are searched.
         kind: `exact`, or an approximate index: `flat`, `ivf`, `ivfpq`, `hnsw`, `vamana` or `roargraph`.
-        output: directory of an approximate index: written there, or opened if it exists. If the passages have changed
-            since, it is built again.
-        seed: fixes what an approximate index draws.
-        calibration: `calibration.json` of this model and data set; by default that of the model's directory.
-        settings: of an approximate index, as `raytriever index --help` lists them: `effort`, `lists`, `code_bytes`,
-            `degree`, `build_beam`, `nearest`, `training_split`.
+        output: directory of an approximate index, which is opened if it exists and else built. If the passages have
+            changed, it is built again.
+        seed: seed of the random draws of an approximate index.
+        calibration: `calibration.json` of this model and data set; by default the one in the model's directory.
+        settings: settings of an approximate index, which `raytriever index --help` explains: `effort`, `lists`,
+            `code_bytes`, `degree`, `build_beam`, `nearest`, `training_split`.
 
     Raises:
-        ConfigError: an unknown kind, a setting that it does not have, or a calibration of another model.
+        ConfigError: the kind is unknown or does not have a setting, or the calibration belongs to another model.
         DataError: the data set cannot be opened.
         ModelError: the model cannot be loaded, or an embedding is not finite.
         StorageError: the cache or `output` cannot be written, or `output` holds another index.

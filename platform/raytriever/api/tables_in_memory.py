@@ -1,6 +1,7 @@
-"""Tables in memory as files of a data set: one JSON object a row, written once to the cache.
+"""Conversion of tables in memory to files of a data set: one JSON object per row, written to the cache once.
 
-A table's rows keep their order and number, so that an error or a quarantined row of the file is the row of the table.
+Rows keep their order and number. So the row number in an error, or of a quarantined row, is the row of the user's
+table.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Table:
 
     Args:
         title: Title of the table in errors, such as `documents`.
-        columns: their names.
-        rows: returns the rows from the first, each time it is called.
+        columns: names of the columns.
+        rows: function that returns an iterator over the rows, from the first row at each call.
     """
 
     title: str
@@ -46,7 +47,7 @@ class Table:
     rows: Rows
 
     def require(self, *columns: str, remedy: str = "rename the columns") -> None:
-        """Raise `DataError` naming the columns that are missing, those that exist, and similar ones."""
+        """Raise `DataError` if a column is missing. It names the missing columns, all columns, and similar ones."""
         missing = [name for name in columns if name not in self.columns]
         if not missing:
             return
@@ -60,7 +61,7 @@ class Table:
 
 
 def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any) -> Files:
-    """Return the files of dictionaries; see `Dataset.from_dict`."""
+    """Return the files for dictionaries; see `Dataset.from_dict`."""
     for title, value in (("documents", documents), ("queries", queries), ("judgements", judgements)):
         if not isinstance(value, Mapping):
             raise DataError(f"is {type(value).__name__}, not a dictionary", title, f"give {_FORMS[title]}")
@@ -103,7 +104,7 @@ def _unanswerable_rows(names: Sequence[Any]) -> Rows:
 
 
 def shares_within(test: float | None, dev: float | None) -> Shares:
-    """Return shares of test and dev; raises `ConfigError` if one is out of range or both leave nothing."""
+    """Return the shares of test and dev. Raises `ConfigError` if one is out of range or nothing is left to train."""
     check_options(config := SplitConfig(test, dev))
     return shares_of(config)
 
@@ -116,7 +117,7 @@ def refuse_shares(shares: Shares, decider: str) -> None:
 
 
 def pair_files(table: Table, query: str, passage: str, split: str | None, shares: Shares) -> Files:
-    """Return the files of a table of pairs; see `Dataset.from_pandas`."""
+    """Return the files for a table of pairs; see `Dataset.from_pandas`."""
     explicit = [split] if split else []
     query, passage = _recognized(table, query, passage)
     table.require(query, passage, *explicit, remedy="rename the columns, or name yours with query= and passage=")
@@ -153,7 +154,7 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
 
 
 def _recognized(table: Table, query: str, passage: str) -> tuple[str, str]:
-    """Return the columns of queries and passages; those with the default names may have other well-known names."""
+    """Return the columns of queries and passages. Another well-known name replaces a default name that is missing."""
     named = {role: column for role, column in (("query", query), ("passage", passage)) if column != role}
     with suppress(DataError):  # `require` then says which columns are missing
         chosen = choose_columns(table.title, table.columns, (QUERY, PASSAGE), named, "")
@@ -164,7 +165,7 @@ def _recognized(table: Table, query: str, passage: str) -> tuple[str, str]:
 
 
 def judged_tables(documents: Table, queries: Table, judgements: Table, split: str | None) -> Files:
-    """Return the files of three tables; see `Dataset.from_pandas`."""
+    """Return the files for three tables; see `Dataset.from_pandas`."""
     documents.require("id", "text")
     queries.require("id", "text")
     judgements.require("query_id", "document_id", "score", *([split] if split else []))
@@ -197,7 +198,7 @@ def judged_tables(documents: Table, queries: Table, judgements: Table, split: st
 
 
 def _unanswerable_ids(queries: Table) -> dict[str, list[Any]]:
-    """Return the ids of the queries whose column `answerable` is no, by their column `split`, else in `test`."""
+    """Return the ids of the queries that no document answers, by split; `test` if there is no column `split`."""
     ids: dict[str, list[Any]] = {}
     for row in queries.rows() if ANSWERABLE in queries.columns else ():
         value = json_value(row[ANSWERABLE])
@@ -211,12 +212,12 @@ def _unanswerable_ids(queries: Table) -> dict[str, list[Any]]:
 
 
 def hub_tables(splits: Any) -> Files:
-    """Return the files of a `datasets.Dataset` or `DatasetDict`; see `Dataset.from_huggingface`."""
+    """Return the files for a `datasets.Dataset` or `DatasetDict`; see `Dataset.from_huggingface`."""
     require_package("datasets", "from_huggingface")
     import datasets
 
     if isinstance(splits, datasets.Dataset):
-        splits = splits.with_format(None)  # rows of Python values, in place of the user's format
+        splits = splits.with_format(None)  # rows of Python values, whatever format the user has set
         return pair_files(
             Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None, Shares()
         )
@@ -251,7 +252,7 @@ def frame_table(title: str, frame: Any) -> Table:
 
 
 def csv_table(path: str | os.PathLike[str]) -> Table:
-    """Return the table of a CSV or TSV file; a row with too many or too few fields has no values."""
+    """Return the table of a CSV or TSV file. A row with too many or too few fields becomes a row without values."""
     file = os.fspath(path) if is_uri(os.fspath(path)) else str(Path(path).expanduser())
     if not re.search(r"\.[ct]sv(\.gz)?$", file, re.IGNORECASE):
         raise DataError("is no CSV or TSV file, and only these have columns to name", file, "leave the names out")
@@ -271,7 +272,7 @@ def csv_table(path: str | os.PathLike[str]) -> Table:
 
 
 def require_package(package: str, function: str) -> None:
-    """Raise `ConfigError` for a function where a package is not installed."""
+    """Raise `ConfigError` if the package that `function` needs is not installed."""
     try:
         import_module(package)
     except ImportError as error:
@@ -291,7 +292,7 @@ def _judgement_file(split: Any) -> str:
 
 
 def _split_name(value: Any, where: str) -> str:
-    """Return the name of a split; it becomes the name of a file."""
+    """Check the name of a split and return it. It becomes a file name."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise DataError(f"{str(value)[:40]!r} is no name of a split", where, "use names such as train, dev and test")
     return value
@@ -311,7 +312,7 @@ def _division(table: Table, query: str, shares: Shares) -> Callable[[Row], str]:
 
 
 def _grade(value: Any) -> Any:
-    """Return a grade as a whole number where it is one, such as `1.0` or the text `1`."""
+    """Return a grade as an integer if its value is one, such as `1.0` or the text `1`; else return it unchanged."""
     if isinstance(value, str) and (number := re.fullmatch(r"(-?\d{1,9})(\.0*)?", value.strip())):
         return int(number[1])
     plain = json_value(value)

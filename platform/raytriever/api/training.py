@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from raytriever.data.data_settings import DataConfig
     from raytriever.models.model_settings import ModelConfig
 
-# As many of the mined negatives as `raytriever mine` recommends for a training group.
+# Largest default of `negatives_per_query`: the number that `raytriever mine` recommends for `train`.
 MOST_DRAWN = 5
 
 
@@ -45,8 +45,8 @@ class HardNegatives:
     """Table of hard negatives, made by `mine_hard_negatives`.
 
     Attributes:
-        path: its directory of Parquet files; `raytriever train --negatives-table` takes it too.
-        settings: how the negatives were mined.
+        path: its directory of Parquet files, which `raytriever train --negatives-table` also reads.
+        settings: the settings of the mining.
 
     Examples:
         >>> hard = rt.mine_hard_negatives(data, encoder, num_negatives=2)
@@ -71,7 +71,7 @@ class HardNegatives:
         return read_ids(self.path)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the pairs as a frame: ids of query and document, origin, rank from 0, score, round of mining.
+        """Return the pairs as a frame with ids of query and document, origin, rank (from 0), score and round of mining.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -103,29 +103,30 @@ def mine_hard_negatives(
     seed: int = 0,
     output: str | os.PathLike[str] | None = None,
 ) -> HardNegatives:
-    """Find passages that a retriever ranks high for a query although they are not relevant.
+    """Find hard negatives: passages that a retriever ranks high for a query although they are not relevant.
 
-    Names and meanings of the settings are those of `mine_hard_negatives` of sentence-transformers.
+    The settings have the names and meanings of sentence-transformers' `mine_hard_negatives`.
 
     Args:
         data: the data set.
         model: the encoder of the methods `dense` and `cross-query`.
-        method: `bm25`, `dense`, `cross-query`, `gold` or `random`, or several with commas between; by default `dense`
-            with a model and `bm25` without.
-        num_negatives: negatives that each method keeps for a query, at most.
+        method: `bm25`, `dense`, `cross-query`, `gold` or `random`, or several, separated by commas; by default `dense`
+            if there is a model, else `bm25`.
+        num_negatives: largest number of negatives that each method keeps for a query.
         range_min: first rank that is used; rank 0 is the best passage that is not known to be relevant.
-        range_max: rank at which a ranking ends.
+        range_max: rank before which the candidates end.
         max_score: candidates that score higher are removed.
         absolute_margin: how far below the lowest score of a positive a candidate must be.
-        relative_margin: the same as a share of that score's size: 0.05 keeps what scores at most 95 % of the positive.
+        relative_margin: the same as a share of the positive's score: 0.05 keeps candidates that score at most 95 % of
+            it.
         sampling_strategy: which of the remaining candidates are kept: `top` or `random`.
         drop_answers: whether candidates that hold an answer of the query are removed.
         judge: directory or hub name of a cross-encoder whose scores the margins use.
-        split: whose queries get negatives.
-        precision: of encoding, `fp32`, `bf16` or `int8`; by default that of `load_model`, or the faster of `fp32`
-            and `bf16`.
-        seed: fixes random draws.
-        output: directory to write; by default one of the cache, where the same call finds it again.
+        split: the split whose queries get negatives.
+        precision: precision of encoding, `fp32`, `bf16` or `int8`; by default the one passed to `load_model`, or the
+            faster of `fp32` and `bf16`.
+        seed: seed of the random draws.
+        output: directory to write; by default a directory of the cache, so that the same call reuses it.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -201,37 +202,38 @@ def train(
     tracker: str = "mlflow",
     **settings: Any,
 ) -> Run:
-    """Train an encoder under Ray Train, and measure BM25 and the encoder before and after on the test split.
+    """Train an encoder with Ray Train. Evaluate BM25 and the encoder on the test split, before and after training.
 
-    Ray is started on this machine for the length of the call, unless the process is connected to a cluster already or
-    `RAY_ADDRESS` names one. The run is recorded by MLflow (`MLFLOW_TRACKING_URI`, or `mlflow.db` in the working
-    directory). An interrupted call continues from the newest checkpoint when it is made again; a finished one returns
-    at once.
+    Ray runs on this machine during the call, unless the process is already connected to a cluster or `RAY_ADDRESS`
+    names one. The run is recorded by MLflow (`MLFLOW_TRACKING_URI`, or `mlflow.db` in the working directory). Repeat an
+    interrupted call to continue from the newest checkpoint. Repeating a finished call returns its result at once.
 
     Args:
-        data: the data set, with a split `train`; `test` is measured, and `dev` decides when to stop.
+        data: the data set. It needs a split `train`; `test` is for evaluation, and `dev` for validation and early
+            stopping.
         model: the encoder to begin from.
-        loss: its name, such as `mw`, `infonce` or `lsepair`; `FILE.py:NAME` or a function of an imported file for
-            a loss of your own (docs/tutorials/own-loss.md).
-        hard_negatives: what `mine_hard_negatives` returned, or the directory of a table. A group then holds as many of
-            them as `negatives_per_query` says, by default up to 5.
-        max_steps: optimizer steps.
-        epochs: times the training examples are seen, where `max_steps` is not given; by default 1.
-        batch_size: queries of one step, over all workers.
+        loss: its name, such as `mw`, `infonce` or `lsepair`. For a loss of your own, pass `FILE.py:NAME` or a function
+            of an imported file (docs/tutorials/own-loss.md).
+        hard_negatives: the result of `mine_hard_negatives`, or the directory of a table. Each query trains with
+            `negatives_per_query` of them, by default up to 5.
+        max_steps: number of optimizer steps.
+        epochs: number of passes over the training examples if `max_steps` is not given; by default 1.
+        batch_size: number of queries of one step, over all workers.
         learning_rate: AdamW's highest learning rate.
-        temperature: scores are divided by it in the loss.
-        num_workers: training processes; `"1:4"` follows the size of the cluster.
-        seed: fixes data order, draws and dropout.
+        temperature: divisor of the scores in the loss.
+        num_workers: number of training processes; `"1:4"` adapts it to the size of the cluster.
+        seed: seed of the data order, the random draws and dropout.
         output: the run directory; by default `runs/RUN-NAME`.
-        run_name: the run's name at the tracker; by default made of data set, model, loss, seed and the settings given.
-        recipe: name of the settings to begin from: `pydocs`, `minilm`, `xlmr-base` or `xlmr-large`.
-        fresh: whether an earlier run in `output` is removed.
+        run_name: the run's name at the tracker; by default it is made from the data set, model, loss, seed and the
+            settings passed.
+        recipe: named settings to start from: `pydocs`, `minilm`, `xlmr-base` or `xlmr-large`.
+        fresh: whether to remove an earlier run in `output`.
         tracker: where the run is logged: `mlflow`, `wandb`, `tensorboard`, `trackio`, several as `mlflow,wandb`, or
             `none`.
         settings: any other setting of `raytriever train --help-all`, with `_` for `-`, such as `negatives_per_query`.
 
     Raises:
-        ConfigError: a setting is unknown, out of range, without effect, or contradicts another; or `output` holds
+        ConfigError: a setting is unknown, is out of range, has no effect, or contradicts another; or `output` holds
             another run.
         DataError: the data set lacks a split, or is broken.
         ModelError: the model cannot be loaded.
@@ -268,7 +270,7 @@ def train(
     folder = runs_folder() / name if output is None else path_of(output)
     with working("train", folder):
         finished = start_run(laid, base, folder, run_name, fresh, warn, trackers)
-    metrics = metrics_of(finished.results)  # on one data set
+    metrics = metrics_of(finished.results)  # the run evaluates a single data set
     return Run(finished.path, {name: row for name, sets in metrics.items() for row in sets.values()})
 
 
@@ -288,12 +290,12 @@ def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dic
 def _cached_negatives(
     data: DataConfig, name: str | None, model: ModelConfig | None, judge: str, decides: list[Any]
 ) -> Path:
-    """Return the path of a table in the cache, named after all that decides its content.
+    """Return the cache path of a table. Its name is a digest of all settings that decide its content.
 
     Args:
         name: name of the data set; by default that of its files.
         model: the encoder, if a method uses one.
-        decides: the other settings.
+        decides: the other settings that decide the content.
     """
     from raytriever.data.prepare.open_dataset import open_all_splits
     from raytriever.data.prepare.prepare_dataset import in_processes

@@ -1,1 +1,1 @@
-"""The command line: parse, call, print."""
+"""The command line: it parses the flags, calls the package and prints the result."""

@@ -1,7 +1,7 @@
 """Command-line flags, generated with argparse from the declarations of the settings.
 
-A flag that the command line omits is absent from the parsed arguments. So layers override each other in order: the
-defaults of the settings, a recipe, a configuration file, the flags. argparse is used rather than a library that
+A flag that the command line omits is absent from the parsed arguments. So each layer overrides the one before: the
+defaults of the settings, a recipe, a configuration file, the flags. We use argparse rather than a library that
 generates command lines, because every user error must end in one line.
 """
 
@@ -40,12 +40,13 @@ class Parser(argparse.ArgumentParser):
     Args:
         prog: the command, without `raytriever`.
         common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
-        free_text: the name of an argument that holds a question. It may look like a secret, but is never stored.
+        free_text: the name of an argument that holds a question. It is not checked for secrets, because it is never
+            stored.
     """
 
     def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
         self._common, self._free_text = common, free_text
-        self.of_files: dict[str, str] = {}  # settings without a flag, and their line in a configuration file
+        self.of_files: dict[str, str] = {}  # settings without a flag -> how to write them in a configuration file
         super().__init__(
             prog=f"raytriever {prog}", description=description, allow_abbrev=False, formatter_class=_Formatter
         )
@@ -111,7 +112,7 @@ class Parser(argparse.ArgumentParser):
             if word == "--":
                 break
             flag = word.split("=")[0]
-            # Checked first: argparse would report a misspelt flag as a missing one.
+            # Check this first: argparse would report that a required flag is missing if it is misspelt.
             if flag not in flags and (instead := removed(flag)):
                 raise ConfigError("was removed", flag, instead)
             if flag in self.of_files and "--config" in flags:
@@ -139,7 +140,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _setting_before(words: Sequence[str], index: int, flags: Collection[str]) -> str | None:
-    """Return the setting whose flag is before a word of the command line, or None."""
+    """Return the setting whose flag precedes a word of the command line, or None."""
     return words[index - 1].lstrip("-").replace("-", "_") if index and words[index - 1] in flags else None
 
 
@@ -164,7 +165,7 @@ class _HelpAll(argparse.Action):
 
 
 def _invocation(action: argparse.Action) -> str:
-    """Return an argument in the form of a usage line."""
+    """Return an argument as the usage line shows it."""
     value = str(action.metavar or action.dest)
     return f"{action.option_strings[0]} {value}" if action.option_strings else value + " ..." * (action.nargs == "+")
 
@@ -217,11 +218,11 @@ def add_settings(parser: Parser, kind: type, title: str, names: Collection[str])
 
 
 class Argument:
-    """Flag or argument of a command that is no setting.
+    """Flag or positional argument of a command, unless it is a setting.
 
     Args:
         name: Flag, such as `--split`, or name of an argument without dashes.
-        reads: Kind of path, or function of a text that returns the value. A path must exist if its kind says so.
+        reads: Kind of path, or function that converts the text. A path must exist if its kind says so.
         settings: Further arguments of argparse's `add_argument`.
     """
 
@@ -242,7 +243,7 @@ class Argument:
         parser.add_argument(self._name, help=self._help, **(defaults | self._settings))
 
     def fetch(self, arguments: argparse.Namespace) -> None:
-        """Raise the error of its kind of path if a path does not exist; see `fetch_paths`."""
+        """Check that a path exists if its kind requires it; see `fetch_paths` for the errors."""
         if isinstance(self._reads, PathKind):
             values = getattr(arguments, self._settings.get("dest") or self._setting or self._name)
             for value in values if isinstance(values, list) else [values] if values else []:
@@ -250,7 +251,7 @@ class Argument:
 
 
 def number(flag: str, kind: type, lowest: float, highest: float, remedy: str) -> Callable[[str], Any]:
-    """Return a function that reads a number in a range; it raises `ConfigError` with the remedy for another text."""
+    """Return a function that reads a number. It raises `ConfigError` with the remedy if the number is out of range."""
     convert = number_type(kind, flag)
 
     def read(text: str) -> Any:
@@ -268,7 +269,7 @@ def quote_command(*words: object) -> str:
 
 
 def program_path(name: str) -> str:
-    """Return the command of a program of this environment: its name if the shell finds it, else its path."""
+    """Return how to call a program of this environment: its name if the shell finds it, else its path."""
     own = Path(sys.executable).with_name(name)
     in_shell = shutil.which(name)
     if in_shell is not None and Path(in_shell).absolute() == own.absolute():
@@ -277,7 +278,7 @@ def program_path(name: str) -> str:
 
 
 def show_views(folder: Path, trackers: Sequence[str]) -> Iterator[str]:
-    """Yield for each tracker the address or command that shows a run."""
+    """Yield the address or command that shows a run, for each tracker."""
     from raytriever.tracking.run_state import view_of
 
     for view in filter(None, (view_of(folder, tracker) for tracker in trackers)):
@@ -286,7 +287,7 @@ def show_views(folder: Path, trackers: Sequence[str]) -> Iterator[str]:
 
 
 def _choose_experiment(name: str) -> str:
-    """Set the variable of MLflow, which every part of the command reads."""
+    """Set MLflow's environment variable, so that workers and trackers of this command all log to the experiment."""
     if not name.strip():
         raise ConfigError("the name is empty", "--experiment", "give a name")
     os.environ[EXPERIMENT_NAME] = name
@@ -326,7 +327,7 @@ def lock_output(output: Path, wait: bool) -> None:
 
 
 def number_type(kind: type, where: str) -> Callable[[str], Any]:
-    """Return the argparse `type` of a number (or a text): it raises `ConfigError` if the value is none."""
+    """Return the argparse `type` of a number or a text. It raises `ConfigError` if the value cannot be converted."""
     words = {int: "a whole number", float: "a number", str: "text"}
 
     def convert(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""A command of raytriever as a value, and what all commands do in the same way.
+"""Declaration of a command, and the steps that all commands share.
 
 A command reads its flags, builds its settings, checks them before anything heavy is imported, locks its output, works,
 and prints. `cli/commands.py` is the table of all commands.
@@ -17,17 +17,17 @@ from raytriever.core.options import Need, check_options, needs_of, without_effec
 from raytriever.core.paths import fetch_paths
 from raytriever.core.terminal import show
 
-# Values of a command line: its arguments by name, and its settings by the names of their groups.
+# Values of a command line: arguments by name, and checked settings by the name of their group.
 Given: TypeAlias = argparse.Namespace
 
 
 class SettingsGroup:
-    """Settings of a command.
+    """Group of settings of a command.
 
     Args:
         name: Attribute of `Given` that holds them.
         title: Title of their flags in `--help`.
-        only: Names of the settings that the command has; without any, all that have a flag. The others keep their
+        only: Names of the settings that the command has; by default all that have a flag. The others keep their
             defaults.
     """
 
@@ -36,7 +36,7 @@ class SettingsGroup:
         self.only = only or tuple(each.name for each in fields(kind) if each.metadata["flag"])
 
     def read(self, arguments: argparse.Namespace) -> Any:
-        """Return the settings of a command line over their defaults; raises `ConfigError` if one is not allowed."""
+        """Return the settings: defaults, overridden by flags. Raises `ConfigError` if a value is not allowed."""
         config = self.kind(**{name: getattr(arguments, name) for name in self.only if hasattr(arguments, name)})
         check_options(config)
         return config
@@ -47,16 +47,16 @@ class Command:
     """Command of raytriever.
 
     Args:
-        run: Does the work and yields the lines to print; it imports what is heavy.
-        arguments: Flags and arguments that are no settings.
+        run: Function that does the work and yields the lines to print. Heavy imports belong inside it.
+        arguments: Flags and positional arguments other than settings.
         settings: Settings that the command line may contain.
-        read: Returns the checked settings of a command line by attribute of `Given`; by default each group of settings
-            is its defaults and its flags.
-        needs: Needs of arguments, and further needs of settings, by name; see `Need`.
-        check: Raises `ConfigError` for settings that contradict each other.
+        read: Function that returns the checked settings of a command line by attribute of `Given`. By default the flags
+            of each group override its defaults.
+        needs: What an argument or setting needs to have an effect, by name; see `Need`.
+        check: Function that raises `ConfigError` for settings that contradict each other.
         output: Help of `--output`, the directory that the command writes and locks; empty for a command without one.
-        default_output: Returns the default of `--output`; None if it is required.
-        writes: Returns false if the command only reads its output, which is then not locked.
+        default_output: Function that returns the default of `--output`; None if the flag is required.
+        writes: Function that returns False if the command only reads its output. Then the output is not locked.
         free_text: Name of an argument that holds a question; see `Parser`.
         common: Flags that `--help` shows; see `Parser`.
     """
@@ -75,7 +75,7 @@ class Command:
     common: Sequence[str] = ()
 
     def parser(self, name: str, purpose: str) -> Parser:
-        """Return the parser of the command, which has this name and this purpose."""
+        """Return the parser of the command. Help shows its name and purpose."""
         parser = Parser(name, f"{purpose[0].upper()}{purpose[1:]}.", self.common, self.free_text)
         if self.output:
             add_output(parser, self.output, required=self.default_output is None)
@@ -86,7 +86,7 @@ class Command:
         return parser
 
     def main(self, name: str, purpose: str, words: list[str]) -> None:
-        """Do what a command line of the command says."""
+        """Parse the words of a command line and run the command."""
         arguments = self.parser(name, purpose).parse(words)
         groups = {group.name: group.read(arguments) for group in self.settings} if self.read is None else {}
         given = Given(**{**vars(arguments), **(self.read(arguments) if self.read else groups)})

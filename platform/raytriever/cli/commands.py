@@ -1,4 +1,4 @@
-"""Table of the commands. A row imports its command when it is run, so that `raytriever --help` imports no settings."""
+"""Table of the commands. A command is imported only when it runs, so that `raytriever --help` stays fast."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """Row of the table of commands; the command is imported when it is run or its flags are asked for.
+    """Row of the table of commands. The command is imported when it runs or when its flags are shown.
 
     Attributes:
         task: Title of the command's group in the overview.
-        help: What the command does, in a line.
+        help: Purpose of the command in one line.
         location: Module and name of its `Command`, such as `raytriever.cli.model_commands:SEARCH`.
     """
 
@@ -31,11 +31,11 @@ class Row(NamedTuple):
         return command
 
     def parser(self, name: str) -> Parser:
-        """Return the parser of the command, which has this name."""
+        """Return the parser of the command."""
         return self.command.parser(name, self.help)
 
     def main(self, name: str, words: list[str]) -> None:
-        """Do what a command line of the command says."""
+        """Parse the words of a command line and run the command."""
         self.command.main(name, self.help, words)
 
 

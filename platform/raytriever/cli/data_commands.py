@@ -1,4 +1,4 @@
-"""Commands that prepare data."""
+"""Commands that prepare data: `import`, `prepare`, `annotate`, `mine` and `score`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def check_evaluation(given: Given) -> None:
     config = given.evaluation
     if config.suite == MTEB and len(config.widths) > 1:
         raise ConfigError("names several widths, which --suite mteb cannot compare", "--truncate-dim", "give one")
-    # It is false, so `without_effect` does not see it.
+    # `without_effect` skips a setting whose value is False, as `--no-drop-own-id` makes it.
     if config.suite == MTEB and "drop_own_id" in given.explicit_flags:
         raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
 

@@ -33,11 +33,12 @@ def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. The console script `raytriever` calls it without arguments.
 
     Args:
-        name: by default the first word.
+        name: name of the command; by default the first word.
         words: flags of the command; by default the words of this process.
     """
     arguments = list(sys.argv[1:] if words is None else words)
-    # Without it Python looks at every object of torch and Ray a few times before it ends, which takes a second or two.
+    # At exit Python collects garbage among all objects of torch and Ray several times, for a second or two. Freezing
+    # skips it.
     atexit.register(gc.freeze)
     open_missing_streams()
     try:
@@ -57,7 +58,7 @@ def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
 
 
 class _Work:
-    """Line about a command while no part of it reports: it loads packages, or works."""
+    """Progress line for a command that prints nothing: it says whether the command loads packages or works."""
 
     def __init__(self, name: str) -> None:
         self._name, self._loaded = name, 0
@@ -86,16 +87,16 @@ def _show_overview(words: list[str]) -> None:
 
 
 def _exit_code(error: BaseException, debug: bool) -> int:
-    """Print the line of an error that is being handled, and return its exit code; raise a defect again.
+    """Print an error that is being handled as one line, and return its exit code. Reraise a defect of raytriever.
 
-    A system error (a full disk, too many open files) is a user error by now. Its line begins with the name of the
+    System errors (a full disk, too many open files) arrive here as user errors. Their line begins with the name of the
     command if the error has no path.
     """
     if isinstance(error, KeyboardInterrupt):
         warn("interrupted; run the same command again to continue")
         return 130
-    if isinstance(error, BrokenPipeError) and error.filename == STREAM:  # other pipes lead to processes of a command
-        return 141  # the reader has gone: nothing more can be printed
+    if isinstance(error, BrokenPipeError) and error.filename == STREAM:  # other broken pipes belong to subprocesses
+        return 141  # standard output is closed, so nothing more can be printed
     if isinstance(error, UserError):
         line = str(error)
         if debug:
@@ -112,13 +113,13 @@ def _exit_code(error: BaseException, debug: bool) -> int:
 
 
 def _report(text: str) -> None:
-    """Print a line on standard error; skip it if its reader has gone, because the exit code says the same."""
+    """Print a line on standard error. If that is closed, the exit code alone reports the error."""
     with suppress(BrokenPipeError):
         warn(text)
 
 
 def _error_line(text: str) -> str:
-    """Return an error as one line; cut the middle out of a very long one, which quotes a path or a row."""
+    """Return an error as one line. A very long one quotes a path or a row, so its middle is cut out."""
     line = one_line(text)
     half = LONGEST_ERROR // 2
     return f"error: {line}" if len(line) <= LONGEST_ERROR else f"error: {line[:half]} ... {line[-half:]}"

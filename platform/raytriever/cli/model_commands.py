@@ -1,4 +1,4 @@
-"""Commands that use a model."""
+"""Commands that use a model: `search`, `encode`, `index` and `export`."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _clean(runs: list[RunEntry], states: list[str], yes: bool) -> Iterator[str]:
     for run in chosen:
         try:
             freed += remove_checkpoints(run)
-        except InUseError as error:  # it has been resumed since it was listed
+        except InUseError as error:  # somebody has resumed the run since it was listed
             warn(f"kept: {error}")
     yield f"removed {format_size(freed)}"
 

@@ -1,4 +1,4 @@
-"""Settings and arguments that several commands have."""
+"""Settings and arguments that several commands share."""
 
 from __future__ import annotations
 

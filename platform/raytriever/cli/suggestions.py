@@ -1,6 +1,6 @@
-"""Suggestions for unknown flags and commands: names of other programs, of earlier versions, and mistyped ones.
+"""Suggestions for unknown flags and commands: those of other programs, those of earlier versions, and mistyped ones.
 
-One table serves all commands. A suggestion is made only if the command has every flag in it.
+One table serves all commands. A suggestion appears only if the command has every flag that it names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from raytriever.core.options import did_you_mean
 
-# Our flag, and what other trainers, libraries and benchmarks call it. The first that the command has is suggested.
+# Our flag -> its names in other trainers, libraries and benchmarks. The first match that the command has is suggested.
 _FLAGS = {
     "--learning-rate": "lr",
     "--model": "model-name-or-path model-name",
@@ -38,7 +38,7 @@ _ADVICE = {
     "give --precision bf16": "fp16 bf16",
     "nothing is needed: a GPU is used where there is one; CUDA_VISIBLE_DEVICES chooses": "device",
 }
-# A command, and what other programs call it.
+# Our command -> its names in other programs.
 _COMMANDS = {
     "evaluate": "eval test",
     "train": "fit finetune",
@@ -49,7 +49,7 @@ _COMMANDS = {
 }
 
 
-# A command or a flag of an earlier version, and what to do instead.
+# Command or flag of an earlier version -> what to do instead.
 _REMOVED = {
     "plan": "see docs/explanation/scale.md; `raytriever train --dry-run` computes the memory of a training",
     "launch": "give `ray start --head` and `mlflow server`; see docs/tutorials/cluster.md",

@@ -60,20 +60,20 @@ _EXAMPLE = "compress a file with gzip"
 
 
 def read_run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the checked settings of a run, those without the user's, and its name."""
+    """Return the checked settings of a run, the settings before flags and file, and the name of the run."""
     config = resolve_settings(arguments)
     name = check_run(config, arguments.explicit_flags, arguments.run_name)
     return {"config": config, "base": _base(arguments), "name": name}
 
 
 def read_quickstart(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what `train` gets for a quickstart: the MW loss, a name, and the flags of `quickstart`."""
+    """Return the settings of `train` for a quickstart: the MW loss, a fixed name, and the flags of `quickstart`."""
     of_train = TRAIN.parser("train", "train").parse(["--loss", "mw", "--run-name", "quickstart"])
     return vars(of_train) | vars(arguments) | read_run(of_train)
 
 
 def resolve_settings(arguments: argparse.Namespace, may_have_stages: bool = True) -> Config:
-    """Return the settings of a run: recipe, file and flags over the defaults, and the file's stages over all these."""
+    """Return the settings of a run. Layers override in order: defaults, recipe, file, flags, stages of the file."""
     flags, base = _flags(arguments), _base(arguments)
     if not arguments.config:
         return from_dict({}, "train", base, flags)
@@ -93,7 +93,8 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
         where: flag and path of the settings file.
 
     Raises:
-        ConfigError: a loss is not named: somebody else may have written the settings, and the loss is a program.
+        ConfigError: the command line does not name the loss. A loss file is a program, and somebody else may have
+            written the settings.
     """
     named = [LossFile.parse(term) for term in terms_of(getattr(arguments, "loss", ""))]
     known = {(os.path.realpath(own.file), own.name) for own in named if own}
@@ -105,7 +106,7 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
 
 
 def _base(arguments: argparse.Namespace) -> Config:
-    """Return the settings without those of the flags and the file."""
+    """Return the settings before those of the file and the flags: the recipe, or the defaults."""
     return base_config(arguments.recipe, getattr(arguments, "dataset", None), bool(arguments.config))
 
 
@@ -147,7 +148,7 @@ RUN_SETTINGS = [SettingsGroup(section, kind, section) for section, kind in SECTI
 
 
 def run_arguments(what: str, name: str, file: str) -> list[Argument]:
-    """Return the flags of a run or a sweep that are no settings; `name` describes its default name."""
+    """Return the flags of a run or a sweep other than settings. `name` describes its default name."""
     return [
         Argument("--run-name", f"name of the {what}, for trackers (default: {name})"),
         Argument("--recipe", f"settings to start from: {', '.join(RECIPES)}"),
@@ -158,7 +159,7 @@ def run_arguments(what: str, name: str, file: str) -> list[Argument]:
 
 
 def default_output(given: Given) -> Path:
-    """Return the directory of a run or a sweep of this name."""
+    """Return the default directory of the run or sweep, which has its name."""
     return runs_folder() / given.name
 
 

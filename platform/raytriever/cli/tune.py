@@ -62,7 +62,9 @@ def tune(given: Given) -> Iterator[str]:
         yield f"\n{base.model.model} before and after training in trial {swept.best.name}"
         yield format_results(swept.results)
         loss = str(read_settings(swept.path / "best.yaml").get("loss", {}).get("loss", ""))
-        own = ["--loss", loss] if any(map(LossFile.parse, terms_of(loss))) else []  # `train` wants it named
+        own = (
+            ["--loss", loss] if any(map(LossFile.parse, terms_of(loss))) else []
+        )  # `train` runs a loss file only if the command line names it
         best = quote_command("raytriever", "train", "--config", swept.path / "best.yaml", *own, "--output")
         yield f"\nContinue with:\n  {best} DIR"
         yield from show_views(swept.path, given.trackers)

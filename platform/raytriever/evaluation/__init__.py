@@ -1,1 +1,1 @@
-"""Evaluation of retrieval systems: figures, significance, thresholds, tables; MTEB; annotation by a language model."""
+"""Evaluation of retrieval systems: metrics, significance, thresholds, tables and MTEB; annotation by an LLM."""

@@ -1,7 +1,7 @@
-"""Decision to answer: the confidences and thresholds of each model on a data set, as rows of `results.json`.
+"""Decision whether to answer a question: confidences and thresholds of each model, as rows of `results.json`.
 
-Thresholds are chosen on one split, and checked on the evaluated one; with few questions those of both choose them, and
-are counted (`metrics.answer_threshold.decide`). Thresholds of pairs need no confidence: they are scores.
+One split chooses the thresholds, and the evaluated split tests them. If there are few questions, those of both splits
+choose and test them (`metrics.answer_threshold.decide`). Thresholds of pairs need no confidence: they are scores.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from raytriever.metrics.selective_retrieval import (
 )
 from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 
-_SAMPLES = 500  # of the intervals of areas
+_SAMPLES = 500  # bootstrap samples for the interval of an area under the curve
 _Shares = dict[str, Proportion]
 
 
@@ -79,9 +79,10 @@ class ModelDecision:
     """Thresholds of a model on a data set.
 
     Args:
-        answers: confidence and thresholds of the decision to answer; None if all aims are of pairs.
-        pairs: thresholds of pairs with what they achieve, None out of reach.
-        unasked: shares of each threshold of answers of questions without an answer that had no part in choosing it.
+        answers: confidence and thresholds of the decision to answer; None if all targets are for pairs.
+        pairs: thresholds of pairs with what they achieve; None for a target that is out of reach.
+        unasked: for each threshold of answers, the shares of unanswerable questions that are answered although they did
+            not take part in choosing it.
     """
 
     model: str
@@ -99,9 +100,9 @@ def decide_dataset(
     """Choose and check thresholds of each model.
 
     Args:
-        aims: what the thresholds aim at; without any there is no decision.
-        confidence: name of the confidence that decides.
-        removed: share of the questions that take part without their answers.
+        aims: targets of the thresholds; if there are none, nothing is decided.
+        confidence: name of the confidence that decides whether a question is answered.
+        removed: share of the questions whose answers are removed from the corpus.
     """
     of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
     of_passages = [wanted for aim, wanted in aims if aim == KEPT and wanted is not None]
@@ -159,8 +160,8 @@ def questions_of(
 ) -> RankedQuestions:
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
-    BM25 is asked too where there is an index. A share of the questions with an answer, `removed`, counts without its
-    relevant documents: those whose ids have the smallest hashes, so a larger share has the questions of a smaller one.
+    If there is an index, BM25 ranks them too. The share `removed` of the questions with an answer loses its relevant
+    documents. The smallest hashes of the ids choose these questions, so a larger share contains those of a smaller one.
     """
     count = len(evaluation.queries)
     relevant = ranked_relevance(pool_scores([evaluation]), count, DEPTH)
@@ -180,7 +181,7 @@ def questions_of(
 
 
 def _without_answers(judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None) -> RankedQuestions:
-    """Return all questions with an answer as they are without their relevant documents and the copies of these."""
+    """Return all questions with an answer, ranked without their relevant documents and the copies of these."""
     ranked = evaluation.unanswered[REMOVED]
     if index is None:
         return _of_kind(REMOVED, ranked, None, judged, None)
@@ -199,9 +200,9 @@ def _of_kind(
     index: Bm25Index | None,
     answers: Sequence[ndarray] | None = None,
 ) -> RankedQuestions:
-    """Return questions of one kind; none of their documents is relevant if `relevant` is None.
+    """Return the questions of one kind. If `relevant` is None, no document is relevant to them.
 
-    `answers` are the positions of the documents that are not searched for each question.
+    `answers` are the positions of the documents that are left out of the search, for each question.
     """
     count = len(ranked.queries)
     relevant = np.zeros((count, DEPTH), bool) if relevant is None else relevant
@@ -283,7 +284,7 @@ def threshold_rows(
 def _notes(
     row: ThresholdRow, threshold: Threshold, answers: AnswerDecision | None, instead: Threshold | None
 ) -> list[str]:
-    """Return sentences on the missing or uncertain figures of a row; `instead` is the threshold that replaces it."""
+    """Return sentences about missing or uncertain values of a row. `instead` is the threshold that replaces it."""
     aim, wanted, split, judged = threshold.aim, threshold.wanted, row.chosen_on, row.checked_on
     if not threshold.reached:
         if aim in CONFORMAL and wanted is not None and answers is not None:

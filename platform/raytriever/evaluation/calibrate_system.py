@@ -1,8 +1,8 @@
-"""Calibration of a system for a corpus: made from ranked questions of two splits, and written into the directory of the
-evaluation, and into that of its model if it has one.
+"""Calibration of a system for a corpus, from the ranked questions of two splits. It is written into the directory of
+the evaluation, and into that of the model if there is one.
 
-Thresholds and maps are fitted on one split, and measured on the other one. With few questions those of both splits fit
-them and are counted; the errors of the maps are then of folds.
+One split fits thresholds and maps, and the other tests them. If there are few questions, those of both splits do both;
+the errors of the maps are then cross-validated.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from raytriever.retrieval.search.calibration_file import (
     sample_of,
 )
 
-# Folder of the calibrations in an evaluation directory, and a calibration with its model.
+# Folder of the calibrations in an evaluation directory.
 FOLDER = "calibration"
 Calibrated = tuple[EvaluatedModel, Calibration]
-# A curve of any shape needs as many relevant pairs, and as many others.
+# Isotonic regression can fit any monotone curve, so it needs this many relevant pairs and this many others.
 FEWEST_FOR_ISOTONIC = 500
 LATER = slice(1, 10)  # ranks 2 to 10
 _NO_ERROR = CalibrationError(0, 0, 0)
 
 
 def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> None:
-    """Raise `DataError` if more than 5 % of the queries of a split have the text of a query of the other one."""
+    """Raise `DataError` if more than 5 % of the queries of one split have the same text as a query of the other."""
     [overlap] = overlaps([(dataset, chosen_on)], [(dataset, checked_on)])
     if overlap.share > MOST_SHARED:
         raise DataError(
@@ -83,12 +83,12 @@ def make_calibration(
     answers: AnswerDecision,
     passages: PassageDecision | None = None,
 ) -> Calibration:
-    """Fit maps from confidence and from score to probability, and put them together with the thresholds.
+    """Fit maps from confidence and from score to probability, and combine them with the thresholds.
 
     Args:
-        system: name and digest of the system; such as `DenseSystem.digest`.
-        splits: split on which thresholds were to be chosen, and the one on which they were to be checked.
-        passages: thresholds of the passages to keep, of which the first that is reached counts.
+        system: name and digest of the system (see `DenseSystem.digest`).
+        splits: the split that was requested for choosing thresholds, and the one for testing them.
+        passages: thresholds of the passages to keep; the first whose target is reached is used.
     """
     (chosen, values), (checked, seen) = answers.chosen, answers.checked
     first = _fit(*_finite(values, chosen.right))
@@ -143,21 +143,20 @@ def make_calibration(
 
 
 def _finite(values: ndarray, right: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the confidences of questions for which a document was found, and whether these are right."""
+    """Return the confidence of each question for which a document was found, and whether that document is relevant."""
     found = np.isfinite(values)
     return values[found], right[found]
 
 
 def _later(questions: RankedQuestions) -> tuple[ndarray, ndarray, ndarray]:
-    """Return the pairs at ranks 2 to 10 of all questions as they were asked: score, relevance and query."""
+    """Return the score, relevance and query of each pair at ranks 2 to 10."""
     scores = questions.scores[:, LATER]
     rows, columns = np.nonzero(np.isfinite(scores))
     return scores[rows, columns], questions.relevant[:, LATER][rows, columns], rows
 
 
 def _held_out_error(scores: ndarray, relevant: ndarray, queries: ndarray | None = None) -> CalibrationError:
-    """Return the calibration error of maps that were fitted on the queries of the other folds; each pair is of its own
-    query if `queries` is None."""
+    """Return the cross-validated calibration error, with folds of whole queries; None means one query for each pair."""
     if len(scores) < FOLDS:
         return _NO_ERROR
     queries = np.arange(len(scores)) if queries is None else queries
@@ -178,7 +177,8 @@ def write_calibrations(
 ) -> list[Calibrated]:
     """Write the calibration of each system for a data set into the directory of an evaluation.
 
-    `log` gets a line where there is none, as without an aim of answers. Return the calibrations with their models.
+    `log` gets a line for each system without a calibration, for example because no target concerns answers. Return the
+    calibrations with their models.
     """
     source, written = measured.source, []
     by_name = {one.model: one for one in decisions}
@@ -204,7 +204,7 @@ def write_calibrations(
 def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Callable[[str], None]) -> None:
     """Write the calibrations of an evaluation into the directories of their models.
 
-    A model has one calibration. With several data sets they are only in the directory of the evaluation.
+    A model directory holds one calibration. For several data sets they are written only to the evaluation directory.
     """
     datasets = {made.dataset for _, made in calibrations}
     if len(datasets) > 1:
@@ -224,9 +224,9 @@ def _is_own(config: ModelConfig) -> bool:
 
 
 def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
-    """Write a calibration into the directory of its model, if it is writable.
+    """Write a calibration into the directory of its model, if this directory is writable.
 
-    Return a line with the file, or with the reason why there is none.
+    Return a line that names the file, or the reason why it was not written.
     """
     file = resolve_model(config.model, config.revision) / FILE
     try:
@@ -243,7 +243,7 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
 
 
 def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold | None:
-    with suppress(StorageError):  # a damaged file has none
+    with suppress(StorageError):  # a damaged file has no threshold
         earlier = read_calibration(file)
         if earlier and (earlier.digest, earlier.corpus) == (calibration.digest, calibration.corpus):
             return earlier.threshold
@@ -251,7 +251,7 @@ def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold 
 
 
 def describe_calibration(calibration: Calibration) -> str:
-    """Describe the deciding threshold of a calibration, and that of the passages to keep, in one line."""
+    """Describe in one line the threshold for answers of a calibration, and the threshold of the passages to keep."""
     threshold, kept = calibration.threshold, calibration.kept
     keeps = kept and (
         f"keep passages of score {kept.score:.4f} or more ({aim_text(KEPT, kept.wanted)}): {kept.passages:.1f} for "
@@ -276,9 +276,9 @@ def describe_calibration(calibration: Calibration) -> str:
 
 
 def _fit(scores: ndarray, relevant: ndarray) -> IsotonicMap | PlattMap:
-    """Fit a map: of any monotone shape if there are many pairs, otherwise a logistic curve.
+    """Fit a map from score to probability: isotonic if there are many pairs, otherwise a logistic curve.
 
-    No probability is nearer to 0 or 1 than the rule of succession allows for the number of pairs.
+    Laplace's rule of succession bounds the probabilities: with n pairs, none is nearer to 0 or 1 than about 1 / n.
     """
     if not len(scores):  # a corpus of one passage has no later hits
         return PlattMap(0.0, 0.0)

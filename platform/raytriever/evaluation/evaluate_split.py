@@ -1,13 +1,12 @@
-"""Evaluation of a retriever on one split: ranking metrics, and the AUC of its pooled scores.
+"""Evaluation of a retriever on one split: ranking metrics, and the AUC of the pooled scores.
 
 1. Every query of the split that has a relevant document is searched in the whole corpus. A document with the query's
-   own id is left out of its results, but a judgement of it counts, as in BEIR's evaluator.
-2. Ranking metrics are means over those queries (`metrics.ranking_metrics`). They use the results that the run file
-   holds: 100, or as many as a metric needs. A query without results counts 0.
+    own id is left out of the results, but its judgement counts, as in BEIR's evaluator.
+2. Ranking metrics are means over those queries (`metrics.ranking_metrics`). They use only the results in the run file:
+    100 per query, or as many as a metric needs. A query without results counts as 0.
 3. AUC compares the scores of all positives with the 500 highest-scoring non-positives of each query, all queries in one
-   pool (Optimizing What Matters, section 5.1). So it also measures whether scores of different queries compare.
-   Documents that are judged not relevant are non-positives too. A positive to which the system gives no score is below
-   all pairs of the pool.
+   pool (Optimizing What Matters, section 5.1). So it also measures whether scores of different queries are comparable.
+   Documents judged not relevant are non-positives too. A positive without a score ranks below the whole pool.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ AUC_NEGATIVES = 500
 
 @dataclass(frozen=True)
 class UnansweredRanking:
-    """Documents of queries without an answer in the corpus, best first; none is relevant, and -1 is no document."""
+    """Ranking of queries that no document of the corpus answers, best first; -1 means no document."""
 
     queries: Int64[ndarray, " queries"]
     ranking: Int64[ndarray, "queries depth"]
@@ -53,24 +52,24 @@ class UnansweredRanking:
 
 
 class System(Interface):
-    """Retrieval system on one data set, such as an encoder or BM25; queries and documents are positions in it."""
+    """Retrieval system on one data set, such as an encoder or BM25. Queries and documents are given by position."""
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        """Return scores and documents of each query's best results, best first, -1 for no document."""
+        """Return the scores and documents of each query's best results, best first, padded with -1."""
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
         """Return the score of each pair of a query and a document, NaN if the system has none."""
 
 
 class PreparedSystem(System, Interface):
-    """System of which a search is timed."""
+    """System whose search is timed, so that it prepares itself before."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that decides the scores but the documents: thresholds are of one system alone."""
+        """SHA-256 of everything but the documents that decides the scores: a threshold is valid for one system only."""
 
     def prepare(self) -> None:
-        """Do what the first search needs once, such as encoding or indexing the documents."""
+        """Do the work that only the first search needs, such as encoding or indexing the documents."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +78,13 @@ class Evaluation:
 
     Args:
         queries: positions in the data set, in the order of `per_query` and `ranking`.
-        ranking: positions of the best documents, best first, -1 for none.
-        positive_queries, negative_queries: index into `queries` of each pooled score.
-        per_query: values of each metric that has one per query.
-        unanswered: rankings of the queries without an answer, by kind. The kind `removed` has all of `queries`, with
-            their relevant documents, and copies of these, left out of the corpus.
+        ranking: positions of the best documents, best first, padded with -1.
+        positive_queries, negative_queries: index into `queries` for each pooled score.
+        per_query: values by query, for each metric that has them.
+        unanswered: rankings of the queries without an answer, by kind. The kind `removed` ranks all of `queries`
+            without their relevant documents and the copies of these.
         search_seconds: duration of the search of `queries`.
-        notes: sentences on what the system does not know.
+        notes: sentences about what the system lacks.
     """
 
     queries: Int64[ndarray, " queries"]
@@ -110,9 +109,9 @@ def evaluate(
     protocol: Protocol | None = None,
     judged: JudgedQueries | None = None,
 ) -> Evaluation:
-    """Search every judged query of a split and measure the results. Every evaluation of the package is this one.
+    """Search every judged query of a split and compute the metrics. All evaluations of the package call this function.
 
-    `judged` are the judged queries of the split by this protocol, if they are selected already.
+    `judged` are the judged queries of the split under this protocol, if they were already selected.
 
     Raises:
         DataError: no query of the split has a relevant document, or the protocol needs answers and there are none.
@@ -142,14 +141,14 @@ def evaluate(
         owner,
         np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
     )
-    # Only the results of the run file are measured, so trec_eval computes the same figures from it.
+    # Use only the results that the run file holds, so that trec_eval computes the same values from it.
     per_query = measure_ranking(ranking[:, :result_count], relevance, protocol.ranking_metrics, protocol.level)
     if QUERY_AUC in protocol.metrics:
         per_query[QUERY_AUC] = auc_per_query(pools[0], pools[2], pools[1], pools[3], len(queries))
     if protocol.wants_answers:
         cutoffs = [cutoff for name in protocol.metrics if (cutoff := accuracy_cutoff(name))]
         per_query |= _accuracy_per_query(dataset, split, queries, ranking, cutoffs)
-    # A query whose documents are all relevant has no AUC of its own.
+    # A query whose documents are all relevant has no AUC: its value is NaN.
     means = {name: float(np.nanmean(values)) for name, values in per_query.items()}
     if AUC in protocol.metrics:
         means[AUC] = pooled_auc(pools[0], pools[1])
@@ -174,7 +173,7 @@ def evaluate(
 
 
 def _below_all(positives: ndarray, negatives: ndarray) -> tuple[Float32[ndarray, " positives"], list[str]]:
-    """Return the scores of positives, those without one below all others, and a sentence on these."""
+    """Return the scores of positives, with missing ones set below all others, and a sentence about these."""
     missing = np.isnan(positives)
     if not missing.any():
         return positives, []
@@ -205,7 +204,7 @@ def _accuracy_per_query(
 ) -> dict[str, PerQuery]:
     """Compute Acc@K (Karpukhin et al., 2020, DPR): 1 if one of a query's K best passages holds an answer, else 0.
 
-    Passages are read with their titles, from the best on, until one holds an answer.
+    Passages are read with their titles, best first, until one contains an answer.
     """
     check_answers(dataset, split, queries)
     answers = dataset.answers

@@ -1,13 +1,13 @@
-"""Data sets of an evaluation: single ones, those divided into parts, the whole suite of BEIR, and samples of a corpus.
+"""Data sets of an evaluation: single ones, those with several parts, the BEIR suite, and samples of a corpus.
 
-Names of data sets and of models are short, distinct and safe in files. They follow from paths and hub names.
+Names of data sets and models are short, distinct and safe in file names. They are derived from paths and hub names.
 
-A folder that is no data set itself, but holds folders in BEIR layout, is one data set of several parts. Its metrics are
-means over the parts, as BEIR counts CQADupStack.
+A folder that contains data sets in BEIR layout, and is none itself, is one data set of several parts. Its metrics are
+means over the parts, as for CQADupStack in BEIR.
 
-Encoding a whole corpus for every checkpoint is expensive. A sample holds all judged documents and as many others as
-wanted: half of these are BM25's best results for the queries, taken rank by rank, and the rest is drawn at random.
-Figures on a sample are higher than on the whole corpus, and comparable only with each other.
+Encoding a whole corpus for every checkpoint is expensive. A sample contains all judged documents and a chosen number of
+others. Half of these are BM25's best results for the queries, rank by rank, and the rest is random. Metrics on a sample
+are higher than on the whole corpus; compare them only with each other.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from raytriever.models.prompts import PromptTable
 from raytriever.retrieval.mining.bm25 import Bm25Index
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
-# Length of the reason for which a data set of a suite is missing.
+# Largest length of the reason why a data set of a suite is missing.
 REASON_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
 class EvaluationDataset:
-    """Data set of an evaluation, and how it is read and measured.
+    """Data set of an evaluation, with the settings for reading it.
 
     Args:
-        parts: paths or hub names of its parts, by name; an undivided one has one of its own name.
+        parts: paths or hub names of its parts by name; an undivided data set has one part with its own name.
         task: its name in MTEB, if it is one of BEIR's.
         bm25_language: language of BM25's analyzer; None to detect it.
         max_bad_rows: accepted share of bad rows of each file, 0 to 1.
@@ -61,7 +61,7 @@ class EvaluationDataset:
         return list(self.parts) != [self.name]
 
     def label(self, part: str) -> str:
-        """Return the name of a part in paths; that of an undivided data set is its own."""
+        """Return the name of a part in paths; for an undivided data set, its own name."""
         return f"{self.name}/{part}" if self.is_divided else self.name
 
     def prompt_names(self, part: str) -> tuple[str, ...]:
@@ -93,8 +93,9 @@ class EvaluationDataset:
 
 @dataclass(frozen=True)
 class _Member:
-    """Data set of BEIR: its names in MTEB, below `beir/` in `ir_datasets` and below `mteb/` on the hub, if they differ
-    from BEIR's, and the split with judgements.
+    """Data set of BEIR: the split with judgements, and its names in other libraries if they differ from BEIR's.
+
+    They are its name in MTEB, below `beir/` in `ir_datasets`, and below `mteb/` on the hub.
     """
 
     task: str
@@ -129,7 +130,7 @@ def describe_datasets(
     max_bad_rows: float = 0.01,
     bm25_language: str | None = None,
 ) -> list[EvaluationDataset]:
-    """Describe each data set that a user named; nothing is opened."""
+    """Describe each data set that a user named, without opening it."""
     described = []
     for source in sources:
         path, parts = expanded(source), find_parts(source)
@@ -150,7 +151,7 @@ def _registered_name(source: str) -> str:
 def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
     """Return the data sets with names that differ in tables and file names.
 
-    Data sets of one name get the folders before it into their names, as far as these differ, and a number otherwise.
+    Data sets with equal names get the names of their parent folders as far as these differ, else a number.
     """
     for index, one in enumerate(datasets):
         measured = one.sources, one.split, one.protocol
@@ -168,7 +169,7 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
 
 
 def check_prompts(prompts: Mapping[str, str], datasets: Sequence[EvaluationDataset]) -> None:
-    """Raise `ConfigError` if the prompts of a user are of none of the data sets."""
+    """Raise `ConfigError` if the user passed prompts for data sets, but none for these."""
     PromptTable(own=prompts).check(name for one in datasets for part in one.parts for name in one.prompt_names(part))
 
 
@@ -179,11 +180,11 @@ def find_beir(
 ) -> tuple[list[EvaluationDataset], list[str]]:
     """Find the public data sets of BEIR (Thakur et al., 2021, arXiv:2104.08663), in the order of its tables.
 
-    Each is searched as a folder of `root` under the name of BEIR's archives, then in `ir_datasets`, then on the hub,
-    where MTEB keeps them in BEIR's layout. The last two may download it. A folder of `root` is the only candidate if it
-    exists, so that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04, do not
-    belong to the suite. Return the data sets, and a line with the name of each missing one and the reasons. `describe`
-    is `describe_datasets`. `check` opens a data set, and raises a `UserError` if that is impossible.
+    Each is looked up as a folder of `root` with the name of BEIR's archive, then in `ir_datasets`, then on the hub,
+    where MTEB keeps it in BEIR's layout. The last two may download it. If the folder exists, nothing else is tried, so
+    that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04, do not belong to
+    the suite. Return the data sets, and for each missing one a line with its name and the reasons. `describe` is
+    `describe_datasets`. `check` opens a data set, and raises a `UserError` if it cannot.
     """
     datasets, missing = [], []
     for name, member in BEIR.items():
@@ -204,25 +205,25 @@ def find_beir(
 
 
 def find_parts(source: str) -> list[str]:
-    """Return the folders, or the names in `ir_datasets`, of a divided data set's parts; none if it is undivided."""
+    """Return the folders, or the names in `ir_datasets`, of the parts of a data set; nothing if it is undivided."""
     if source.startswith(IR_DATASETS):
         return _registered_parts(source.removeprefix(IR_DATASETS))
     folder = expanded(source)
     if not folder.is_dir() or _is_beir(folder):
         return []
     visible = [one for one in folder.iterdir() if not one.name.startswith((".", "_"))]
-    # A file may hold rows; notes next to the parts do not.
+    # A file may be a data set of its own, unless it is a note such as README.md.
     if any(one.is_file() and one.suffix not in ("", ".md", ".txt") for one in visible):
         return []
     return sorted(str(one) for one in visible if _is_beir(one))
 
 
 def _registered_parts(name: str) -> list[str]:
-    """Return the names below one of `ir_datasets` that has no documents itself, such as `beir/cqadupstack`."""
+    """Return the names below a name in `ir_datasets` that has no documents itself, such as `beir/cqadupstack`."""
     try:
         import ir_datasets
     except ImportError:
-        return []  # the error for the missing package comes when the data set is opened
+        return []  # opening the data set reports the missing package
     registry = set(ir_datasets.registry)
     if name in registry:
         return []
@@ -240,17 +241,17 @@ def _sources(root: Path | None, name: str, member: _Member) -> list[str]:
     return [f"{IR_DATASETS}beir/{member.registered or name}", *([hub] if name != "cqadupstack" else [])]
 
 
-# Results of BM25 per query: the usual depth of the metrics.
+# Number of BM25 results per query: the usual depth of the metrics.
 DEPTH = 100
 
 
 def sample_corpus(
     dataset: RetrievalDataset, split: str, others: int, seed: int, index_of: Callable[[RetrievalDataset], Bm25Index]
 ) -> RetrievalDataset:
-    """Return the data set with all documents that the split judges and `others` more, in their order.
+    """Return the data set with only the documents that the split judges and `others` more, in their order.
 
-    A corpus without so many is kept whole. The result is in memory, without tokens and negatives; its queries keep
-    their positions. `index_of` builds the BM25 index of a data set, and is called only if it is needed.
+    A corpus that is not larger stays whole. The result is in memory, without tokens and negatives; queries keep their
+    positions. `index_of` builds the BM25 index of a data set; it is called only if needed.
     """
     judged = np.unique(dataset.judgements[split].documents)
     total = len(dataset.documents)
@@ -267,7 +268,7 @@ def sample_corpus(
 
 
 def _best_documents(dataset: RetrievalDataset, split: str, index: Bm25Index) -> Int64[ndarray, " documents"]:
-    """Return BM25's results for the split's queries, each document once: all first ranks, then all second ranks."""
+    """Return BM25's results for the split's queries, each once: all first ranks, all second ranks, and so on."""
     queries = np.unique(dataset.judgements[split].queries)
     _, documents = index.search([dataset.queries.texts[int(query)] for query in queries], DEPTH)
     by_rank = documents.T.reshape(-1)
@@ -297,10 +298,10 @@ def _select_documents(
 
 
 def distinct_names(sources: Sequence[str]) -> list[str]:
-    """Return the last part of each path or hub name, with as many parts before it as make it distinct.
+    """Return the last component of each path or hub name, with as many components before it as make it distinct.
 
-    Parts are joined by `_`. A last part `model` belongs to a run's directory, and the directory's name is used. Every
-    character that file systems and metric names of MLflow do not share becomes `_`. Equal sources get equal names.
+    Components are joined by `_`. A last component `model` is replaced by the name of its run directory. Each character
+    that is not allowed in both file names and MLflow's metric names becomes `_`. Equal sources get equal names.
     """
     all_parts = [_parts(source) for source in sources]
     names = []
@@ -314,7 +315,7 @@ def distinct_names(sources: Sequence[str]) -> list[str]:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Return the names, all different: a repeated name gets a number, `a`, `a-2`, `a-3`."""
+    """Return distinct names: a repeated name gets a number, such as `a`, `a-2`, `a-3`."""
     unique: list[str] = []
     for name in names:
         number, candidate = 1, name

@@ -1,6 +1,6 @@
 """Files of an evaluation directory: TREC runs, results per query, pooled scores and tables.
 
-docs/reference/output-files.md lists them. `report` writes the figures and the page.
+docs/reference/output-files.md lists them. `report` writes the plots and the page.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.pair_threshold import ScoredPools
 
 PER_QUERY, LATEX = "per_query", "table.tex"
-# Contents of `per_query/`: documents ranked, relevant documents, characters of a text.
+# Limits of `per_query/`: ranked documents, relevant documents, and characters of a text.
 TOP, RELEVANT, CHARACTERS = 5, 3, 300
-_MOST_BYTES = 4 << 30  # a million queries of ten models
-# Types and shapes of pooled scores and of the queries of these.
+_MOST_BYTES = 4 << 30  # enough for a million queries of ten models
+# Types and shapes of pooled scores, and of their queries.
 _SCORES, _QUERIES = (["float32", "float64"], (None,)), (["int64"], (None,))
-_RUN_QUERIES = 64  # whose lines of a run are in memory at a time
+_RUN_QUERIES = 64  # queries whose lines of the run file are in memory at once
 
 
 class QueryMetrics(TypedDict):
-    """One model in `per_query/DATASET.json`: values of each metric by query, and the best documents of each query.
+    """Entry of a model in `per_query/DATASET.json`: values of each metric by query, and the best documents of each
+    query.
 
-    `auc` are the pseudo-values of the pooled AUC, by which it is tested.
+    `auc` are the pseudo-values of the pooled AUC, which its significance test uses.
     """
 
     metrics: dict[str, list[Any]]
@@ -48,13 +49,13 @@ class QueryMetrics(TypedDict):
 
 
 def values_of(model: QueryMetrics) -> dict[str, Float64[ndarray, " queries"]]:
-    """Return the values of each query for every metric that can be tested, NaN for none."""
+    """Return the values of each query for every metric that can be tested; NaN for a missing value."""
     auc = {AUC: model["auc"]} if "auc" in model else {}
     return {name: np.array(values, np.float64) for name, values in {**model["metrics"], **auc}.items()}
 
 
 class QueryValues(TypedDict):
-    """Content of `per_query/DATASET.json`, see `per_query_content`. The file's name is a safe form of `dataset`."""
+    """Content of `per_query/DATASET.json`; see `per_query_content`. The file name is `dataset` with safe characters."""
 
     dataset: str
     queries: list[str]
@@ -65,7 +66,7 @@ class QueryValues(TypedDict):
 
 @activity("writing the rankings")
 def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
-    """Write what was measured on one data set: TREC runs, pooled scores and results per query."""
+    """Write the results on one data set: TREC runs, pooled scores and results per query."""
     name = measured.source.name
     for model in measured.models:
         for part in measured.parts:
@@ -82,13 +83,13 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
     """Write rankings as a TREC run: `query Q0 document rank score tag`, one result per line.
 
-    The format cannot hold white space inside an id, so such ids are percent-encoded.
+    The format allows no white space inside an id, so such ids are percent-encoded.
     """
     write_atomically(path, _run_pieces(evaluation, dataset, tag))
 
 
 def _run_pieces(evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> Iterator[str]:
-    """Yield the lines of a run, those of some queries at a time: a line takes more memory than its entry."""
+    """Yield the lines of a run for a few queries at a time, because lines take more memory than the arrays."""
     for start in range(0, len(evaluation.queries), _RUN_QUERIES):
         rows = slice(start, start + _RUN_QUERIES)
         queries, ranking = evaluation.queries[rows], evaluation.ranking[rows]
@@ -112,8 +113,8 @@ def per_query_content(measured: DatasetMeasurement) -> str:
                            "top": [[[document id, title, first 300 characters, score, grade or null], ... 5], ...]}},
          "relevant": [[[document id, title, first 300 characters, grade], ... 3], ...]}
 
-    `top` and `relevant` have an entry for each query. Queries of a divided data set follow part by part, with ids
-    `PART/ID`.
+    `top` and `relevant` have one entry for each query. Queries of a divided data set are in the order of its parts,
+    with ids `PART/ID`.
     """
     content: dict[str, Any] = {"dataset": measured.source.name, "queries": [], "texts": [], "relevant": []}
     content["models"] = {model: {"metrics": {}, "top": []} for model in measured.models}
@@ -158,12 +159,12 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
 
 
 def scores_file(folder: Path, model: str, dataset: str) -> Path:
-    """Return the file of the pooled scores of a model in the directory of an evaluation."""
+    """Return the path of the pooled scores of a model in an evaluation directory."""
     return folder / "scores" / model / f"{dataset}.npz"
 
 
 def read_pools(folder: Path, model: str, dataset: str, remedy: str = "evaluate again") -> ScoredPools:
-    """Read pooled scores; raises `StorageError` if the file was damaged or changed."""
+    """Read pooled scores. Raises `StorageError` if the file was damaged or changed."""
     path, sides = scores_file(folder, model, dataset), ("positives", "negatives")
     kinds = dict.fromkeys(sides, _SCORES) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
     arrays = read_arrays(path, kinds, remedy)
@@ -231,5 +232,5 @@ def _is_valid(name: str, entries: list[Any]) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Return True for null and for a number that a float holds."""
+    """Return whether a value is null or a number that a float can represent."""
     return value is None or type(value) is float or (type(value) is int and abs(value) < 1 << 63)

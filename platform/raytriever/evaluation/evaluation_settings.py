@@ -8,14 +8,14 @@ from raytriever.core.errors import ConfigError, flag_of, setting
 from raytriever.core.options import Need, did_you_mean, option
 from raytriever.core.paths import FOLDER
 
-# Those of `metrics.answer_confidence`, which imports NumPy.
+# Repeated from `metrics.answer_confidence`, which imports NumPy and would slow `--help` down.
 CONFIDENCES = ("score", "entropy", "combined")
 MTEB = "mteb"
 DTYPES = ("fp32", "int8", "binary", "ubinary")
 
 
 def read_dtypes(text: str) -> str:
-    """Return types of stored embeddings, separated by commas, each once."""
+    """Check a comma-separated list of types of quantized embeddings and return it without repetitions."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ValueError(f"give one or more of {', '.join(DTYPES)}")
@@ -26,7 +26,7 @@ def read_dtypes(text: str) -> str:
 
 
 def read_widths(text: str) -> str:
-    """Return numbers of components, separated by commas, each once."""
+    """Check a comma-separated list of embedding widths and return it without repetitions."""
     try:
         widths = dict.fromkeys(int(width) for width in text.split(","))
     except ValueError as error:
@@ -39,7 +39,7 @@ def read_widths(text: str) -> str:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Split, metrics and rules of an evaluation."""
+    """Settings of an evaluation: split, metrics and rules."""
 
     split: str = option("test", "split with judgements that is evaluated", needs=Need("suite", MTEB, negated=True))
     metrics: str = option(
@@ -122,12 +122,12 @@ class EvaluationConfig:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The types of `dtype`; fp32 alone if only several widths are given, none if neither is."""
+        """The types of `dtype`; only fp32 if several widths but no types are given, and empty if neither is."""
         if self.dtype:
             return tuple(self.dtype.split(","))
         return ("fp32",) if len(self.widths) > 1 else ()
 
     @property
     def model_width(self) -> int | None:
-        """The single width with which models are read; None if stored forms are measured, or all is kept."""
+        """The single width of all models; None if variants of the embeddings are evaluated or nothing is cut."""
         return self.widths[0] if self.widths and not self.dtypes else None

@@ -1,6 +1,6 @@
-"""Thresholds of the passages to keep: chosen and checked on the rankings of one system.
+"""Thresholds of the passages to keep, chosen and tested on the rankings of one system.
 
-They read the rankings and scores alone, so they are the same for every system.
+These functions use only rankings and scores, so they work for every system.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class PassageDecision:
     """Thresholds of the passages to keep.
 
     Args:
-        thresholds: for each aim, with what they keep of the checked questions; None if the aim is out of reach.
-        chosen: the ranked passages that chose them.
-        is_checked_apart: whether they were checked on other questions.
+        thresholds: threshold for each target, with what it keeps for the tested questions; None if out of reach.
+        chosen: the ranked passages that chose the thresholds.
+        is_checked_apart: whether other questions tested them.
     """
 
     thresholds: list[tuple[Threshold, PassagesKept | None]]
@@ -47,10 +47,10 @@ class PassageDecision:
 
 
 def decide_passages(measured: DatasetMeasurement, model: str, wanted: Sequence[float]) -> PassageDecision:
-    """Choose thresholds of the passages to keep on one split, and check them on the other.
+    """Choose thresholds of the passages to keep on one split, and test them on the other.
 
-    If a split has few questions, all questions of both choose the thresholds and are counted at them, as
-    `metrics.answer_threshold.decide` does.
+    If a split has few questions, the questions of both splits choose and test the thresholds, as in
+    `metrics.answer_threshold.decide`.
     """
     checking = reduce(
         RankedPassages.joined, [ranked_passages(part.judged, part.evaluations[model]) for part in measured.parts]
@@ -82,7 +82,7 @@ def ranked_passages(judged: JudgedQueries, evaluation: Evaluation) -> RankedPass
 
 
 def notes_on_passages(row: ThresholdRow, chosen: RankedPassages) -> list[str]:
-    """Return sentences on a missing or missed threshold; `chosen` are the passages that chose it."""
+    """Return sentences about a threshold that is missing or misses its target; `chosen` chose it."""
     assert row.wanted is not None
     if row.kept is None:
         return [f"There is no threshold: {unreachable_kept(row.wanted, chosen)}."]

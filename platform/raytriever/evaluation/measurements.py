@@ -1,7 +1,7 @@
 """Measurements of an evaluation: the models' results on one data set, and their store in `OUTPUT.unfinished`.
 
-Copies of relevant passages count as not relevant, because judgements are of ids, as in trec_eval. Many copies ranked
-above the passages say that the figures are too low for people, who would accept them.
+Judgements refer to ids, so a copy of a relevant passage counts as not relevant, as in trec_eval. If many copies rank
+above their passages, the metrics are too pessimistic: people would accept the copies.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ARRAYS = "evaluation.npz"
 class PartMeasurement:
     """Results of all models, by name, on an undivided data set, or on a part of a divided one.
 
-    `calibration` are those on the split on which thresholds are chosen, if there are any.
+    `calibration` are the results on the split that chooses thresholds, if there are any.
     """
 
     name: str
@@ -79,7 +79,7 @@ class DatasetMeasurement:
 
     Args:
         bm25, prompts: see `results.About`.
-        digests: `digest` of each system, if thresholds are chosen.
+        digests: `digest` of each system; empty unless thresholds are chosen.
     """
 
     source: EvaluationDataset
@@ -98,14 +98,15 @@ class DatasetMeasurement:
         return self.source.label(part.name)
 
     def metrics(self, model: str) -> dict[str, float | None]:
-        """Return each metric's mean over the parts, which have the same weight; None if a part has no value."""
+        """Return the mean of each metric over the parts, with equal weights; None if a part has no value."""
         rows = [part.evaluations[model].metrics for part in self.parts]
         return {name: finite(float(np.mean([row[name] for row in rows]))) for name in rows[0]}
 
     def testable_values(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
-        """Return values of all queries, part by part, weighted so that their mean is that of the parts' means.
+        """Return the values of all queries, part by part, weighted so that their mean is the mean of the parts' means.
 
-        Tests of significance use these values: differences keep their signs, and add up to those of the table.
+        Significance tests use these values: each difference keeps its sign, and their mean is the difference in the
+        table.
         """
         counts = [len(part.evaluations[model].queries) for part in self.parts]
         weights = np.repeat([sum(counts) / (len(counts) * count) for count in counts], counts)
@@ -113,7 +114,7 @@ class DatasetMeasurement:
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     def about(self) -> About:
-        """Return the counts of all parts and the split: queries, documents, absent documents, copies above relevant."""
+        """Return the split and counts over all parts: queries, documents, absent documents, copies above originals."""
         absent = [part.judged.count_absent() for part in self.parts]
         return About(
             queries=sum(len(part.judged.queries) for part in self.parts),
@@ -133,7 +134,7 @@ class DatasetMeasurement:
         )
 
     def _notes(self, model: str) -> list[str]:
-        """Return what a model does not know of the data set, with the part if there are several."""
+        """Return sentences about what a model lacks for the data set, with the part if there are several."""
         labels = [f"{self.label(part)}: " if self.source.is_divided else "" for part in self.parts]
         notes = (part.evaluations[model].notes for part in self.parts)
         return [label + note for label, some in zip(labels, notes, strict=True) for note in some]
@@ -143,12 +144,12 @@ class DatasetMeasurement:
         return pool_scores([part.evaluations[model] for part in self.parts])
 
     def calibration_pools(self, model: str) -> ScoredPools:
-        """Return the scores of all parts on the split on which thresholds are chosen, in one pool."""
+        """Return the scores of all parts on the split that chooses thresholds, in one pool."""
         return pool_scores([part.calibration[model] for part in self.parts])
 
 
 def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:
-    """Join the pooled scores of evaluations; the queries of each are numbered after those of the one before."""
+    """Concatenate the pooled scores of evaluations. The query numbers of each continue after the one before."""
     firsts = np.cumsum([0, *(len(one.queries) for one in evaluations)])
     return ScoredPools(
         np.concatenate([one.positive_scores for one in evaluations]),
@@ -160,14 +161,14 @@ def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:
 
 @dataclass(frozen=True)
 class MeasurementStore:
-    """Store of the finished measurements of an unfinished evaluation: `OUTPUT.unfinished/MODEL.DATASET.SPLIT/`.
+    """Store of the finished results of an unfinished evaluation, in `OUTPUT.unfinished/MODEL.DATASET.SPLIT/`.
 
-    Each model on each data set is written as soon as it is measured, with all that the files of the evaluation need.
-    The same command continues after the last measurement. Its files then have the same bytes as those of an
-    uninterrupted evaluation. The folder is removed when the evaluation's directory is complete.
+    Each model on each data set is written as soon as it is evaluated, with all data that the final files need. The same
+    command continues after the last stored result, and its files have the same bytes as without an interruption. The
+    folder is removed when the evaluation's directory is complete.
 
-    A measurement is used again only for the same key: the digests of the weights and of the data, how texts are read,
-    the protocol and the arithmetic. A damaged one is measured again.
+    A stored result is reused only for the same key: the digests of the weights and of the data, how texts are read, the
+    protocol and the arithmetic. A damaged one is computed again.
     """
 
     folder: Path
@@ -176,7 +177,7 @@ class MeasurementStore:
     def get(
         self, model: str, dataset: str, split: str, key: Mapping[str, Any], measure: Callable[[], Evaluation]
     ) -> Evaluation:
-        """Return a stored measurement, or make it and store it."""
+        """Return a stored result, or compute it and store it."""
         parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")
         if (stored := parts.read(name, _load)) is not None:
@@ -199,7 +200,7 @@ def _write(file: Path, evaluation: Evaluation) -> None:
 
 
 def _load(folder: Path, meta: object) -> Evaluation:
-    # The digest of the file was compared, so it is what `_write` wrote.
+    # The digest of the file has been compared, so this is exactly what `_write` wrote.
     with np.load(folder / ARRAYS, allow_pickle=False) as stored:
         arrays = dict(stored.items())
     fields: dict[str, Any] = {"per_query": {}, "metrics": {}, "unanswered": {}}
@@ -218,7 +219,7 @@ def _load(folder: Path, meta: object) -> Evaluation:
 
 
 def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:
-    """Return a row for each model whose AUC was measured.
+    """Return a row for each model that has an AUC.
 
     A divided data set has no rows, because its AUC is a mean over parts and has no interval.
     """

@@ -1,7 +1,7 @@
-"""Protocol of an evaluation: its metrics, which queries and judgements count, and what users call metrics and aims.
+"""Protocol of an evaluation: its metrics, the queries and judgements that count, and the parser of user input.
 
-Users write `ndcg@10`, `R@1000`, `P@5` or `acc@20`. A metric whose cutoff is optional (`map`, `mrr`) has the cutoff of
-the run files, 100, when a user gives none. So trec_eval computes the same figure from the run file.
+Users write `ndcg@10`, `R@1000`, `P@5` or `acc@20`. A metric with an optional cutoff (`map`, `mrr`) has the cutoff 100
+of the run files by default, so that trec_eval computes the same value from the run file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from raytriever.metrics.passage_threshold import KEPT, PassageAim
 from raytriever.metrics.ranking_metrics import DEFAULT_METRICS, Relevance, ranking_metric, title
 
 RUN_DEPTH = 100
-# Kinds of queries without an answer: named by the data set, or made; see `evaluation.requested_models`.
+# Kinds of queries without an answer: marked in the data set, or added; see `evaluation.requested_models`.
 GIVEN, REMOVED, FOREIGN = "given", "removed", "foreign"
 AUC, QUERY_AUC, R_PRECISION, ACCURACY = "auc", "query_auc", "r_precision", "accuracy_at_"
 METRICS_FLAG = setting("metrics")
-# Metrics by the names that users write: lower case, without blanks, dashes and underscores.
+# Names that users write -> metrics: in lower case, without blanks, dashes and underscores.
 _FAMILIES = {
     "ndcg": "ndcg",
     "mrr": "mrr",
@@ -53,7 +53,7 @@ _FAMILIES = {
 }
 _TITLES = {AUC: "AUC", QUERY_AUC: "AUC per query"}
 _NO_ABSENT = AbsentDocuments(np.zeros(0, np.int64), (), np.zeros(0, np.int64))
-# Position of a query's own document if there is none. It is in no ranking.
+# Position that means that a query has no own document. Rankings are padded with -1, so they never contain it.
 _NO_DOCUMENT = -2
 
 
@@ -62,7 +62,7 @@ class Protocol:
     """Metrics of an evaluation, and the rules for judgements and results.
 
     Args:
-        metrics: names as in `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
+        metrics: names of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
         depth: number of results per query in run files; a metric with a larger cutoff increases it.
         level: lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
         drop_own: leave a document with the query's own id out of its results.
@@ -75,21 +75,21 @@ class Protocol:
 
     @property
     def ranking_metrics(self) -> tuple[str, ...]:
-        """Metrics that follow from a ranking and judgements."""
+        """Metrics that are computed from a ranking and judgements."""
         return tuple(name for name in self.metrics if name not in (AUC, QUERY_AUC) and not accuracy_cutoff(name))
 
     @property
     def wants_answers(self) -> bool:
-        """True if Acc@K is measured, for which every query needs answers."""
+        """True if Acc@K is among the metrics; then every query needs answers."""
         return any(accuracy_cutoff(name) for name in self.metrics)
 
     @property
     def kept(self) -> int:
-        """Depth of the rankings that all cutoffs and the run file need."""
+        """Depth of the rankings that is enough for all cutoffs and the run file."""
         return max([self.depth, *(_cutoff(name) or 0 for name in self.metrics)])
 
     def kept_of(self, relevance: Relevance) -> int:
-        """Return `kept`, or the largest number of relevant documents of a query if R-precision needs more."""
+        """Return `kept`, or the largest number of relevant documents of a query if R-precision needs this depth."""
         if R_PRECISION not in self.metrics:
             return self.kept
         relevant = relevance.queries[relevance.scores >= self.level]
@@ -100,14 +100,14 @@ class Protocol:
 class JudgedQueries:
     """Queries of a split that have a relevant document, with all their judgements.
 
-    A judged document that the corpus lacks has a position from `len(dataset.documents)` on. It is never in a ranking,
-    and counts among the relevant documents, as in trec_eval.
+    Judged documents that the corpus lacks have the positions from `len(dataset.documents)` on. They are in no ranking,
+    but count among the relevant documents, as in trec_eval.
 
     Args:
         queries: positions in the data set, ascending.
-        relevance: judgements; their queries are indices into `queries`.
-        unanswerable: positions of the queries without an answer in the corpus, by their kind; see
-            `evaluation.requested_models`. Metrics of rankings leave them out.
+        relevance: judgements whose queries are indices into `queries`.
+        unanswerable: positions of the queries without an answer in the corpus, by kind; see
+            `evaluation.requested_models`. Ranking metrics leave them out.
     """
 
     dataset: RetrievalDataset
@@ -119,7 +119,7 @@ class JudgedQueries:
 
     @cached_property
     def own_documents(self) -> Int64[ndarray, " queries"]:
-        """Position of the document with each query's id, which is left out of its results; -2 for none."""
+        """Position of the document with the same id as each query, which its results leave out; -2 if there is none."""
         if not self.drop_own:
             return np.full(len(self.queries), _NO_DOCUMENT)
         names = [self.dataset.queries.ids[query] for query in self.queries.tolist()]
@@ -129,12 +129,12 @@ class JudgedQueries:
 
     @property
     def is_relevant(self) -> Bool[ndarray, " judgements"]:
-        """True for judgements of a relevant grade."""
+        """True for judgements whose grade is relevant."""
         return self.relevance.scores >= self.level
 
     @property
     def is_in_corpus(self) -> Bool[ndarray, " judgements"]:
-        """True for judgements of a document that the corpus holds."""
+        """True for judgements whose document is in the corpus."""
         return self.relevance.documents < len(self.dataset.documents)
 
     @property
@@ -143,11 +143,11 @@ class JudgedQueries:
         return self.relevance.documents == self.own_documents[self.relevance.queries]
 
     def count_own(self) -> int:
-        """Count the queries that are judged relevant to their own document, which their results leave out."""
+        """Count the queries whose own document, which their results leave out, is judged relevant."""
         return int((self.is_relevant & self.is_own).sum())
 
     def count_absent(self) -> dict[str, int]:
-        """Count `relevant` documents, those that the corpus lacks, and the queries that lack all of theirs."""
+        """Count the relevant documents, those that the corpus lacks, and the queries that lack all of theirs."""
         relevant, present = int(self.is_relevant.sum()), self.is_relevant & self.is_in_corpus
         return {
             "absent_relevant": relevant - int(present.sum()),
@@ -165,7 +165,7 @@ def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Proto
         what = "a relevant document" if level == 1 else f"a document of grade {level} or more"
         where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
         raise DataError(f"no query has {what}", where, remedy if level == 1 else f"lower {setting('relevance_level')}")
-    # Documents of lower grades are not relevant, but count in the ideal order of nDCG.
+    # Documents with lower grades are not relevant, but they count in the ideal ranking of nDCG.
     rows, absent = rows.where(np.isin(rows.queries, queries)), absent.where(np.isin(absent.queries, queries))
     owners = np.searchsorted(queries, np.concatenate([rows.queries, absent.queries]))
     documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(absent))])
@@ -181,7 +181,7 @@ def accuracy_cutoff(name: str) -> int | None:
 
 
 def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> None:
-    """Raise `DataError` unless every query has an answer; queries are positions in the data set."""
+    """Raise `DataError` unless every query has an answer. Queries are given by position in the data set."""
     answered = dataset.answers.queries if dataset.answers is not None else np.zeros(0, np.int64)
     unanswered = np.setdiff1d(queries, answered)
     if len(unanswered):
@@ -195,7 +195,7 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
 def read_metrics(text: str) -> tuple[str, ...]:
     """Read metrics that a user wrote, separated by commas, such as `ndcg@10,R@1000,auc`.
 
-    Return names as in `Protocol.metrics`, each once: `map` becomes `map_at_100`.
+    Return the names of `Protocol.metrics` without repetitions: `map` becomes `map_at_100`.
     """
     names = [_read_metric(word.strip()) for word in text.split(",") if word.strip()]
     if not names:
@@ -204,7 +204,7 @@ def read_metrics(text: str) -> tuple[str, ...]:
 
 
 def read_best_metric(best_metric: str) -> str:
-    """Return the name of the metric that `--best-metric` gives: `recall_at_5` for `r_at_5`."""
+    """Return the full name of the metric in `--best-metric`: `recall_at_5` for `r_at_5`."""
     try:
         names = read_metrics(best_metric)
     except ConfigError as error:
@@ -215,7 +215,7 @@ def read_best_metric(best_metric: str) -> str:
 
 
 def metric_title(name: str) -> str:
-    """Return a metric's name in print: `nDCG@10`, `Acc@20`, `AUC`. An unknown name of another version is its own."""
+    """Return a metric's name for tables, such as `nDCG@10`. An unknown name, of another version, stays as it is."""
     if cutoff := accuracy_cutoff(name):
         return f"Acc@{cutoff}"
     try:
@@ -251,12 +251,12 @@ def _read_metric(word: str) -> str:
 CALIBRATE = setting("calibrate")
 ANSWER_AIMS: tuple[AnswerAim, ...] = get_args(AnswerAim)
 PAIR_AIMS: tuple[PairAim, ...] = get_args(PairAim)
-# Aim and wanted value; None for `f1`.
+# Target and its wanted value; the value is None for `f1`.
 WantedAim = tuple[AnswerAim | PairAim | PassageAim, float | None]
 
 
 def parse_aims(words: Sequence[str]) -> list[WantedAim]:
-    """Read aims such as `top-precision=0.9`, `f1`, `wrong-answers=0.05`, `kept=0.95` and `precision=0.9`."""
+    """Read targets such as `top-precision=0.9`, `f1`, `wrong-answers=0.05`, `kept=0.95` and `precision=0.9`."""
     aims: list[WantedAim] = []
     for word in words:
         name, _, number = word.strip().lower().replace("-", "_").partition("=")
@@ -304,12 +304,12 @@ def removed_share(words: Iterable[str]) -> float:
 
 
 def is_missed(aim: str, wanted: float | None, low: float | None, high: float | None) -> bool:
-    """Return whether an aim lies outside the 95 % interval of what its threshold achieves, on the wrong side."""
+    """Return whether the 95 % interval of what a threshold achieves lies entirely on the wrong side of its target."""
     if wanted is None or low is None or high is None:
         return False
     return low > wanted if aim in CONFORMAL else high < wanted
 
 
 def aim_text(aim: str, wanted: float | None) -> str:
-    """Return an aim as text, such as `top-precision 0.9`."""
+    """Format a target, such as `top-precision 0.9`."""
     return aim.replace("_", "-") + ("" if wanted is None else f" {wanted:g}")

@@ -1,9 +1,9 @@
-"""Stored forms of a model's embeddings: fewer components and smaller types, measured from its embeddings in fp32.
+"""Quantized and truncated variants of a model's embeddings, made from its embeddings in fp32.
 
-A form is a system of the evaluation like a model. Nothing is encoded for it. A form in fp32 keeps the first components,
-normalized again for a cosine, and equals the model read with `truncate_dim`. The other types are those of
-`index.quantized_search`: the first results, as many as the run file holds, are chosen among `rescore_multiplier` times
-as many candidates. The scores of all its results, also those in the AUC, are the scores of rescoring.
+A variant is a system of the evaluation, like a model, but nothing is encoded for it. A variant in fp32 keeps the first
+components, normalized again for cosine, and equals the model loaded with `truncate_dim`. `index.quantized_search` has
+the other types. It chooses the first results, as many as the run file holds, from `rescore_multiplier` times as many
+candidates. All scores of its results, including those in the AUC, are rescored.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from raytriever.retrieval.index.exact_top_k import top_k_of_blocks
 from raytriever.retrieval.index.quantized_search import FP32, INT8, QuantisedDocuments, Quantizer, bytes_per_document
 from raytriever.retrieval.search.calibration_file import digest_of
 
-# Documents of the sample from which int8 takes its ranges, at equal distances in the corpus.
+# Number of documents, evenly spaced in the corpus, from which int8 takes its ranges; and the fewest that it needs.
 SAMPLE, FEWEST = 10_000, 2
 
 
 def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDataset]) -> None:
-    """Raise `DataError` if a corpus has fewer than two documents, the least from which int8 takes its ranges."""
+    """Raise `DataError` if a corpus has fewer than two documents, which int8 needs for its ranges."""
     for dataset in datasets:
         if any(form.dtype == INT8 for form in forms) and len(dataset.documents) < FEWEST:
             raise DataError(
@@ -47,9 +47,9 @@ def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDatas
 
 @dataclass
 class FormSystem:
-    """Stored form of the embeddings of a dense system: a `System`.
+    """`System` that searches a quantized or truncated variant of a dense system's embeddings.
 
-    `kept` is the number of results of each query that are chosen by rescoring; see `Protocol.kept_of`.
+    `kept` is the number of results that rescoring chooses for each query; see `Protocol.kept_of`.
     """
 
     dense: DenseSystem
@@ -79,12 +79,12 @@ class FormSystem:
         _ = self.quantized
 
     def encode(self, queries: ndarray) -> Float32[ndarray, "queries components"]:
-        """Return the embeddings of queries, given by their positions."""
+        """Return the embeddings of queries that are given by position."""
         return self._cut(self.dense.encode(queries))
 
     @cached_property
     def quantized(self) -> QuantisedDocuments | None:
-        """Quantized documents; None for a form in fp32."""
+        """Quantized documents; None for a variant in fp32."""
         if self.form.dtype == FP32:
             return None
         store = self.dense.encode_corpus()
@@ -93,7 +93,7 @@ class FormSystem:
         return QuantisedDocuments(quantizer, self.blocks, self.read, self.dense.ties)
 
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-        """Yield first rows and embeddings of the documents."""
+        """Yield blocks of the documents' embeddings, each with the number of its first row."""
         return ((first, self._cut(values)) for first, values in self.dense.encode_corpus().blocks())
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
@@ -116,10 +116,10 @@ def form_rows(
     systems: Mapping[str, Mapping[str, Any]],
     thresholds: Sequence[ThresholdRow] = (),
 ) -> list[FormRow]:
-    """Return a row for each model that has stored forms, and for each of its forms.
+    """Return a row for each model that has variants, and for each of its variants.
 
-    The threshold is chosen on the scores of the model itself, in fp32 with all components: for the first aim that is
-    reached, else the score of highest F1 on the evaluated split.
+    The threshold comes from the scores of the model itself, in fp32 with all components. It is that of the first target
+    that is reached, else the one with the highest F1 on the evaluated split.
     """
     rows = []
     for model in dict.fromkeys(form.model for form in forms):

@@ -1,6 +1,6 @@
-"""Document of an evaluation: the one place that knows what a report has, and in which order; and its numbers by name.
+"""Content of the report of an evaluation: its sections and their order, and all numbers by name.
 
-Each section has its text for a terminal, its Markdown for `table.md`, and its tables for `table.tex` and for the page.
+Each section has text for the terminal, Markdown for `table.md`, and tables for `table.tex` and the HTML page.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ReportSection:
     """One section of a report.
 
     Args:
-        text: lines on a terminal.
-        markdown: lines of `table.md`, with a line feed at the end.
+        text: lines for the terminal.
+        markdown: lines of `table.md`, ending with a line feed.
         about: paragraphs at the top of the page.
         tables: tables of the page.
         latex: tables of `table.tex`.
@@ -72,7 +72,7 @@ def document(results: Results) -> list[ReportSection]:
 
 
 def format_results(results: Results) -> str:
-    """Format the results for a terminal: a table of each data set with marks of significance, thresholds and notes."""
+    """Format the results for a terminal: a table for each data set with significance marks, thresholds and notes."""
     return "\n".join(section.text for section in document(results) if section.text)
 
 
@@ -108,7 +108,7 @@ def _metrics(results: Results) -> list[ReportSection]:
 
 
 def notes_on(about: About) -> list[str]:
-    """Return lines on what the metrics of a data set leave out: absent documents, copies, and BM25's warnings."""
+    """Return lines about what distorts the metrics of a data set: absent documents, copies, and BM25's warnings."""
     notes = []
     if about.absent_relevant:
         alone = about.unanswerable_queries
@@ -126,14 +126,14 @@ def notes_on(about: About) -> list[str]:
 
 
 def _analyzers(results: Results) -> list[str]:
-    """Return a line on each analyzer of BM25, with the part of a data set that it belongs to if there are several."""
+    """Return a line about each analyzer of BM25, with the part of the data set if there are several."""
     lines = {part: analyzer_line(row) for about in results.about.values() for part, row in about.bm25.items()}
     distinct = list(dict.fromkeys(lines.values()))
     return distinct if len(distinct) < 2 else [f"{part}: {line}" for part, line in lines.items()]
 
 
 def _systems(results: Results) -> list[str]:
-    """Describe how each dense model reads texts, but for stored forms: their table has the widths."""
+    """Describe how each dense model reads texts. Variants are left out, because their table shows their widths."""
     lines = []
     for name, system in results.systems.items() if len(results.systems) > 1 else ():
         if "width" in system and "dtype" not in system:
@@ -190,7 +190,7 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
 def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
     """Return the table of thresholds.
 
-    Columns of pairs, and of kinds of questions without an answer, are there if a row has such a share.
+    Columns about pairs, and about kinds of questions without an answer, appear only if a row has such a share.
     """
     pairs = any(row.aim in PAIR_AIMS for row in rows)
     names = [name for name in SHARE_TITLES if pairs or not name.startswith("pair")]
@@ -224,14 +224,14 @@ def thresholds_markdown(rows: Sequence[ThresholdRow]) -> str:
 
 
 def threshold_notes(rows: Sequence[ThresholdRow]) -> list[str]:
-    """Return the notes of all thresholds, each with its data set, model and aim."""
+    """Return the notes of all thresholds, each with its data set, model and target."""
     return [
         f"{row.dataset}, {row.model}, {aim_text(row.aim, row.wanted)}: {note}" for row in rows for note in row.notes
     ]
 
 
 def _paragraphs(rows: Sequence[ThresholdRow], table: ReportTable) -> list[str]:
-    """Return a paragraph for each threshold: the table is too wide for a terminal."""
+    """Return a paragraph for each threshold, because the table is too wide for a terminal."""
     paragraphs = []
     for row, cells in zip(rows, table.rows, strict=True):
         texts = [one_line(cell if isinstance(cell, str) else cell.text) for cell in cells]
@@ -255,7 +255,7 @@ def _chosen(row: ThresholdRow) -> Cell:
 
 
 def share_cell(share: Proportion | None, nothing: str) -> Cell:
-    """Return a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; `nothing` for a share of nothing."""
+    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; `nothing` if there are no cases."""
     if share is None or not share.whole:
         return Cell(nothing)
     text = f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
@@ -324,7 +324,7 @@ def _forms(rows: Sequence[FormRow]) -> ReportSection:
 
 
 def _plain(table: ReportTable, note: str = "") -> ReportSection:
-    """Return a section that is its table everywhere, with a note below it also where it is no page."""
+    """Return a section that consists of one table. `note` is printed below it in `table.md` and on the terminal."""
     cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
     text = f"\n{text_table([table.columns, *cells], left=0)}\n{note}"
     return ReportSection(text=text, markdown=f"\n{table.title}\n\n{table.as_markdown()}{note}", tables=[table])
@@ -334,7 +334,9 @@ def _lines(lines: Sequence[str]) -> str:
     return "\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-_Values = dict[str, float | None]  # by the name in the tracker; a value that does not exist has no point
+_Values = dict[
+    str, float | None
+]  # by the name in the tracker; None for a value that does not exist, which is not logged
 
 
 def points_of(results: Results) -> list[Point]:
@@ -358,7 +360,7 @@ def points_of(results: Results) -> list[Point]:
         name = f"confidence/{area.model}/{area.dataset}/{area.confidence}"
         values |= _named(name, {"area": area.area, "low": area.low, "high": area.high, "nauc": area.nauc})
     values |= {f"absent_relevant/{dataset}": float(about.absent_relevant) for dataset, about in results.about.items()}
-    return points_now(values)  # of step 0, which MLflow draws as bars
+    return points_now(values)  # all at step 0, which MLflow draws as bars
 
 
 def _significance(results: Results) -> _Values:

@@ -1,12 +1,12 @@
-"""Request of an evaluation: its models, its data sets opened and checked, its baselines and its protocol.
+"""Request of an evaluation: models, checked data sets, baselines and protocol.
 
-A data set may name questions without an answer in the corpus (kind `given`). `--unanswerable removed PATH` makes more:
+A data set may mark questions that its corpus does not answer (kind `given`). `--unanswerable removed PATH` adds more:
 
 - `removed`: half of the questions (a fifth with `removed=0.2`) lose their answers: their relevant documents, and the
-  copies of these, are not searched. It needs no new text, so all questions without their answers are measured at every
-  threshold in any case.
-- `foreign`: the questions of another data set, which no document of this corpus answers. A question that this data set
-  has too, or with a relevant passage that is in this corpus too, is left out.
+  copies of these, are not searched. This needs no new text, so every threshold is also tested on all questions without
+  their answers.
+- `foreign`: the questions of another data set, which no document of this corpus answers. A question is left out if this
+  data set has it too, or if this corpus contains one of its relevant passages.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ from raytriever.models.directory.hub_or_local import check_revision
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.resolve_model import commit_of
 
-# Of sentence-transformers.
+# The default of sentence-transformers.
 RESCORE_MULTIPLIER = 2
 
 
 @dataclass(frozen=True)
 class StoredForm:
-    """Form in which a model's embeddings are stored and searched, made from those in fp32.
+    """Quantized or truncated variant of a model's embeddings, made from those in fp32.
 
     Args:
         dtype: type of the components, one of `config.DTYPES`.
-        width: number of first components; None for all.
-        rescore_multiplier: candidates by the codes, for each result.
+        width: number of leading components to keep; None for all.
+        rescore_multiplier: number of candidates that the quantized embeddings find for each result.
     """
 
     model: str
@@ -99,9 +99,9 @@ class StoredForm:
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One system: its name in tables and files, and what it is.
+    """System of an evaluation with its name in tables and files.
 
-    `form` is set for another form of the embeddings of an earlier model.
+    `form` is set if it is a variant of an earlier model's embeddings.
     """
 
     name: str
@@ -115,23 +115,23 @@ class EvaluatedModel:
 
     @property
     def location(self) -> str:
-        """Name of the system, with paths or addresses as every machine knows them."""
+        """Name of the system with absolute paths or addresses, which mean the same on every machine."""
         return system_text(self.system, lambda path: address_of(path) or path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationJob:
-    """Everything that an evaluation measures, checked.
+    """Checked request of an evaluation.
 
     Args:
         baselines: names of the models that the others are compared with.
-        aims: wanted values, for which thresholds are chosen on `calibration_split`.
-        calibration_split: a split of the data sets; the evaluated one itself is counted on the same queries.
+        aims: targets for which thresholds are chosen on `calibration_split`.
+        calibration_split: a split of the data sets. If it is the evaluated one, the same queries choose and test.
         calibrated: names of the models for which thresholds are chosen; empty for all.
-        confidence: what decides whether a query is answered, one of `config.CONFIDENCES`.
-        removed: share of the questions that also take part without their answers.
-        foreign: data sets whose questions this corpus does not answer.
-        precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
+        confidence: the measure that decides whether a query is answered, one of `CONFIDENCES`.
+        removed: share of the questions whose answers are removed from the corpus.
+        foreign: other data sets, whose questions this corpus does not answer.
+        precision: precision of encoding, `fp32` or `bf16`; None for the default of the device.
         missing: a line for each missing data set of a suite.
     """
 
@@ -149,11 +149,11 @@ class EvaluationJob:
 
     @property
     def forms(self) -> list[StoredForm]:
-        """The stored forms that are measured."""
+        """The requested variants of embeddings."""
         return [model.form for model in self.models if model.form]
 
     def content(self, precision: str) -> dict[str, Any]:
-        """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
+        """Return everything that decides the results, for `results.json`. `precision` is the precision in use."""
         return {
             "models": {model.name: describe_system(model.system) for model in self.models if not model.form},
             "data sets": {
@@ -177,7 +177,7 @@ class EvaluationJob:
         }
 
     def splits(self, one: EvaluationDataset) -> list[str]:
-        """Return the splits of a data set that are opened."""
+        """Return the splits of a data set that the evaluation needs."""
         wants_pairs = any(aim in PAIR_AIMS for aim, _ in self.aims)
         if one.split == self.calibration_split and (wants_pairs or self.chooses_weights):
             what, chosen = f"{one.name} is measured on {one.split!r} itself", "thresholds of pairs" * wants_pairs
@@ -194,7 +194,7 @@ class EvaluationJob:
 
 @dataclass(frozen=True)
 class OpenPart:
-    """Part of a data set, opened with the splits of the evaluation; `judged` has the judged queries of each."""
+    """Opened part of a data set. `judged` holds the judged queries of each split that the evaluation needs."""
 
     name: str
     dataset: RetrievalDataset
@@ -202,12 +202,12 @@ class OpenPart:
 
 
 def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
-    """Read the systems that a user named; `settings` say how all encoders read texts. See `evaluation.system_names`."""
+    """Parse the systems that a user named; see `evaluation.system_names`. `settings` apply to all encoders."""
     return name_models([(label, parse_system(name, settings)) for label, name in map(split_label, words)])
 
 
 def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[EvaluatedModel]:
-    """Give each system, which has an explicit name or none, a name for tables and files."""
+    """Choose names for tables and files for the systems that have no explicit name."""
     labels = [safe_name(label) if label else None for label, _ in models]
     sources = [system_text(tree) for _, tree in models]
     paths = list(dict.fromkeys(path for _, tree in models for path in paths_of(tree)))
@@ -222,7 +222,7 @@ def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[Evaluat
 
 
 def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
-    """Return the models, each followed by its stored forms: every type at every width."""
+    """Return the models, each followed by its variants: every type at every width."""
     if not config.dtypes:
         return list(models)
     if all(model.config is None for model in models):
@@ -244,7 +244,7 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
 
 
 def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
-    """Return the models with the commits of hub models as revisions, so that results name what was measured."""
+    """Pin hub models to their current commits, so that results name exactly what was evaluated."""
     if configs := [config for model in models for config in encoders_of(model.system)]:
         check_revision([config.model for config in configs], configs[0].revision)
 
@@ -257,7 +257,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
 
 
 def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
-    """Return the names of the models that the others are compared with; the first model by default."""
+    """Return the names of the baselines; the first model by default."""
     names = [model.name for model in models]
     by_source = {system_text(model.system): model.name for model in models if not model.form}
     if not words:
@@ -272,7 +272,7 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
 
 
 def open_parts(one: EvaluationDataset, splits: Sequence[str]) -> list[OpenPart]:
-    """Open the parts of a data set, and select the judged queries of each split."""
+    """Open the parts of a data set and select the judged queries of each split."""
     parts = []
     for name, source in one.parts.items():
         dataset = open_dataset(
@@ -297,7 +297,7 @@ def build_evaluation_job(
     report: Callable[[str], None],
     bm25_language: str | None = None,
 ) -> EvaluationJob:
-    """Build the request that settings describe, with hub models pinned to commits.
+    """Build the request that the settings describe, with hub models pinned to commits.
 
     `report` is called with a line for each missing data set of the suite.
     """
@@ -344,12 +344,12 @@ def add_foreign_questions(
     log: Callable[[str], None],
     split_elsewhere: str | None = None,
 ) -> OpenPart:
-    """Return a part of a data set with the questions of other data sets, in each of its splits.
+    """Add the questions of other data sets to each split of a part.
 
     Args:
         max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
-        log: called with a line on questions that are left out.
-        split_elsewhere: split of the other data sets; None for the one of the same name.
+        log: function that gets a line about questions that are left out.
+        split_elsewhere: split of the other data sets; None for the split with the same name.
     """
     dataset, judged = part.dataset, dict(part.judged)
     for split in judged:
@@ -361,15 +361,17 @@ def add_foreign_questions(
             added = np.arange(first, first + len(texts))
             made[FOREIGN] = np.concatenate([made[FOREIGN], added]) if FOREIGN in made else added
         judged[split] = replace(judged[split], unanswerable=made)
-    # All splits see the questions of all: positions of the others stay.
+    # All splits share the longer list of questions: new ones are at its end, so earlier positions stay valid.
     return OpenPart(part.name, dataset, {split: replace(one, dataset=dataset) for split, one in judged.items()})
 
 
 def foreign_questions(
     path: str, split: str, max_bad_rows: float, dataset: RetrievalDataset, log: Callable[[str], None]
 ) -> list[str]:
-    """Return the questions of a split of another data set that the corpus of this one does not answer: those of other
-    texts than its queries, and without a relevant passage that is in it too."""
+    """Return the questions of a split of another data set that this corpus does not answer.
+
+    A question is left out if this data set has its text too, or if this corpus contains one of its relevant passages.
+    """
     other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
     asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
     judged = other.judgements[split]
@@ -390,7 +392,7 @@ def foreign_questions(
 
 
 def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset, job: EvaluationJob) -> None:
-    """Raise `DataError` if a data set has too few questions for a threshold of answers, before a text is encoded."""
+    """Raise `DataError`, before any text is encoded, if a data set has too few questions to choose a threshold."""
     if all(aim in PAIR_AIMS for aim, _ in job.aims):
         return
     judged = [one for part in parts for one in part.judged.values()]

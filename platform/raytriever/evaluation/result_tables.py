@@ -1,11 +1,11 @@
-"""Tables of a report: cells, their forms (aligned text, Markdown, LaTeX with booktabs, HTML), and tables of metrics.
+"""Tables of a report as aligned text, Markdown, LaTeX (booktabs) and HTML; and the tables of metrics.
 
-Names of models and data sets are untrusted: every form keeps them within their cell.
+Names of models and data sets are untrusted: each format escapes them, so that they stay within their cell.
 
-In print up to `WIDE` data sets are columns, each with all metrics, and each model is a row (Optimizing What Matters,
-Table 1). More data sets are rows, and each model is a column, in one table per metric (Training dense retrievers with
-multiple positive passages, Table 3). Averages are means over the data sets, and numbers are multiplied by 100. All
-tables of metrics show the same tests.
+Printed tables have two layouts. Up to `WIDE` data sets are groups of columns with all metrics, and each model is a row
+(Optimizing What Matters, Table 1). More data sets are rows, with a column for each model and a table for each metric
+(Training dense retrievers with multiple positive passages, Table 3). Averages are means over the data sets, and numbers
+are multiplied by 100. All tables of metrics show the same tests.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.results import TestedPair, datasets_of, metrics_of
 from raytriever.metrics.significance_tests import LEVEL
 
-TEXT_WIDTH = 12  # least width of a column of numbers in text
-TWO_LINES = 20  # characters of a cell that takes two lines on a page
+TEXT_WIDTH = 12  # smallest width of a column of numbers in text
+TWO_LINES = 20  # a longer cell with an interval is split into two lines on a page
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -50,13 +50,13 @@ _LATEX_RANKS = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}
 
 @dataclass(frozen=True)
 class Cell:
-    """Number in a table.
+    """Cell of a table with a number.
 
     Args:
-        value: sort key of the column on a page; a cell without a value is sorted last.
+        value: sort key on a page; cells without a value come last.
         mark: superscript after the text.
         hint: explanation of the mark, shown on a page as a tooltip.
-        rank: 0 is bold, 1 is underlined where a table is printed; None is neither.
+        rank: 0 is bold, 1 is underlined in printed tables; None is neither.
         behind: text after the mark.
     """
 
@@ -70,14 +70,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Table of a report. A `str` in a row is text, and is sorted as text on a page.
+    """Table of a report. A `str` in a row is text, and a page sorts it as text.
 
     Args:
         title: caption in print, and heading on a page.
         columns: titles of the columns; the first is above the names of the rows.
         note: explanation below the table of a page.
-        group: heading of tables of which a page shows one at a time.
-        spans: in print, titles above groups of columns after the first, each with its number of columns.
+        group: heading of a group of tables of which a page shows one at a time.
+        spans: in printed tables, titles above groups of columns (after the first column), with their numbers of
+            columns.
     """
 
     title: str
@@ -88,8 +89,9 @@ class ReportTable:
     spans: Sequence[tuple[str, int]] = ()
 
     def as_text(self) -> str:
-        """Return aligned lines: the names of the rows, and numbers with their marks."""
-        # Two names that differ only in control characters stay two rows, and at least two blanks separate two titles.
+        """Return aligned lines with the names of the rows and the numbers with their marks."""
+        # Two names may differ only in control characters, which are removed here, so repeated names get a number. At
+        # least two blanks separate two titles.
         labels = unique_names([one_line(_cell(row[0]).text) for row in self.rows])
         titles = unique_names([one_line(title) for title in self.columns[1:]])
         cells = [[_cell(cell) for cell in row[1:]] for row in self.rows]
@@ -107,7 +109,8 @@ class ReportTable:
         """Return the table in Markdown, without its title and note."""
         columns = [markdown_cell(title) for title in self.columns]
         if self.spans:
-            # Markdown has one line of titles. With several groups each title gets its group's name, so all differ.
+            # Markdown allows only one line of titles. If there are several groups, each title gets its group's name to
+            # be unique.
             several = len(self.spans) > 1
             over = [group if several or column == 0 else "" for group, width in self.spans for column in range(width)]
             named = zip(over, columns[1:], strict=True)
@@ -116,7 +119,7 @@ class ReportTable:
         return markdown_table([columns, *rows], right=self._first_number(), escape=str)
 
     def as_latex(self) -> str:
-        """Return a `table` environment, which needs the packages booktabs and amssymb; the title is its caption."""
+        """Return a `table` environment with the title as caption. It needs the packages booktabs and amssymb."""
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(self.title)}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
         if self.spans:
@@ -130,7 +133,7 @@ class ReportTable:
         return "\n".join(lines)
 
     def as_html(self) -> str:
-        """Return heading, sortable table and note; rows of one data set have its name in the heading."""
+        """Return heading, sortable table and note. If all rows belong to one data set, the heading names it."""
         names = {_cell(row[0]).text for row in self.rows} if self.columns[:1] == ["data set"] else set()
         if len(names) == 1:
             rows, title = [row[1:] for row in self.rows], f"{self.title}, {names.pop()}"
@@ -194,7 +197,7 @@ def _html(cell: str | Cell) -> str:
     value = "" if cell.value is None else f' data-value="{cell.value!r}"'
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
     best = ' class="best"' if cell.rank == 0 else ""
-    # A number and its interval: two lines keep the columns narrow.
+    # Put a number and its interval on two lines, so that columns stay narrow.
     text = escape(cell.text).replace(" (", "<br>(", 1) if len(cell.text) > TWO_LINES else escape(cell.text)
     return f"<td{best}{value}{hint}>{text}<sup>{escape(cell.mark)}</sup></td>"
 
@@ -203,7 +206,7 @@ def _escaped(text: str) -> str:
     text = one_line(text)
     for mark, command in (("◆", r"$\blacklozenge$"), ("◇", r"$\lozenge$")):
         text = text.replace(mark, f"\0{command}\0")
-    # Every second piece between the null characters is already a command.
+    # Commands are enclosed by null characters, so every second piece is one, which must not be escaped.
     pieces = text.split("\0")
     return "".join(
         piece if index % 2 else "".join(_LATEX.get(character, character) for character in piece)
@@ -217,19 +220,19 @@ Rows = list[list[str | Cell]]
 
 
 def number_cell(value: float | None, *, signed: bool = False) -> Cell:
-    """Return a number with four decimals, by which it sorts; a dash for None."""
+    """Return a cell with a number of four decimals; a dash for None."""
     if value is None or value != value:
         return Cell(NOTHING)
     return Cell(f"{value:+.4f}" if signed else f"{value:.4f}", float(value))
 
 
 def p_cell(p: float) -> Cell:
-    """Return a p-value with four decimals, by which it sorts."""
+    """Return a cell with a p-value of four decimals."""
     return Cell("<0.0001" if p < 1e-4 else f"{p:.4f}", p)
 
 
 def significance_cell(p: float) -> Cell:
-    """Return `yes` or `no` with the p-value after the correction, by which it sorts."""
+    """Return a cell with `yes` or `no` and the corrected p-value."""
     shown = "<0.001" if p < 1e-3 else f"{p:.3f}"
     return Cell(f"{'yes' if p < LEVEL else 'no'}, p {shown}", p)
 
@@ -237,7 +240,7 @@ def significance_cell(p: float) -> Cell:
 class MetricTables:
     """Tables of the metrics of models.
 
-    Marks, bold numbers and hints follow from the tests of all pairs; the first baselines have marks of their own.
+    The tests of all pairs decide marks, bold numbers and hints. Each baseline has its own marks.
     """
 
     def __init__(self, models: Values, pairs: Sequence[TestedPair], baselines: Sequence[str]) -> None:
@@ -246,7 +249,7 @@ class MetricTables:
         self.marks, self.best = collect_marks(pairs, baselines), best_models(pairs, models)
 
     def value(self, model: str, dataset: str | None, metric: str) -> float | None:
-        """Return a metric of a model on a data set, or the mean over all, which needs all."""
+        """Return a metric of a model on a data set; for None the mean over all data sets, if none is missing."""
         if dataset is not None:
             return self.models[model].get(dataset, {}).get(metric)
         values = [self.value(model, name, metric) for name in self.datasets]
@@ -254,7 +257,7 @@ class MetricTables:
         return sum(whole) / len(whole) if whole and len(whole) == len(values) else None
 
     def cell(self, model: str, dataset: str | None, metric: str, percent: bool = False) -> Cell:
-        """Return the number of a model with its mark, hint and rank: four decimals, or two times 100."""
+        """Return the cell of a model with mark, hint and rank. It has four decimals, or two as a percentage."""
         value, key = self.value(model, dataset, metric), (dataset, model, metric)
         cell = number_cell(value)
         if percent and value is not None:
@@ -269,7 +272,7 @@ class MetricTables:
         return ReportTable(dataset, ["", *map(metric_title, self.metrics)], rows)
 
     def in_print(self, splits: Mapping[str, str]) -> list[ReportTable]:
-        """Return the tables in print: one, or one for each metric if there are more than `WIDE` data sets."""
+        """Return the printed tables: one, or one for each metric if there are more than `WIDE` data sets."""
         averaged: list[str | None] = [*self.datasets, None] if len(self.datasets) > 1 else [*self.datasets]
         columns = {
             (dataset, metric): [self.cell(model, dataset, metric, percent=True) for model in self.models]
@@ -285,7 +288,8 @@ class MetricTables:
         return arrange(columns, list(self.models), "Model", caption, metric_title)
 
     def on_page(self) -> list[ReportTable]:
-        """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
+        """Return one table for each metric (models by data sets, with the mean), one of all metrics and one of all
+        tests.
 
         For one data set the table of all metrics is enough: the tables per metric are left out.
         """
@@ -337,9 +341,9 @@ def arrange(
     caption: str,
     title: Callable[[str], str],
 ) -> list[ReportTable]:
-    """Return one table in print, or one for each metric if there are more than `WIDE` data sets.
+    """Return one printed table, or one for each metric if there are more than `WIDE` data sets.
 
-    `columns` have a number for each row, by data set and metric. The data set None is the mean over all.
+    `columns` hold a number for each row, by data set and metric. The data set None is the mean over all.
     """
     datasets = list(dict.fromkeys(one for one, _ in columns))
     names = dict(zip(datasets, unique_names([AVERAGE if one is None else one for one in datasets]), strict=True))
@@ -358,7 +362,7 @@ def arrange(
 
 
 def split_text(splits: Mapping[str, str]) -> str:
-    """Name the split of most data sets, then that of each other one: `test (MSMARCO: dev)`."""
+    """Name the most frequent split, then each exception: `test (MSMARCO: dev)`."""
     usual = Counter(splits.values()).most_common(1)[0][0]
     others = ", ".join(f"{name}: {split}" for name, split in splits.items() if split != usual)
     return f"{usual} ({others})" if others else usual

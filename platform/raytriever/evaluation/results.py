@@ -1,7 +1,7 @@
 """Results of an evaluation as typed rows, and their file `results.json`, whose keys are the fields of `Results`.
 
-A value that does not exist is None, and null in the file. A share is `{"part", "whole", "low", "high"}`: counted cases,
-all cases, and the bounds of its 95 % interval.
+A missing value is None, and null in the file. A share is `{"part", "whole", "low", "high"}`: counted cases, all cases,
+and the bounds of its 95 % interval.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class About:
     """One data set of an evaluation.
 
     Args:
-        queries, documents: numbers over all parts.
+        queries, documents: their numbers over all parts.
         absent_relevant, relevant, unanswerable_queries: see `JudgedQueries.count_absent`.
-        copies_above: by model, see `measurements.count_copies_above`.
+        copies_above: number of queries by model; see `measurements.count_copies_above`.
         parts: labels of the parts of a divided data set.
-        notes: by model, sentences on what it does not know of the data set.
-        bm25: by part, if BM25 is measured.
-        prompts: by model, a line with the prompts that it has for this data set alone.
+        notes: by model, sentences about what it lacks for the data set.
+        bm25: statistics of BM25's analyzer by part, if BM25 is evaluated.
+        prompts: by model, a line with its prompts for this data set, if it has special ones.
     """
 
     queries: int
@@ -62,7 +62,7 @@ class About:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about BM25's figures, one for each part that has one."""
+        """Warnings about BM25's results, at most one for each part."""
         named = len(self.bm25) > 1
         return [f"{part}: " * named + row["warning"] for part, row in self.bm25.items() if row["warning"]]
 
@@ -72,11 +72,11 @@ class TestedPair:
     """Test of two systems on one metric.
 
     Args:
-        dataset: None for the mean over the data sets.
+        dataset: name of the data set; None for the mean over the data sets.
         model: the system with the higher mean.
         difference: its mean minus that of `against`, at least 0; `low` to `high` is its 95 % interval.
-        p: of the two-sided paired t-test, or of the t-test over queries and seeds.
-        p_holm: after Holm's correction over the pairs and data sets of the metric.
+        p: p-value of the two-sided paired t-test, or of the t-test over queries and seeds.
+        p_holm: p-value after Holm's correction over the pairs and data sets of the metric.
         effect: Cohen's d_z; None if it is infinite, and for a test over seeds.
         queries: number of queries; None for a test over seeds.
     """
@@ -100,8 +100,8 @@ class AucRow:
 
     Args:
         low, high: 95 % interval, with queries as clusters; None if there is none.
-        misordered_queries: queries with a pair in the wrong order.
-        note: sentence on an uncertain or missing interval.
+        misordered_queries: number of queries with a pair in the wrong order.
+        note: sentence about an uncertain or missing interval.
     """
 
     dataset: str
@@ -115,11 +115,11 @@ class AucRow:
 
 @dataclass(frozen=True)
 class CostRow:
-    """Cost of ranking the queries of a data set by a model.
+    """Cost of ranking the queries of a data set with a model.
 
     Args:
-        texts: passages and queries that an encoder encodes, also those in the cache.
-        pairs: pairs of texts that a cross-encoder scores.
+        texts: number of passages and queries to encode, including those in the cache.
+        pairs: number of pairs of texts that a cross-encoder scores.
         seconds: duration of the search of all queries, after the passages were encoded or indexed.
     """
 
@@ -141,22 +141,24 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class ThresholdRow:
-    """Threshold of a model for one aim, chosen on some queries and checked on others.
+    """Threshold of a model for one target, chosen on some queries and tested on others.
 
     Args:
-        aim, wanted: what it was chosen for; see `protocol.aim_text`.
-        confidence: what it is a value of, such as `score` or `entropy`.
-        chosen_on, checked_on: splits; the same if few queries chose the threshold and were counted at it.
-        threshold: None if the aim is out of reach.
-        chosen: value of the aim where the threshold was chosen; if it is out of reach, the best there is.
-        shares: on the checked queries. For an aim of answers `coverage` (shown an answer, of those with one),
-            `top_precision` (relevant, of those shown) and `wrong` (not relevant, of all); for an aim of pairs
-            `pair_precision` and `pair_recall`. Empty for `kept`, and if the aim is out of reach.
-        checked: the share that the aim wants.
-        kept: what a threshold of passages keeps; None for another aim, or if it is out of reach.
-        unanswerable: queries without an answer that are shown one, by their kind.
-        calibration_error: of scores as probabilities, between the splits; see `metrics.score_to_probability`.
-        notes: sentences on missing or uncertain figures.
+        aim, wanted: target of the threshold; see `protocol.aim_text`.
+        confidence: the measure to which the threshold applies, such as `score` or `entropy`.
+        chosen_on, checked_on: splits; they are equal if the same few queries chose and tested the threshold.
+        threshold: None if the target is out of reach.
+        chosen: value that the threshold achieved where it was chosen; if the target is out of reach, the best value
+            there.
+        shares: shares of the tested queries. A target for answers has `coverage` (queries shown an answer, of those
+            with one), `top_precision` (relevant answers, of those shown) and `wrong` (answers that are not relevant, of
+            all queries). A target for pairs has `pair_precision` and `pair_recall`. Empty for `kept`, and if the target
+            is out of reach.
+        checked: the share that the target is about.
+        kept: passages that a threshold keeps; None for other targets, or if the target is out of reach.
+        unanswerable: share of the queries without an answer that are shown one, by kind.
+        calibration_error: error of the probabilities from one split on the other; see `metrics.score_to_probability`.
+        notes: sentences about missing or uncertain values.
     """
 
     dataset: str
@@ -178,14 +180,14 @@ class ThresholdRow:
 
 @dataclass(frozen=True)
 class ConfidenceRow:
-    """Area under the risk-coverage curve of one confidence, lower is better, and its nAUC, higher is better.
+    """Area under the risk-coverage curve of one confidence (lower is better) and its nAUC (higher is better).
 
     Args:
-        nauc: normalized abstention AUC of the shares of right best documents, on the checked queries; None if all are
-            right, or none.
-        area_chosen: out of fold, on the queries where it was chosen.
-        area: on the checked queries, with its 95 % interval `low` to `high`.
-        decides: whether thresholds are values of this confidence.
+        nauc: normalized abstention AUC of the share of relevant top documents, on the tested queries; None if all are
+            relevant, or none.
+        area_chosen: cross-validated area on the queries that chose the threshold.
+        area: area on the tested queries, with its 95 % interval `low` to `high`.
+        decides: whether the thresholds apply to this confidence.
     """
 
     dataset: str
@@ -202,13 +204,13 @@ class ConfidenceRow:
 
 @dataclass(frozen=True)
 class FormRow:
-    """Stored embeddings of a model in one type and width.
+    """Results of one variant of a model's embeddings, with its type and width.
 
     Args:
-        system: name of the form among the models of the evaluation.
-        bytes: of one document.
-        threshold: of the model's own scores, and `chosen`: how it was.
-        precision, recall: of pairs at the threshold; the precision is None if no pair is accepted.
+        system: name of the variant among the models of the evaluation.
+        bytes: bytes of one document.
+        threshold: threshold of the model's own scores; `chosen` says how it was chosen.
+        precision, recall: precision and recall of pairs at the threshold; the precision is None if no pair reaches it.
         changed: share of queries whose best document is on the other side of the threshold than for the model itself.
     """
 
@@ -232,11 +234,11 @@ class Results:
 
     Args:
         parts: metrics by model and part of a divided data set.
-        baselines: one or two models that the marks compare with.
-        systems: how each model reads texts, and the width of its embeddings.
+        baselines: one or two models with which the marks compare.
+        systems: by model, how it reads texts and the width of its embeddings.
         quarantined: lines about bad rows.
         missing: a line for each missing data set of a suite.
-        request: all that decides the results. The same command replaces them; another one is refused.
+        request: everything that decides the results. Only a command with the same request may replace them.
     """
 
     models: Metrics = field(default_factory=dict)
@@ -261,7 +263,7 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path, remedy: str = _AGAIN) -> Results:
-        """Read the `results.json` of a directory; raises `StorageError` if it has none, or a damaged one."""
+        """Read the `results.json` of a directory. Raises `StorageError` if the file is missing or damaged."""
         path = folder / RESULTS
         try:
             content = read_json(path, dict[str, Any], remedy, format=FORMAT)
@@ -275,14 +277,14 @@ class Results:
 
 
 def finite(value: float) -> float | None:
-    """Return a number, or None in place of one that is not finite."""
+    """Return a finite number, or None for another one."""
     return value if math.isfinite(value) else None
 
 
 def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
-    """Refuse a directory that holds something else than an evaluation of the same models and data sets.
+    """Raise `ConfigError` if a directory holds anything but an evaluation with the same request.
 
-    With `fresh` results of another request are accepted, and replaced later.
+    `fresh` accepts the results of another request, which are then replaced.
     """
     if not output.is_dir() or not any(output.iterdir()):
         return
@@ -302,7 +304,7 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    """Return whether two values of a request are equal, or name the same files: by another path, or moved."""
+    """Return whether two values of a request are equal, or name the same files by another path or after a move."""
     if isinstance(before, dict) and isinstance(now, dict):
         return before.keys() == now.keys() and all(_is_same(before[name], now[name]) for name in now)
     if isinstance(before, str) and isinstance(now, str) and before != now and Path(now).exists():
@@ -312,12 +314,12 @@ def _is_same(before: Any, now: Any) -> bool:
 
 
 def as_read(value: Any) -> Any:
-    """Return a value as JSON gives it back: tuples become lists."""
+    """Return a value as it is after a round trip through JSON: tuples become lists."""
     return json.loads(json.dumps(value))
 
 
 def without_nan(value: Any) -> Any:
-    """Return JSON values with null in place of numbers that are not finite."""
+    """Return JSON values with None instead of numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: without_nan(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -326,7 +328,7 @@ def without_nan(value: Any) -> Any:
 
 
 def datasets_of(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the data sets on which any model was measured, in order of appearance."""
+    """Return the data sets on which any model was evaluated, in order of appearance."""
     return list(dict.fromkeys(name for sets in models.values() for name in sets))
 
 

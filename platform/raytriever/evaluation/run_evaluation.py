@@ -1,7 +1,7 @@
-"""Evaluation job: measure models on several data sets, and write the directory of the evaluation.
+"""Evaluation job: evaluate models on several data sets and write the evaluation directory.
 
-The directory is written whole or not at all. Each measurement is stored at once (`measurements`), and a long search
-stores its ranking so far, so an interrupted evaluation continues there.
+The directory is committed as a whole. Until then each result is stored as soon as it is complete (`measurements`), and
+a long search stores its partial ranking. So an interrupted evaluation continues where it stopped.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def run_evaluation(
     Args:
         output: directory of the evaluation; results of the same command are replaced.
         fresh: replace results of another command too.
-        backend: functions that encode and search; by default in this process.
-        report: draws figures and a page from the directory, before it is committed.
-        on_result: called with a model, a data set and its metrics as soon as they are measured.
+        backend: functions that encode and search; by default they run in this process.
+        report: function that draws plots and a page from the directory before it is committed.
+        on_result: function that gets each model, data set and metrics as soon as they are computed.
     """
     device = default_device()
     precision = choose_precision(job.precision, device)
@@ -115,7 +115,7 @@ def run_evaluation(
             directory.finish()
             if report is not None:
                 report(folder)
-            if calibrations:  # before the commit, after which the evaluation counts as done
+            if calibrations:  # write them before the commit, after which the same command would do nothing
                 save_calibrations(calibrations, output, log)
         remove(store.folder)
         run.log(points_of(results))
@@ -126,13 +126,13 @@ def run_evaluation(
 
 @dataclass
 class EvaluationDirectory:
-    """Directory of an evaluation that is being written: the one way in which measurements become results and files.
+    """Evaluation directory that is being written: it turns measurements into results and files.
 
-    `run_evaluation` and a task of MTEB write it.
+    `run_evaluation` and MTEB's tasks use it.
 
     Args:
-        results: gets the rows of each data set, and the tests of all at the end.
-        chosen_on: split on which thresholds were to be chosen.
+        results: results to which `add` appends rows and `finish` the tests.
+        chosen_on: split that was requested for choosing thresholds.
     """
 
     folder: Path
@@ -169,10 +169,10 @@ class EvaluationDirectory:
 
 
 def open_job(job: EvaluationJob, log: Callable[[str], None]) -> list[tuple[EvaluationDataset, list[OpenPart]]]:
-    """Open and check all data sets, with the questions without an answer that are asked for.
+    """Open and check all data sets, and add the requested questions without an answer.
 
     Raises:
-        DataError: a split is missing or broken; or thresholds cannot be chosen on one split and checked on the other.
+        DataError: a split is missing or broken, or thresholds cannot be chosen on one split and tested on the other.
     """
     opened = [(source, open_parts(source, job.splits(source))) for source in job.datasets]
     for source, parts in opened:
@@ -194,7 +194,7 @@ def _measure(
     backend: RetrievalBackend,
     store: MeasurementStore,
 ) -> PartMeasurement:
-    """Measure all models on a part of a data set, or read what an earlier command measured."""
+    """Evaluate all models on a part of a data set, or read the results that an earlier command stored."""
     source = measured.source
     chosen_on = opened.judged.get(job.calibration_split)
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
@@ -218,7 +218,7 @@ def _measure(
         key = {
             "device": encoders.device_type,
             "system": [encoders.systems[model.name], system.digest],
-            # The name of a function says nothing of what it computes.
+            # Digest what the encoders compute: the name of a function does not identify its content.
             "encoders": [encoders[one].digest(one, side) for one in encoders_of(model.system) for side in SIDES],
             "dataset": [part.dataset.digest, part.dataset.location],
         }
@@ -244,7 +244,7 @@ def _measure(
 def _evaluate(
     system: PreparedSystem, dataset: RetrievalDataset, split: str, protocol: Protocol, judged: JudgedQueries
 ) -> Evaluation:
-    """Evaluate a system whose search is timed without the preparation of the documents."""
+    """Evaluate a system. The search time excludes the preparation of the documents."""
     system.prepare()
     evaluation = evaluate(dataset, split, system, protocol, judged)
     return replace(evaluation, notes=[*notes_of(system), *evaluation.notes])
@@ -265,7 +265,7 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
 
 
 def _analyses(job: EvaluationJob, source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
-    """Return what BM25's analyzer does with each part of a data set, if BM25 is measured."""
+    """Return the statistics of BM25's analyzer for each part of a data set, if BM25 is evaluated."""
     asked = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
     measured = parts if asked else []
     return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in measured}
@@ -287,7 +287,7 @@ def _log_dataset(
 
 
 def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) -> list[str]:
-    """Write the bad rows of each part into the unfinished directory; return a line about each with its later path."""
+    """Write the bad rows of each part into the unfinished directory. Return a line about each, with its final path."""
     lines = []
     for part in measured.parts:
         left_out = part.dataset.quarantine.write(folder / measured.label(part))

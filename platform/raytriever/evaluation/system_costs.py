@@ -14,7 +14,7 @@ _NOTE = "Passages and queries together. The search is that of all queries, after
 
 
 def cost_rows(dataset: str, parts: Sequence[PartMeasurement], models: Sequence[EvaluatedModel]) -> list[CostRow]:
-    """Return what each system costs on a data set; a stored form of embeddings costs what its model does."""
+    """Return the cost of each system on a data set. A variant of embeddings costs as much as its model."""
     rows = []
     for model in models:
         texts = pairs = 0

@@ -1,4 +1,4 @@
-"""Names of retrieval systems, and the tree of systems that a name means.
+"""Names of retrieval systems, and the parser that turns a name into a tree of systems.
 
     bm25                       BM25
     minilm                     an encoder: minilm, a directory, a run, a hub name or openai:NAME
@@ -9,8 +9,8 @@
     SYSTEM>CROSS-ENCODER@50    the best 50 (by default 100) of any of these, ordered by a cross-encoder
     NAME=SYSTEM                any of these, called NAME in tables
 
-`>` binds last: `bm25+minilm>CROSS-ENCODER` orders the fusion again. A path that exists is an encoder, whatever
-characters it has. This module imports nothing heavy.
+`>` has the lowest precedence: `bm25+minilm>CROSS-ENCODER` reranks the fusion. A path that exists is an encoder, even if
+it contains `+` or `>`. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Bm25:
 
 @dataclass(frozen=True)
 class VectorFolder:
-    """Embeddings in a folder, compared by `cosine` or `dot`; None for cosine if they have unit length."""
+    """Embeddings in a folder, compared by `cosine` or `dot`. None means cosine if they have unit length, else dot."""
 
     folder: str
     similarity: str | None = None
@@ -62,7 +62,7 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Reranking:
-    """The best `depth` documents of a system, ordered by a cross-encoder; `revision` is a commit of the hub."""
+    """Best `depth` documents of a system, ordered by a cross-encoder. `revision` is its commit on the hub."""
 
     first: SystemTree
     cross_encoder: str
@@ -70,7 +70,7 @@ class Reranking:
     revision: str | None = None
 
 
-# The settings of an encoder are its leaf of the tree.
+# A leaf that is an encoder is represented by its settings.
 SystemTree: TypeAlias = ModelConfig | Bm25 | VectorFolder | RunFile | Fusion | Reranking
 
 
@@ -78,7 +78,7 @@ def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
     """Return the tree of a name without `NAME=`.
 
     Args:
-        settings: how all encoders read texts; `similarity` is used for vectors too.
+        settings: settings of all encoders; `similarity` also applies to vectors.
 
     Raises:
         ConfigError: a part is missing, the fusion repeats a system, or a depth is 0.
@@ -109,13 +109,13 @@ def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
 
 
 def split_label(word: str) -> tuple[str | None, str]:
-    """Return the name that `NAME=SYSTEM` gives, None without one, and the rest."""
+    """Split `NAME=SYSTEM` into the name (None if there is none) and the system."""
     label, equals, source = word.partition("=")
     return (label, source) if equals and label and source and not Path(word).exists() else (None, word)
 
 
 def system_text(tree: SystemTree, name_of: Callable[[str], str] = str) -> str:
-    """Return the name that `parse_system` reads as a tree; `name_of` changes the paths and models in it."""
+    """Return the text that `parse_system` reads as this tree. `name_of` is applied to the paths and models in it."""
     match tree:
         case ModelConfig():
             return name_of(tree.model)
@@ -133,17 +133,17 @@ def system_text(tree: SystemTree, name_of: Callable[[str], str] = str) -> str:
 
 
 def paths_of(tree: SystemTree) -> list[str]:
-    """Return the paths and models that the text of a tree names."""
+    """Return the paths and models in a tree."""
     return [getattr(node, name) for node in nodes_of(tree) for name, _ in _fields_of(node)]
 
 
 def short_text(tree: SystemTree, name_of: Callable[[str], str]) -> str:
-    """Return the text of a tree without `vectors:` and `run:`; `name_of` shortens the paths and models in it."""
+    """Return the text of a tree without `vectors:` and `run:`. `name_of` shortens the paths and models in it."""
     return re.sub(f"{VECTORS}|{RUN}", "", system_text(tree, name_of))
 
 
 def describe_system(tree: SystemTree) -> Any:
-    """Return all that decides a system's results but the content of its files, as JSON."""
+    """Return everything that decides a system's results, except the content of its files, as JSON."""
     match tree:
         case ModelConfig():
             return tree.identity() | {"model": address_of(tree.model) or tree.model}
@@ -170,12 +170,12 @@ def encoders_of(tree: SystemTree) -> list[ModelConfig]:
 
 
 def has_weight(tree: SystemTree) -> bool:
-    """Return whether a tree has a fusion whose weight is to be chosen."""
+    """Return whether a tree has a fusion whose weight must be chosen."""
     return any(isinstance(node, Fusion) and node.is_weighted for node in nodes_of(tree))
 
 
 def check_questions(trees: Sequence[SystemTree], datasets: Sequence[str]) -> None:
-    """Raise `ConfigError` if a system knows the queries of a file alone, and is to rank those of other data sets."""
+    """Raise `ConfigError` if a system that knows only the queries of a file must rank those of other data sets."""
     for node in (node for tree in trees for node in nodes_of(tree)):
         if datasets and isinstance(node, VectorFolder | RunFile):
             what = f"{system_text(node)} has no results for the questions of {datasets[0]}"
@@ -183,7 +183,7 @@ def check_questions(trees: Sequence[SystemTree], datasets: Sequence[str]) -> Non
 
 
 def replace_nodes(tree: SystemTree, change: Callable[[SystemTree], SystemTree]) -> SystemTree:
-    """Return the tree with `change` applied to each node, those below first."""
+    """Return the tree with `change` applied to each node, children first."""
     if isinstance(tree, Fusion):
         tree = replace(tree, parts=tuple(replace_nodes(part, change) for part in tree.parts))
     elif isinstance(tree, Reranking):
@@ -193,7 +193,7 @@ def replace_nodes(tree: SystemTree, change: Callable[[SystemTree], SystemTree]) 
 
 @dataclass(frozen=True)
 class SystemPaths(PathKind):
-    """Kind of path of `--model`: the paths in the name of a system."""
+    """Kind of path for `--model`: the paths in the name of a system."""
 
     def __call__(self, value: Any) -> str:
         """Expand the paths in a name; see `PathKind`."""
@@ -204,7 +204,7 @@ class SystemPaths(PathKind):
         return ("" if label is None else f"{label}=") + system_text(tree)
 
     def check(self, value: str, name: str, fetch: bool = False) -> None:
-        """Raise the error of a path that does not exist; see `PathKind`."""
+        """Check that the paths in a name exist; see `PathKind` for the errors."""
         for node in nodes_of(parse_system(split_label(value)[1])):
             for field, kind in _fields_of(node):
                 kind.check(getattr(node, field), name, fetch)
@@ -213,7 +213,7 @@ class SystemPaths(PathKind):
 SYSTEM = SystemPaths(optional=False)
 
 
-# The field of a tree that holds a path, and the kind of the path.
+# Fields of a tree that hold a path, with the kind of the path.
 _FIELDS: tuple[tuple[type, str, PathKind], ...] = (
     (ModelConfig, "model", MODEL),
     (VectorFolder, "folder", FOLDER),

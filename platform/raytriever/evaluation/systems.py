@@ -1,7 +1,7 @@
-"""Systems that an evaluation measures: BM25, and dense retrievers with their encoders.
+"""Basic systems of an evaluation: BM25, and dense retrievers with their encoders.
 
-`Encoders` loads each model once to check it, and limits the memory of those that it keeps. `evaluation.composed` has
-the systems that are made of others or of files.
+`Encoders` loads each model once to check it, and limits the memory of the models that it keeps. `evaluation.composed`
+has the systems that combine others or read files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from raytriever.retrieval.mining.bm25_analyzer import Analyzer
 from raytriever.retrieval.search.calibration_file import digest_of, encoder_digest
 from raytriever.retrieval.search.exact_search import search_store
 
-# Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
+# Largest number of bytes of weights in memory. One encoder stays in memory even if it is larger.
 KEPT_BYTES = 4 * 2**30
 
 
@@ -49,18 +49,18 @@ StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, n
 
 @dataclass(frozen=True)
 class RetrievalBackend:
-    """Functions that encode corpora and search stores; the defaults do so in this process."""
+    """Functions that encode corpora and search embedding stores. The defaults run in this process."""
 
     encode: Runner = encode_in_process
     search: StoreSearch = search_store
 
 
 class Encoders:
-    """Retrievers by their settings. The least recently used ones are dropped, and loaded again on use.
+    """Cache of encoders by their settings. The least recently used ones are dropped, and loaded again when needed.
 
     Attributes:
-        systems: by the name of each model, how it reads texts, and the width of its embeddings.
-        cross_encoders: those that order results, by their names; they stay in memory.
+        systems: by name of the model, how it reads texts and the width of its embeddings.
+        cross_encoders: cross-encoders of rerankings by name; they stay in memory.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Encoders:
                 for node in nodes_of(model.system):
                     if isinstance(node, Reranking) and node.cross_encoder not in self.cross_encoders:
                         directory = resolve_model(node.cross_encoder, node.revision)
-                        arithmetic = "fp32" if precision == "int8" else precision  # no cross-encoder has int8
+                        arithmetic = "fp32" if precision == "int8" else precision  # cross-encoders do not support int8
                         self.cross_encoders[node.cross_encoder] = CrossEncoder(directory, device, arithmetic)
             elif model.form is not None:
                 whole = self.systems[model.form.model]
@@ -117,9 +117,9 @@ class Encoders:
 
 @dataclass
 class DenseSystem:
-    """Dense retriever on one data set: a `System`. The corpus and each query are encoded once.
+    """Dense retriever on one data set: a `System`. It encodes the corpus and each query only once.
 
-    `prompts` are those of the data set, if it has other names than its own.
+    `prompts` are the prompts for the data set; None means that its name chooses them.
     """
 
     dataset: RetrievalDataset
@@ -129,7 +129,7 @@ class DenseSystem:
     prompts: Prompts | None = None
 
     def __post_init__(self) -> None:
-        self._row = np.full(len(self.dataset.queries), -1)  # of each query in `_queries`, -1 if it is not encoded
+        self._row = np.full(len(self.dataset.queries), -1)  # row of each query in `_queries`, -1 if not yet encoded
         self._queries = np.zeros((0, self.retriever.width), np.float32)
         self._store: EmbeddingStore | None = None
 
@@ -138,13 +138,13 @@ class DenseSystem:
         self.encode_corpus()
 
     def encode_corpus(self) -> EmbeddingStore:
-        """Encode the documents, unless they are encoded, and return the store of their embeddings."""
+        """Return the store of the documents' embeddings; encode the documents first if necessary."""
         if self._store is None:
             self._store = embed_corpus(self.config, self.retriever, self.dataset, self.backend.encode, self.prompts)
         return self._store
 
     def encode(self, queries: Int64[ndarray, " queries"]) -> Float32[ndarray, "queries width"]:
-        """Encode queries, given by their positions, unless they are encoded, and return their embeddings."""
+        """Return the embeddings of queries, given by position; encode those that are not encoded yet."""
         new = np.unique(queries[self._row[queries] < 0])
         if len(new):
             self._row[new] = len(self._queries) + np.arange(len(new))
@@ -154,7 +154,7 @@ class DenseSystem:
 
     @cached_property
     def ties(self) -> Int64[ndarray, " documents"]:
-        """Place of each document among equal scores."""
+        """Rank of each document among documents with the same score."""
         return tie_order(self.dataset.documents.ids)
 
     @property
@@ -174,7 +174,7 @@ class DenseSystem:
 def score_pairs(
     encode: Callable[[ndarray], ndarray], read: Callable[[ndarray], ndarray], queries: ndarray, documents: ndarray
 ) -> Float32[ndarray, " pairs"]:
-    """Return the score of each pair, given functions that return the embeddings of queries and of documents."""
+    """Return the score of each pair. Two functions return the embeddings of the queries and of the documents."""
     asked, rows = np.unique(queries, return_inverse=True)
     distinct, index = np.unique(documents, return_inverse=True)
     return pair_scores(encode(asked), read(distinct), rows, index)
@@ -182,7 +182,7 @@ def score_pairs(
 
 @dataclass(frozen=True)
 class EmbeddedSystem:
-    """Embeddings of the queries of a split and of all documents: a `System`."""
+    """`System` of given embeddings: those of the queries of a split and of all documents."""
 
     dataset: RetrievalDataset
     positions: Int64[ndarray, " queries"]
@@ -208,7 +208,7 @@ def evaluate_embeddings(
     documents: Float32[ndarray, "documents width"],
     protocol: Protocol | None = None,
 ) -> Evaluation:
-    """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents."""
+    """Evaluate a dense retriever from the embeddings of `dataset.relevant_queries(split)` and of all documents."""
     dataset = replace(dataset, unanswerable={})
     system = EmbeddedSystem(dataset, dataset.relevant_queries(split), queries, documents)
     return evaluate(dataset, split, system, protocol)
@@ -216,7 +216,7 @@ def evaluate_embeddings(
 
 @dataclass(frozen=True)
 class Bm25System:
-    """BM25 on one data set: a `System`. Without an index the documents are indexed at the first search."""
+    """BM25 on one data set: a `System`. If no index is passed, the first search builds it."""
 
     dataset: RetrievalDataset
     built: Bm25Index | None = None

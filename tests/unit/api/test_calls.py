@@ -208,7 +208,7 @@ def test_a_run_in_fp32_encodes_in_fp32_and_bf16_is_said(
         for name in (run / "model", Path(os.path.relpath(run / "model"))):
             model = rt.load_model(name)
             assert model.retriever.precision == expected
-            line = f"{name}: encodes in bf16, the faster precision here; precision='fp32' is more exact\n"
+            line = f"{name}: encodes in bf16, which is faster on this device; precision='fp32' is more exact\n"
             assert (line in capsys.readouterr().err) == (expected == "bf16")
             assert precision_of(None, [None, "bm25", str(name)]) == (None if expected == "bf16" else "fp32")
     assert rt.load_model(run / "model", precision="bf16").retriever.precision == "bf16"

@@ -31,10 +31,11 @@ from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spendin
 
 @dataclass(kw_only=True)
 class OpenedJob:
-    """Job with its settings, its data set, the positions of its queries in the order of annotation and of their
-    candidates, and the annotator, which `annotate` connects to a service. `annotations` are by index in `queries`.
+    """Annotation job whose inputs are open and checked.
 
-    A split that does not exist means the queries without a judgement. `model` is the encoder of `dense`.
+    `queries` and `candidates` are positions in the data set, in the order of annotation; `annotations` are by index in
+    `queries`. If the data set lacks `split`, its queries without a judgement are annotated. `model` is the encoder of
+    `dense`.
     """
 
     settings: AnnotationConfig
@@ -48,7 +49,7 @@ class OpenedJob:
     annotations: dict[int, Annotation] = field(default_factory=dict)
 
     def questions(self) -> Iterator[tuple[int, AnnotationQuery]]:
-        """Yield each query with its index, lazily."""
+        """Yield each query with its index. The texts of its candidates are cut out only then, to save memory."""
         longest, passages = self.settings.passage_characters, self.dataset.passages()
         for number, (query, documents) in enumerate(zip(self.queries, self.candidates, strict=True)):
             excerpts = [passages[document][:longest] for document in documents]
@@ -56,8 +57,11 @@ class OpenedJob:
 
 
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
-    """Annotate all queries, store the results in `work.annotations`, and return the number of retries by failure. Raise
-    `UserError` if the service fails, the budget is used up, the log cannot be written, or too many queries fail."""
+    """Annotate all queries and store the results in `work.annotations`. Return the number of retries by kind of
+    failure.
+
+    Raise `UserError` if the service fails, the budget is used up, the log cannot be written, or too many queries fail.
+    """
     config, settings, spending = work.service, work.settings, work.annotator.spending
     service = Service(config, settings.temperature, settings.max_tokens, key)
     annotator = work.annotator = replace(work.annotator, service=service, in_flight=config.in_flight, counts=Counts())
@@ -102,7 +106,7 @@ def _out_of_budget(work: OpenedJob) -> UserError:
 
 
 def write(work: OpenedJob, output: Path) -> dict[str, Any]:
-    """Write the data set, and return the meta of its manifest. Raise `DataError` if no query has a positive."""
+    """Write the data set and return the metadata of its manifest. Raise `DataError` if no query has a positive."""
     settings, annotator = work.settings, work.annotator
     numbers = sorted(work.annotations, key=lambda number: work.queries[number])
     annotations = {work.queries[number]: work.annotations[number] for number in numbers}
@@ -137,8 +141,11 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AnnotationResult:
-    """Result of a job: meta of the manifest, whether people judged a document of the split relevant, counts of answers
-    and failures, repeated requests by the kind of failure, and a line about bad rows, if there are any."""
+    """Result of a job.
+
+    `meta` is the metadata of the manifest, `human` is True if people judged any document of the split relevant, and
+    `retried` counts repeated requests by kind of failure.
+    """
 
     meta: dict[str, Any]
     human: bool
@@ -162,18 +169,18 @@ def run_annotation(
     dry_run: bool = False,
     wait: bool = False,
 ) -> tuple[str, AnnotationResult | None]:
-    """Annotate, write the data set to `output`, and return the estimate and the result; a dry run ends with the first.
+    """Annotate and write the data set to `output`. Return the estimate and the result; a dry run has no result.
 
     Args:
-        split: Split to annotate. A new name means the queries without a judgement.
+        split: Split to annotate. If it does not exist, the queries without a judgement are annotated.
         model, precision: Encoder of `dense`, and its precision.
         embeddings: Embedding store of the passages, written with `model`.
         answers: Folder of the answer log. None means a folder in the cache.
         wait: Wait for another job that holds the answer log.
 
     Raises:
-        UserError: an input is invalid, or the service fails. Only answers are kept, and the same command continues
-            from them.
+        UserError: an input is invalid, or the service fails. The answers so far are kept, and the same command
+            continues from them.
     """
     if not dry_run:
         check_llm(service)
@@ -190,7 +197,7 @@ def run_annotation(
             report(f"{log.path}: {log.damaged:,} damaged answers are requested again")
         paid, estimator = read_costs(log, service.llm)
         is_new = not len(log)
-        if not dry_run and is_new:  # a wrong address or key shows before the slow steps
+        if not dry_run and is_new:  # find out about a wrong address or key before the slow steps
             asyncio.run(_check(settings, service, key))
         dataset = open_checked(data, report)
         queries = choose_queries(dataset, split, settings.max_queries)
@@ -223,7 +230,7 @@ def run_annotation(
         if dry_run:
             return table, None
         report(table)
-        # If the log has all answers, the service need not exist.
+        # If the log has all answers, no service is needed.
         if not is_new and expected.most.requests:
             asyncio.run(_check(settings, service, key))
         retried = asyncio.run(annotate(work, key, report))
@@ -244,7 +251,7 @@ def job_name(
     dataset: RetrievalDataset,
     prompts: AnnotationPrompts,
 ) -> str:
-    """Return a digest of all inputs of requests except the number of queries. Runs of one name share a budget."""
+    """Return a digest of all inputs of requests but the number of queries. Runs with the same name share a budget."""
     deciding = asdict(replace(settings, max_queries=None, prompts="", agreed="human", max_failed=0.0))
     parts = [dataset.documents.digest, dataset.queries.digest, split, llm, deciding]
     parts.append(prompts.digests)

@@ -27,7 +27,7 @@ from raytriever.evaluation.annotation.annotator import Annotation
 _HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
 JUDGEMENT_COLUMNS = ("source", "rank")
 ANNOTATIONS, NEGATIVES = "annotations.jsonl", "negatives"
-# White space at the ends is included, because a reader of columns may strip it.
+# White space at both ends matches too, because programs that read columns may strip it.
 _BREAKS = re.compile(r"[\t\r\n]|^\s|\s$")
 
 
@@ -40,11 +40,11 @@ def write_annotated(
     agreed: str,
     meta: dict[str, Any],
 ) -> dict[str, int]:
-    """Write the data set to the new directory `path`, with all its splits and the annotated one, which may be new.
+    """Write the data set to the new directory `path`, with all its splits and the annotated split, which may be new.
 
-    Annotations and candidates are by the position of the query, `agreed` is `human` or `llm`. Counts are returned and
-    added to `meta`: positives of the model; those that people also judged relevant; those left out because people
-    judged them 0; copied hard negatives.
+    Annotations and candidates are by position of the query; `agreed` is `human` or `llm`. The function returns four
+    counts and adds them to `meta`: positives of the model, those that people also judged relevant, those left out
+    because people judged them 0, and copied hard negatives.
     """
     rows = dataset.judgements.get(split)
     merged, counts = merge_positives(rows, annotations, agreed)
@@ -111,8 +111,11 @@ def write_beir(
     columns: Sequence[str] = (),
     unanswerable: Mapping[str, Iterable[str]] | None = None,
 ) -> None:
-    """Write a data set in BEIR layout; `columns` are further columns of the judgements, given by split, and
-    `unanswerable` the ids of the queries that no document answers, by split."""
+    """Write a data set in BEIR layout.
+
+    `columns` are further columns of the judgements, and `unanswerable` the ids of queries that no document answers, by
+    split.
+    """
     _write_rows(folder / "corpus.jsonl", documents)
     _write_rows(folder / "queries.jsonl", queries)
     (folder / "qrels").mkdir()
@@ -125,7 +128,7 @@ def write_beir(
 
 
 def judgement_lines(dataset: RetrievalDataset, rows: Judgements, lost: AbsentDocuments | None) -> list[list[object]]:
-    """Return judgements with `JUDGEMENT_COLUMNS`, and those of documents that the corpus lacks."""
+    """Return judgements as rows with `JUDGEMENT_COLUMNS`, followed by those of documents that the corpus lacks."""
     columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
     lines: list[list[object]] = [
         [dataset.queries.ids[query], dataset.documents.ids[document], score, SOURCES[source], rank]

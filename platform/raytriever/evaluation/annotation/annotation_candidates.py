@@ -2,10 +2,11 @@
 
 This is stage 1 of section 4.2 of *Training dense retrievers with multiple positive passages*.
 
-Results are merged by reciprocal rank fusion (Cormack, Clarke and Buettcher 2009): the score of a document is the sum
-of 1 / (60 + rank) over the retrievers that returned it. Their own scores have no common scale, and documents of several
-retrievers come first. The fusion only decides the order in which the model sees the passages. The document with the id
-of the query is left out, as in BEIR. Of documents with equal texts the first is kept.
+Results are merged by reciprocal rank fusion (Cormack, Clarke and Buettcher 2009): the score of a document is the sum of
+1 / (60 + rank) over the retrievers that returned it. Ranks are merged because the scores of different retrievers have
+no common scale. Documents that several retrievers found come first. The fusion only decides the order in which the
+model sees the passages. The document with the id of the query is left out, as in BEIR. If several documents have equal
+texts, only the first is kept.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ def open_checked(data: DataConfig, report: Callable[[str], None]) -> RetrievalDa
 
 
 def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> list[int]:
-    """Choose at most `most` queries: those with judgements in a split, or for a split without judgements those that
-    have none in any split. A query of which it is known that no document answers it is never chosen.
+    """Choose at most `most` queries: those with judgements in the split, or those without any judgement if the split
+    has none. Queries that are known to be unanswerable are never chosen.
 
-    They are ordered by the SHA-256 of their ids, so a larger job begins with the queries of a smaller one.
+    The SHA-256 of the ids orders them, so a larger job begins with the queries of a smaller one.
     """
     none, unanswerable = np.zeros(0, np.int64), list(dataset.unanswerable.values())
     if len(dataset.judgements.get(split, ())):
@@ -89,10 +90,11 @@ def find_candidates(
 ) -> list[list[int]]:
     """Return for each query the documents that any retriever ranks among its first `depth`, best first.
 
-    Retrievers are `bm25`, `dense`, or the path of a run. `model` and `precision` are the encoder of `dense`, and
-    `embeddings` the path of its embeddings of the passages; with None they come from the cache or are computed.
+    Retrievers are `bm25`, `dense`, or the path of a run. `model` and `precision` describe the encoder of `dense`.
+    `embeddings` is the path of its embeddings of the passages; None means that they come from the cache or are
+    computed.
     """
-    # Runs first: an error in a file shows before any slow step.
+    # Read the runs first, so that an error in a file shows before any slow step.
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
     if BM25 in retrievers:
         report(f"{dataset.name}: ranking with BM25")

@@ -1,4 +1,4 @@
-"""Settings of annotation. The module imports nothing heavy, because `--help` reads it."""
+"""Settings of annotation. This module imports nothing heavy, because `--help` reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BM25, DENSE = "bm25", "dense"
 
 @dataclass(frozen=True)
 class AnnotationConfig:
-    """Retrievers of candidates, questions to the language model, and the use of its answers."""
+    """Settings of the candidates, of the requests to the language model, and of the use of its answers."""
 
     candidates: str = option(
         BM25,
@@ -70,7 +70,7 @@ class AnnotationConfig:
 
 @dataclass(frozen=True)
 class LlmConfig(ServiceConfig):
-    """Language model, its service, timeouts and retries, and the budget."""
+    """Settings of the language model: its service, timeouts, retries and budget."""
 
     llm: str = option("", "name of the model at the service")
     price_out: float = option(0.0, "price of a million output tokens", minimum=0)

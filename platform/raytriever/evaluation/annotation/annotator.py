@@ -1,4 +1,4 @@
-"""Annotation of queries: relevance, pseudo-answer, utility; and the requests of these three stages.
+"""Annotation of queries in three stages (relevance, pseudo-answer, utility), and their requests.
 
 The method is that of *Training dense retrievers with multiple positive passages*, section 4.2, stages 2 to 4, after
 Zhang et al. (2025).
@@ -7,9 +7,10 @@ Zhang et al. (2025).
 2. It writes an answer from the relevant passages.
 3. It selects the passages that were useful and necessary for the answer, the most useful first. They are the positives.
 
-A request without an answer in the log is sent, paid, logged and parsed. If the answer is malformed, it is repeated with
-the reason. Every answer is on disk before the job uses it. Identical requests are sent once. More queries are processed
-at once than requests may be in flight, so the service stays busy while other queries are read.
+If the log has no answer to a request, the request is sent and paid, and the answer is logged and parsed. A malformed
+answer is requested again with the reason. Every answer is on disk before the job uses it. Identical requests are sent
+once. More queries are processed at once than requests may be in flight, so the service stays busy while other queries
+are read.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from raytriever.retrieval.endpoints.openai_client import RequestRefused, Service
 from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts
 
 T = TypeVar("T")
-_MIN_QUERIES = 20  # the share of failures means little before as many queries are finished
+_MIN_QUERIES = 20  # with fewer finished queries the share of failures means little
 _QUERIES_PER_REQUEST = 2  # queries processed at once for each request that may be in flight
 
 
 @dataclass(frozen=True)
 class AnnotationQuery:
-    """Query with its candidates: positions in the corpus, and the texts that the model sees."""
+    """Query with its candidates: their positions in the corpus, and their texts as the model sees them."""
 
     text: str
     documents: Sequence[int]
@@ -90,8 +91,8 @@ class Annotator:
     """Annotator that takes each query through the three stages, and sends only requests that the log lacks.
 
     Args:
-        llm: name of the model, a part of the key of every request.
-        job: name of the job in the entries of the log, from which later runs compute its costs.
+        llm: name of the model, which is part of the key of every request.
+        job: name of the job in the log. Later runs compute the cost of the job from the entries with this name.
         service: connected when the job begins.
     """
 
@@ -114,7 +115,7 @@ class Annotator:
     async def run(
         self, questions: Iterator[tuple[int, AnnotationQuery]], on_result: Callable[[int, Annotation], None]
     ) -> UserError | BudgetReached | None:
-        """Annotate all questions, and call `on_result` after each, which may raise a `UserError` to stop the job.
+        """Annotate all questions. Call `on_result` after each one; it may raise a `UserError` to stop the job.
 
         Return the reason if the job stopped early. All requests in flight are answered and logged first.
         """
@@ -134,7 +135,7 @@ class Annotator:
         async with asyncio.TaskGroup() as group:
             for _ in range(_QUERIES_PER_REQUEST * self.in_flight):
                 group.create_task(work())
-        # A failed service is the reason, even if the budget ran out at the same time.
+        # If the service failed and the budget ran out at the same time, report the failed service.
         errors = [reason for reason in stop_reasons if isinstance(reason, UserError)]
         return next(iter([*errors, *stop_reasons]), None)
 
@@ -158,7 +159,7 @@ class Annotator:
         relevant = []
         for start, passages in split_evenly(question.passages, self.config.passages_per_prompt):
             indices = await self.ask(RELEVANCE, question.text, passages, number_reader(RELEVANCE, len(passages)))
-            # Relevance is binary, so the order of the candidates stays.
+            # Relevance is binary, so the candidates keep their order.
             relevant += [start + index for index in sorted(indices)]
         return relevant
 
@@ -210,7 +211,7 @@ class Annotator:
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else ServiceError("interrupted"))
             with suppress(BaseException):
-                future.exception()  # marks the error as retrieved, because no other query may wait for it
+                future.exception()  # asyncio warns about an error that nobody retrieves
             raise
         finally:
             del self._in_flight[key]

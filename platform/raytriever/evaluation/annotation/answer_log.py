@@ -1,7 +1,8 @@
-"""Append-only log of all paid answers: JSON Lines. An answer is on disk before the job uses it.
+"""Append-only log of all paid answers, as JSON Lines. An answer is on disk before the job uses it.
 
-A line is one object: the key of the request, the job, the answer, the tokens. A line that a kill cut short was never
-counted, and is removed when the log is opened. A line that cannot be read is skipped, and its request is sent again.
+A line is one object with the key of the request, the job, the answer and the tokens. A killed process may leave an
+incomplete last line, which was never used; opening the log removes it. Other unreadable lines are skipped, and their
+requests are sent again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _StoredEntry(TypedDict):
 
 
 class AnswerLog:
-    """Answer log in a folder. One process at a time holds it; `report` receives a line that names another one."""
+    """Answer log in a folder. Only one process at a time can hold it; `report` gets a line that names the holder."""
 
     def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:
         self.path = folder / FILE
@@ -58,7 +59,7 @@ class AnswerLog:
         return len(self._lines)
 
     def get(self, key: str) -> Entry | None:
-        """Return the entry of a request, None if the log has no answer."""
+        """Return the entry of a request, or None if the log has no answer."""
         return self._entry(*self._lines[key]) if key in self._lines else None
 
     def entries(self) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Chat completions of an OpenAI-compatible service: the parameters that it accepts, and the parsing of its answers."""
+"""Client for chat completions of an OpenAI-compatible service. It learns which parameters the service accepts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from raytriever.retrieval.endpoints.openai_client import Client, TemporaryFailur
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer of a model: the text, the reason for its end (`stop`, `length`, `content_filter`...), and the input and
-    output tokens as counted by the service, None without a count.
+    """Answer of a model: its text, the reason why it ended (`stop`, `length`, `content_filter`...), and the numbers of
+    input and output tokens; None if the service does not report them.
     """
 
     content: str
@@ -47,7 +47,7 @@ _STRUCTURE_WORDS = ("response_format", "json_schema", "json_object", "structured
 
 
 class ChatDialect:
-    """Parameters that the service accepts, as far as known. `version` counts the changes."""
+    """Parameters that the service is known to accept. `version` counts the changes of this knowledge."""
 
     def __init__(self, llm: str, temperature: float, max_tokens: int) -> None:
         self.version = 0
@@ -69,9 +69,10 @@ class ChatDialect:
         return result
 
     def adapt(self, sent: int, message: str) -> bool:
-        """Drop the parameter that an error names; return True if the request may be sent again.
+        """Drop the parameter that an error message names. Return True if the request may be sent again.
 
-        `sent` is the `version` of the rejected request: parallel requests may be rejected for the same reason.
+        `sent` is the `version` of the rejected request. Parallel requests may fail for the same reason, which counts
+        once.
         """
         if sent != self.version:
             return True

@@ -1,6 +1,6 @@
 """Cost estimate of a job before its first request, in requests, tokens and money. Logged answers cost nothing.
 
-The job itself is run, with a service that makes its answers up, and nothing is added to the log. The requests of the
+The job itself runs with a service that makes its answers up, and nothing is added to the log. The requests of the
 relevance stage are known exactly. Later requests depend on their answers, so there are two estimates. `likely` assumes
 that half of the candidates are relevant and that answers have a typical length. `at most` assumes that all candidates
 are relevant and that every answer has `--max-tokens` tokens.

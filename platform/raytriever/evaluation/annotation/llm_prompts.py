@@ -1,8 +1,8 @@
 """Prompts for the language model, stored in files, and the parser of its answers.
 
-Passages are untrusted text. So each is enclosed by marks with a seal, the SHA-256 of all texts of the prompt. An answer
-may contain only numbers of passages in the prompt, or a text. Anything else is malformed. Placeholders are filled in
-one pass. Nothing that the model writes is run, opened or followed.
+Passages are untrusted text. So each one is enclosed by tags with a seal, the SHA-256 of all texts of the prompt, which
+a passage cannot forge. An answer may contain only numbers of passages in the prompt, or a text. Anything else is
+malformed. Placeholders are filled in one pass. Nothing that the model writes is run, opened or followed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class AnnotationPrompts:
-    """Text of each prompt by its name."""
+    """Texts of the prompts by name."""
 
     texts: dict[str, str]
 
@@ -49,7 +49,7 @@ class AnnotationPrompts:
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
     def build_messages(self, stage: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
-        """Build the messages of a request; passages are numbered from 1, and `answer` is for `utility` alone."""
+        """Build the messages of a request. Passages are numbered from 1; only `utility` uses `answer`."""
         seal = hashlib.sha256(json.dumps([query, *passages, answer]).encode()).hexdigest()[:12]
         numbered = [_mark("passage", text, seal, f" number={n}") for n, text in enumerate(passages, start=1)]
         texts = {
@@ -61,14 +61,16 @@ class AnnotationPrompts:
         return [{"role": "system", "content": self.texts[_SYSTEM]}, {"role": "user", "content": filled}]
 
     def build_repair_messages(self, messages: list[Message], content: str, reason: str) -> list[Message]:
-        """Build the messages after a malformed answer, with the reason. A long answer is cut to its end."""
+        """Build the messages that follow a malformed answer, with the reason. Only the end of a long answer is kept."""
         repair = _PLACEHOLDER.sub(lambda match: reason, self.texts[_REPAIR])
         return [*messages, {"role": "assistant", "content": content[-_REPEATED:]}, {"role": "user", "content": repair}]
 
 
 def load_prompts(folder: str) -> AnnotationPrompts:
-    """Load the prompts. Those in a folder replace the built-in ones. An empty `folder` means none. Raise `ConfigError`
-    if the folder does not exist, has no prompt, or has an invalid prompt."""
+    """Load the built-in prompts, replaced by those in `folder` unless it is empty.
+
+    Raise `ConfigError` if the folder does not exist, has no prompt, or has an invalid prompt.
+    """
     texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACEHOLDERS}
     if folder:
         texts |= _read_folder(expanded(folder))
@@ -116,17 +118,17 @@ def _mark(kind: str, text: str, seal: str, more: str = "") -> str:
 
 
 FIELDS = {RELEVANCE: "relevant", ANSWER: "answer", UTILITY: "useful"}
-# The next prompt contains the pseudo-answer, so it may be as long as a long passage.
+# The next prompt contains the pseudo-answer. It may be as long as a long passage.
 LONGEST_ANSWER = 4000
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
-_BRACES = 200  # the parser tries only the last braces of an answer, so that an endless answer takes little time
+_BRACES = 200  # the parser tries only so many braces from the end, so that it handles an endless answer quickly
 _DECODER = json.JSONDecoder()
 
 
 class MalformedAnswer(Exception):
     """Answer without a usable value. Its message is the reason.
 
-    The repair prompt contains the message, and keys of logged answers depend on it. So the texts must not change.
+    The repair prompt contains the message, and the keys of logged answers depend on it. So these texts must not change.
     """
 
 
@@ -141,8 +143,9 @@ def build_schema(stage: str, count: int) -> dict[str, Any]:
 
 
 def read_numbers(stage: str, content: str, count: int) -> list[int]:
-    """Read the passages in an answer, as indices from 0 in the order of the answer, each once. Raise `MalformedAnswer`
-    if the answer has no list, or an element is not the number of a passage in the prompt."""
+    """Read the numbers of passages in an answer. Return indices from 0, each once, in the order of the answer. Raise
+    `MalformedAnswer` if the answer has no list, or an element is not the number of a passage in the prompt.
+    """
     values = _field(stage, content)
     if not isinstance(values, list):
         raise MalformedAnswer(f'"{FIELDS[stage]}" is no list')
@@ -174,7 +177,7 @@ def _field(stage: str, content: str) -> Any:
     end = 0
     for start in [match.start() for match in re.finditer(r"\{", text)][-_BRACES:]:
         if start < end:
-            continue  # inside an object that was read
+            continue  # this brace is inside an object that was already read
         try:
             value, end = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):

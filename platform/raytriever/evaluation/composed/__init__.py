@@ -1,1 +1,1 @@
-"""Systems that are made of others or of files: run files, vectors, fusions and rerankings."""
+"""Retrieval systems made from other systems or from files: fusions, rerankings, run files and vectors."""

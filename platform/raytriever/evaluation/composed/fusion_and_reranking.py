@@ -1,13 +1,13 @@
-"""Systems that list documents: a run file, the fusion of several systems, and the reranking of one.
+"""Systems that list a limited number of documents: a run file, a fusion of several systems, and a reranking.
 
-They know the scores of the documents that they list for a query, and of no others. Equal scores are ordered as in
-`index.exact_top_k`. A fusion lists all documents that one of its systems has among its best 1,000:
+They know only the scores of the documents that they list for a query. Equal scores are ordered as in
+`index.exact_top_k`. A fusion lists every document that is among the best 1,000 of one of its systems:
 
 - by ranks, score(d) = Σ_i 1 / (60 + rank_i(d)) over the systems that rank d (Cormack et al., 2009);
-- by scores, score(d) = w n_1(d) + (1 - w) n_2(d), where n_i(d) is the score of d by system i minus the lowest of the
-  query, divided by the highest one minus the lowest one, and 0 if the system does not rank d.
+- by scores, score(d) = w n_1(d) + (1 - w) n_2(d), where n_i(d) is the min-max normalized score of d by system i for the
+  query, and 0 if the system does not rank d.
 
-A fused score follows from the ranks or the range of scores of one query: it is high where the systems agree. BM25 ranks
+A fused score depends only on the ranks or the range of scores of its query: it is high if the systems agree. BM25 ranks
 no document that shares no term with the query.
 """
 
@@ -38,20 +38,20 @@ from raytriever.retrieval.search.calibration_file import digest_of
 
 RRF_CONSTANT, FUSED_DEPTH = 60, 1_000
 WEIGHTS = tuple(step / 10 for step in range(11))
-WEIGHT_METRIC = "ndcg_at_10"  # a weight has the highest value of it
-_BLOCK = 256  # queries that are fused at a time
-_LEAST_RANGE = 1e-9  # of the scores of a query
+WEIGHT_METRIC = "ndcg_at_10"  # metric that the weight of a fusion maximizes
+_BLOCK = 256  # queries that are fused at once
+_LEAST_RANGE = 1e-9  # smallest range of a query's scores: avoids a division by zero
 _JUDGED = 4_096  # pairs of texts in one call of a cross-encoder
 
-# Scores and documents, best first; -inf and -1 where a query has fewer.
+# Scores and documents, best first, padded with -inf and -1.
 Lists = tuple[Float32[ndarray, "queries listed"], Int64[ndarray, "queries listed"]]
 
 
 class ListingSystem(ABC):
-    """System that lists documents of each query: a `PreparedSystem`. The lists of the last search are kept.
+    """`PreparedSystem` that lists some documents for each query. It keeps the lists of the last search.
 
     Args:
-        parts: systems that it is made of.
+        parts: systems that it combines.
     """
 
     def __init__(self, dataset: RetrievalDataset, parts: Sequence[PreparedSystem] = ()) -> None:
@@ -66,7 +66,7 @@ class ListingSystem(ABC):
 
     @abstractmethod
     def rank(self, queries: Int64[ndarray, " queries"]) -> Lists:
-        """Return the listed documents of each query, ordered."""
+        """Return the listed documents of each query, best first."""
 
     def prepare(self) -> None:
         """See `PreparedSystem.prepare`."""
@@ -74,12 +74,12 @@ class ListingSystem(ABC):
             part.prepare()
 
     def notes(self) -> list[str]:
-        """Return sentences on what the system does not know of the data set, after a search."""
+        """Return sentences about what the system lacks for this data set. Call it after a search."""
         return []
 
     @cached_property
     def ties(self) -> Int64[ndarray, " documents"]:
-        """Place of each document among equal scores."""
+        """Rank of each document among documents with the same score."""
         return tie_order(self.dataset.documents.ids)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
@@ -118,7 +118,7 @@ class RunSystem(ListingSystem):
     """Rankings of a TREC run.
 
     Raises:
-        DataError: a line is broken, a document is unknown, no query is of the data set, or all scores are equal.
+        DataError: a line is broken, a document is unknown, no query belongs to the data set, or all scores are equal.
     """
 
     def __init__(self, dataset: RetrievalDataset, file: str) -> None:
@@ -158,7 +158,7 @@ class RunSystem(ListingSystem):
 
 
 def count_ids(what: str, first: Sequence[str], count: int) -> list[str]:
-    """Return a sentence that counts ids and names the first ones; none without ids."""
+    """Return a sentence that counts ids and names the first ones, or nothing if there are no ids."""
     names = ", ".join(map(repr, first)) + (", ..." if count > len(first) else "")
     return [f"{count:,} {what}: {names}"] if count else []
 
@@ -167,7 +167,7 @@ class FusedSystem(ListingSystem):
     """Fusion of the rankings of systems.
 
     Args:
-        weight: of the scores of the first of two systems, 0 to 1; None to fuse ranks.
+        weight: weight of the first of two systems, 0 to 1; None to fuse ranks.
         depth: number of documents of each system that are fused.
     """
 
@@ -189,8 +189,10 @@ class FusedSystem(ListingSystem):
         return digest_of("fusion", [part.digest for part in self.parts], self.weight, self.depth)
 
     def choose_weight(self, split: str, protocol: Protocol, judged: JudgedQueries) -> float:
-        """Set and return the multiple of 0.1 with the highest nDCG@10 on the judged queries of a split; of equal values
-        the one nearest to 0.5."""
+        """Set and return the weight: the multiple of 0.1 with the highest nDCG@10 on the judged queries of a split.
+
+        Among equal values the one nearest to 0.5 wins.
+        """
         measured = replace(protocol, metrics=(WEIGHT_METRIC,))
         judged = replace(judged, unanswerable={})
         values = {}
@@ -226,7 +228,7 @@ class FusedSystem(ListingSystem):
         return scores, documents
 
     def _values(self, scores: ndarray, documents: ndarray) -> Float64[ndarray, "queries depth"]:
-        """Return what a system adds to the score of each of its documents."""
+        """Return the term that a system adds to the score of each of its documents."""
         listed = documents >= 0
         if self.weight is None:
             return np.where(listed, 1 / (RRF_CONSTANT + np.arange(1.0, documents.shape[1] + 1)), 0)
@@ -246,7 +248,7 @@ class FusedSystem(ListingSystem):
 def _sum_by_document(
     values: Float64[ndarray, "queries any"], documents: Int64[ndarray, "queries any"]
 ) -> tuple[ndarray, ndarray]:
-    """Sum the values of each document of a query; -1 in unused columns."""
+    """Sum the values of each document of a query. Unused columns hold the document -1."""
     order = np.argsort(documents, axis=1, kind="stable")
     values, documents = np.take_along_axis(values, order, 1), np.take_along_axis(documents, order, 1)
     begins = np.ones(documents.shape, bool)
@@ -257,10 +259,11 @@ def _sum_by_document(
 
 
 class RerankedSystem(ListingSystem):
-    """Best documents of a system, ordered by the scores of a cross-encoder, which are its only scores.
+    """Best documents of a system, ordered by a cross-encoder. Their scores are those of the cross-encoder.
 
     Args:
-        cross_encoder: its scores are those after its activation, as `CrossEncoder.predict` of sentence-transformers.
+        cross_encoder: the model. Its scores include its activation, as in `CrossEncoder.predict` of
+            sentence-transformers.
         depth: number of documents of each query that it scores.
     """
 
@@ -310,6 +313,6 @@ class RerankedSystem(ListingSystem):
 
 
 def notes_of(system: PreparedSystem) -> list[str]:
-    """Return the notes of a system that has some."""
+    """Return the notes of a system, or nothing if it has no `notes`."""
     notes: Callable[[], list[str]] | None = getattr(system, "notes", None)
     return notes() if notes else []

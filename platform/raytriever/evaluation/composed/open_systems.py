@@ -1,4 +1,4 @@
-"""Systems of a data set from their trees: the one place that makes them, for `evaluate` and `search`."""
+"""Constructor of the systems that a tree describes. `evaluate` and `search` build all their systems here."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from raytriever.retrieval.search.exact_search import Hits, hits_of, search_datas
 
 @dataclass(frozen=True)
 class SystemOpener:
-    """Maker of the systems of one data set.
+    """Builder of the systems of one data set.
 
     Args:
-        prompts_of: prompts of a retriever for the data set.
+        prompts_of: function that returns the prompts of a retriever for the data set.
         weighing: split and judged queries on which the weight of a fusion is chosen; None if there is no such fusion.
-        protocol: what is measured; a fusion is at least as deep as its metrics.
+        protocol: protocol of the evaluation; a fusion is at least as deep as its metrics need.
     """
 
     dataset: RetrievalDataset
@@ -58,7 +58,7 @@ class SystemOpener:
     protocol: Protocol = field(default_factory=Protocol)
 
     def open(self, tree: SystemTree) -> PreparedSystem:
-        """Return the system of a tree; a weight is chosen at once."""
+        """Return the system that a tree describes. The weight of a fusion is chosen here."""
         match tree:
             case ModelConfig():
                 return self.open_encoder(tree)
@@ -94,13 +94,13 @@ def search_system(
     precision: str | None = None,
     calibration: Path | None = None,
 ) -> Hits:
-    """Return the `top` passages with the highest scores by any system, without those below the threshold; see
+    """Search with any system: return at most `top` passages with the highest scores at or above the threshold; see
     `search.exact_search.search_dataset`.
 
-    The weight of a fusion is chosen on the split on which the calibration was, or else on `dev`.
+    The weight of a fusion is chosen on the split that chose the calibration, else on `dev`.
 
     Raises:
-        ConfigError: the system knows the queries of a file alone, or the calibration is of another one.
+        ConfigError: the system knows only the queries of a file, or the calibration belongs to another system.
     """
     if isinstance(tree, ModelConfig):
         return search_dataset(tree, dataset_name, query, top, threshold, precision, calibration)

@@ -1,4 +1,4 @@
-"""Dense retriever of which the embeddings alone are known, by the ids of texts."""
+"""Dense retriever without an encoder: only its embeddings are known, by the ids of the texts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ COSINE, DOT = "cosine", "dot"
 
 
 class VectorSystem:
-    """Vectors of a folder on a data set: a `PreparedSystem`.
+    """`PreparedSystem` that searches a data set with the vectors of a folder.
 
-    Passages without a vector are in no result, and queries without one have none. Vectors of other texts are left out.
+    A passage without a vector is in no result, and a query without a vector has no results. Vectors of other texts are
+    ignored.
 
     Args:
         similarity: `cosine` or `dot`; None for `cosine` if all vectors have unit length, else `dot`.
 
     Raises:
-        DataError: the folder lacks a side, the widths differ, a component is not finite, or no id is of the data set.
+        DataError: the folder lacks queries or passages, the widths differ, a component is not finite, or no id is in
+            the data set.
     """
 
     def __init__(self, dataset: RetrievalDataset, folder: str, similarity: str | None = None) -> None:
@@ -40,14 +42,16 @@ class VectorSystem:
             what = f"has passages of width {self.passages.width} and queries of width {self.queries.width}"
             raise DataError(what, folder, "encode both with one model")
         with activity("checking the vectors"):
-            self.is_unit = all([self.passages.has_unit_length, self.queries.has_unit_length])  # both are checked
+            self.is_unit = all(
+                [self.passages.has_unit_length, self.queries.has_unit_length]
+            )  # a list, not a generator: both sides are checked for components that are not finite
         self.similarity = similarity or (COSINE if self.is_unit else DOT)
         self._document, self._passage_row = self._match(self.passages, dataset.documents.ids, PASSAGES)
         _, self._query_row = self._match(self.queries, dataset.queries.ids, QUERIES)
         self._asked = np.zeros(0, np.int64)
 
     def _match(self, vectors: StoredVectors, ids: Sequence[str], side: str) -> tuple[ndarray, ndarray]:
-        """Return the text of each row, and the row of each text; -1 for none."""
+        """Return the position of the text of each row, and the row of each text; -1 if there is none."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -91,7 +95,7 @@ class VectorSystem:
         return scores
 
     def notes(self) -> list[str]:
-        """Return sentences on the comparison, and on missing and unknown texts, after a search."""
+        """Return sentences about the similarity, and about missing and unknown texts. Call it after a search."""
         documents, queries = self.dataset.documents.ids, self.dataset.queries.ids
         shape = "unit length" if self.is_unit else "different lengths"
         norm = f"; {flag_of('similarity')} {COSINE} compares directions" if self.similarity == DOT else ""
@@ -115,7 +119,7 @@ class VectorSystem:
         return self._scaled(self.passages.read(self._passage_row[documents]))
 
     def _blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-        """Yield the vectors of passages of the data set, numbered without the others."""
+        """Yield the vectors of the data set's passages with the number of the first, counted without other vectors."""
         before = 0
         for first, block in self.passages.blocks():
             kept = self._document[first : first + len(block)] >= 0

@@ -1,1 +1,1 @@
-"""Differences between systems that are more than chance: against the first system, of all pairs, over seeds."""
+"""Significance of differences between systems: against the first system, between all pairs, and over seeds."""

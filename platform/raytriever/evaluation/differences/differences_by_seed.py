@@ -1,11 +1,11 @@
 """Metrics of several rows on several data sets, by seed and by query, and comparisons of rows over both.
 
-Both seeds and queries make results uncertain: another seed gives another encoder, and other queries other figures. A
-difference counts if the test of `metrics.significance_tests.combined_t_test` gives p < 0.05. Its error has a part of
-the queries (their differences, each the mean over the seeds) and a part of each trained row (the values of its seeds).
-The pooled AUC has no value for a single query; the test uses its pseudo-values (`metrics.auc`). A metric that does not
-come from queries, as a number of steps, has the error of the seeds alone. A row that was trained with one seed cannot
-be tested: nothing tells how far another seed would be from it.
+Results are uncertain for two reasons: another seed trains another encoder, and other queries give other metrics. A
+difference counts if `metrics.significance_tests.combined_t_test` gives p < 0.05. Its standard error has one part from
+the queries (their differences, averaged over the seeds) and one from each trained row (the values of its seeds). The
+pooled AUC has no value for a single query; the test uses its pseudo-values (`metrics.auc`). A metric that does not come
+from queries, such as a number of steps, has only the error from the seeds. A row that was trained with one seed cannot
+be tested, because its variation over seeds is unknown.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class SeedMetrics:
 
     Args:
         seed: seed of the training; None if the row is not trained.
-        metrics: metrics by name, including those that do not come from queries, as `steps_to_best`.
-        per_query: values by query, in the same order for all trainings, of the metrics that have them; NaN
-            for a query without a value.
+        metrics: metrics by name, including those that do not come from queries, such as `steps_to_best`.
+        per_query: values by query for each metric that has them, in the same order for all trainings; NaN for a query
+            without a value.
     """
 
     seed: int | None
@@ -48,8 +48,8 @@ class SeedMetrics:
 class SeedComparison:
     """Comparison of a row with another one on one data set and metric.
 
-    `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW`, `NOISE`, or `UNTESTED`
-    where a row has one seed; then the other numbers are NaN.
+    `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW`, `NOISE`, or `UNTESTED` if
+    a row has only one seed; then the other numbers are NaN.
     """
 
     difference: float
@@ -101,13 +101,13 @@ class SeededResults:
         return np.stack([one.per_query[metric] for one in seeds])
 
     def compare(self, row: str, other: str, dataset: str, metric: str) -> SeedComparison:
-        """Compare `row` - `other`."""
+        """Test the difference `row` - `other`."""
         return self.contrast({row: 1, other: -1}, [dataset], metric)
 
     def contrast(
         self, weights: Mapping[str, float], datasets: Sequence[str], metric: str, against: float = 0.0
     ) -> SeedComparison:
-        """Compare a sum of rows by their weights with a number, on average over data sets of equal weight."""
+        """Compare the weighted sum of rows, averaged over the data sets, with a number."""
         by_seed = {row: np.mean([self.values(row, one, metric) for one in datasets], axis=0) for row in weights}
         difference = float(sum(weight * by_seed[row].mean() for row, weight in weights.items()))
         errors = []
@@ -140,7 +140,7 @@ def seeded_pair_rows(
     Holm's correction is over the pairs and data sets of a metric. Pairs that cannot be tested are left out.
 
     Args:
-        wanted: whether two rows are compared.
+        wanted: function that returns whether to compare two rows.
     """
     rows: list[TestedPair] = []
     for metric in dict.fromkeys(name for seeds in results.cells.values() for name in seeds[0].metrics):
@@ -157,7 +157,7 @@ def seeded_pair_rows(
 
 
 def format_outcome(p: float, outcome: str) -> str:
-    """Return p-value and outcome of a comparison in brackets."""
+    """Format the p-value and the outcome of a comparison, in brackets."""
     return f"({outcome})" if math.isnan(p) else f"(p {p:.2g}, {outcome})"
 
 

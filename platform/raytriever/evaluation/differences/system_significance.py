@@ -1,8 +1,8 @@
-"""Significance tests of an evaluation: every pair of systems, and the marks and the best system that follow from them.
+"""Significance tests between all pairs of systems of an evaluation, and the marks and best systems that follow.
 
 There is one family of tests: the two-sided paired t-test over queries of every pair, on every data set and on the mean
-over them, with Holm's correction over all tests of a metric. Tables show marks and bold figures by these tests alone,
-so no two places of a page disagree. The pooled AUC has no value per query; its pseudo-values are used instead
+over them, with Holm's correction over all tests of a metric. All marks and bold numbers come from these tests, so no
+two tables of a page disagree. The pooled AUC has no value per query; its pseudo-values are used instead
 (`metrics.auc`).
 """
 
@@ -24,10 +24,10 @@ from raytriever.evaluation.results import TestedPair, datasets_of, finite, metri
 from raytriever.metrics.auc import auc_pseudo_values
 from raytriever.metrics.significance_tests import FIRST_MARKS, LEVEL, SECOND_MARKS, holm, paired_t_test
 
-MOST_LINES = 40  # of all pairs on a terminal
+MOST_LINES = 40  # lines about pairs on a terminal
 MEAN = "the mean over the data sets"
 CORRECTED = f"p < {LEVEL} after Holm's correction over the pairs and data sets of a metric"
-# Values of each query, and figures, by model, data set and metric.
+# Values of each query, and means, by model, data set and metric.
 Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
 Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 # The best model, or the best and the second, by data set (None for the mean over them) and metric.
@@ -35,7 +35,7 @@ Best = Mapping[tuple[str | None, str], Sequence[str]]
 
 
 def best_rule(test: str) -> str:
-    """Return the sentence that explains bold and underlined figures, with the name of the test."""
+    """Return the sentence that explains bold and underlined numbers, with the name of the test."""
     return (
         f"Bold is significantly above every other of its column, and underlined above all but that one: {test}, "
         f"{CORRECTED}. A column without bold has no significant best."
@@ -73,11 +73,13 @@ def corrected(pairs: Sequence[TestedPair]) -> list[TestedPair]:
 
 
 def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str | None, tuple[ndarray, ndarray]]:
-    """Return the values of two models by data set, of the queries with a value of both; at least two."""
+    """Return the values of two models by data set, for the queries where both have one, if there are at least two."""
     pairs: dict[str | None, tuple[ndarray, ndarray]] = {}
     for dataset in values[model]:
         ours, theirs = (values.get(name, {}).get(dataset, {}).get(metric) for name in (model, other))
-        if ours is None or theirs is None or len(ours) != len(theirs):  # runs that are compared may have other queries
+        if (
+            ours is None or theirs is None or len(ours) != len(theirs)
+        ):  # finished runs may have evaluated different queries
             continue
         valued = np.isfinite(ours) & np.isfinite(theirs)
         if valued.sum() >= 2:
@@ -89,19 +91,19 @@ def _test(dataset: str | None, metric: str, pair: tuple[str, str], ours: ndarray
     if ours.mean() < theirs.mean():
         pair, ours, theirs = pair[::-1], theirs, ours
     test = paired_t_test(ours, theirs)
-    effect = finite(test.effect)  # JSON has no infinite number
+    effect = finite(test.effect)  # JSON has no infinity
     numbers = test.difference, test.low, test.high, test.p_value, test.p_value
     return TestedPair(dataset, metric, *pair, *numbers, effect, len(ours))
 
 
 def _weighted(columns: Sequence[ndarray]) -> ndarray:
-    """Join the values of all data sets, weighted so that their mean is the mean of the data sets' means."""
+    """Concatenate the values of all data sets, weighted so that their mean is the mean of the data sets' means."""
     total = sum(map(len, columns))
     return np.concatenate([column * (total / (len(columns) * len(column))) for column in columns])
 
 
 def pairs_with(pairs: Sequence[TestedPair], baseline: str) -> list[TestedPair]:
-    """Return the tests of all other systems against one: `difference` is that of `model` - `baseline`."""
+    """Return the tests of all other systems against one. Each `difference` is `model` - `baseline`."""
     return [row if row.against == baseline else _turned(row) for row in pairs if baseline in (row.model, row.against)]
 
 
@@ -138,7 +140,7 @@ def marks_legend(baselines: Sequence[str]) -> str:
 
 
 def best_models(pairs: Sequence[TestedPair], figures: Figures) -> Best:
-    """Find the best model, or the best and the second, of each column, as far as they are significantly so.
+    """Find the significantly best model of each column, and the second best if it is significant too.
 
     The best is significantly above every other model that the column shows, and the second above all but the best. A
     column is a data set and a metric; the data set None is the mean over the data sets.
@@ -158,7 +160,7 @@ def best_models(pairs: Sequence[TestedPair], figures: Figures) -> Best:
 
 
 def testable_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " queries"]]:
-    """Return values of each query for every metric that can be tested; for the pooled AUC its pseudo-values."""
+    """Return the values of each query for every metric that can be tested. The pooled AUC has pseudo-values."""
     values = dict(evaluation.per_query)
     if np.isfinite(evaluation.metrics.get(AUC, np.nan)):
         values[AUC] = auc_pseudo_values(
@@ -190,7 +192,7 @@ def format_p(p: float) -> str:
 def pair_lines(rows: Sequence[TestedPair], most: int | None = MOST_LINES, test: str = "paired t-test") -> list[str]:
     """Describe all pairs: for each metric the best system, then a line for each pair, the largest difference first.
 
-    Of more than `most` pairs only the sentences on the best systems are given.
+    If there are more than `most` pairs, return only the sentences about the best systems.
     """
     if not rows:
         return []

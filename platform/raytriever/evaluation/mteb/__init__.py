@@ -1,4 +1,4 @@
-"""MTEB (Muennighoff et al., 2023, arXiv:2210.07316): its tasks on our encoders, and our encoders as its models.
+"""MTEB (Muennighoff et al., 2023, arXiv:2210.07316): evaluation on its tasks, and our encoders as its models.
 
-Only functions of this package import `mteb`, which is an extra.
+`mteb` is an optional dependency, so it is imported only inside functions of this package.
 """

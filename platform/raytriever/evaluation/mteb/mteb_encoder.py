@@ -1,7 +1,7 @@
-"""Encoder as `mteb.evaluate` calls it: MTEB's `EncoderProtocol` and the description of the model.
+"""MTEB's `EncoderProtocol` for our encoders, with the description of the model, as `mteb.evaluate` needs them.
 
 Prompts are chosen in the order of MTEB's `abs_encoder`: task and side, task, type of task and side, type of task, side
-(`raytriever.models.prompts`). Texts of tasks without sides, such as classification, have no prompt of a side.
+(`raytriever.models.prompts`). Tasks without queries and passages, such as classification, use no prompt of a side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from raytriever.models.retriever import Retriever
 
-# Functions of MTEB by the methods of an encoder, for each similarity.
+# Method of an encoder -> similarity -> function of MTEB that computes it.
 _FUNCTIONS = {
     "similarity": {"cosine": "cos_sim", "dot": "dot_score"},
     "similarity_pairwise": {"cosine": "pairwise_cos_sim", "dot": "pairwise_dot_score"},
@@ -33,7 +33,7 @@ _FUNCTIONS = {
 
 
 class MtebEncoder:
-    """Methods by which an encoder passes as a model for `mteb.evaluate`.
+    """Methods that `mteb.evaluate` calls on a model.
 
     Attributes:
         label: name of a local model in MTEB's results; None for the name of its directory.
@@ -45,10 +45,11 @@ class MtebEncoder:
 
     @cached_property
     def mteb_model_meta(self) -> ModelMeta:
-        """Description of the model for MTEB, with its name and revision: the folders of its results.
+        """Description of the model for MTEB. Its name and revision are the folders of the results.
 
         The revision of a hub model is its commit. That of a local one is a digest of its weights and of how it reads
-        texts. Settings that the user changed, and bf16, are `experiment_kwargs`, for which MTEB has a folder below.
+        texts. Settings that the user changed, and bf16, are `experiment_kwargs`; MTEB puts their results into a
+        subfolder.
         """
         require_mteb("mteb_model_meta")
         from mteb.models.model_meta import ModelMeta, ScoringFunction
@@ -109,7 +110,7 @@ class MtebEncoder:
         self.retriever.check_prompt(prompt, side)
         tower = self.retriever.query if side == "query" else self.retriever.passage
         is_scaled = tower.normalize
-        # Search compares by cosine. A classifier learns from the embeddings themselves, of the length that they have.
+        # Search compares by cosine, so embeddings are normalized. A classifier must see them with their own length.
         tower.normalize = is_scaled and (prompt_type is not None or self._has_length_one)
         try:
             return encode_texts(self.retriever, texts, side, task_metadata.name, prompt)
@@ -117,11 +118,11 @@ class MtebEncoder:
             tower.normalize = is_scaled
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Return the similarity of each embedding of the first with each of the second: `[first, second]`."""
+        """Return the similarity of each pair of embeddings, `[first, second]`."""
         return self._function("similarity")(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Return the similarity of each embedding of the first with that of the second in the same row: `[rows]`."""
+        """Return the similarity of the embeddings in the same row, `[rows]`."""
         return self._function("similarity_pairwise")(embeddings1, embeddings2)
 
     def _function(self, name: str) -> Any:
@@ -131,7 +132,7 @@ class MtebEncoder:
 
     @cached_property
     def _has_length_one(self) -> bool:
-        """True unless the model's modules of sentence-transformers leave embeddings as long as they are."""
+        """True if the model normalizes its embeddings: by its sentence-transformers modules, or because it has none."""
         from raytriever.models.directory.modules import NORMALIZE
         from raytriever.models.resolve_model import read_files
 
@@ -141,7 +142,7 @@ class MtebEncoder:
     def _stored_size(self) -> tuple[int, int]:
         """Return the number of parameters in the files of the model, and the bytes of these files.
 
-        An encoder on a CPU packs its weights, so its own parameters are fewer.
+        The files are counted because an encoder on a CPU packs its weights and then has fewer parameters.
         """
         from raytriever.core.store.disk import files_below
         from raytriever.models.directory.model_files import FLOATS, stored_tensors
@@ -172,7 +173,7 @@ class MtebEncoder:
             return commit
         sides: tuple[Side, ...] = ("query", "passage")
         weights = [self.retriever.digest(self.config, side) for side in sides]
-        # Without the settings of the user, which are `experiment_kwargs`.
+        # Leave out the settings of the user: they are `experiment_kwargs`.
         plain = ModelConfig(model=self.config.model)
         reading = stored_description(read_files(plain), plain)
         return hashlib.sha256(json.dumps([weights, asdict(reading)], sort_keys=True).encode()).hexdigest()[:40]

@@ -5,9 +5,9 @@
     OUTPUT/results/MODEL/REVISION/TASK.error.txt                                   traceback of a task that failed
     OUTPUT/table.md                                                                all tasks in one table
 
-The models, the tasks by name or benchmark, and our figures are checked first. A task is finished when its result and,
-for retrieval, our figures of all its splits exist. The same command continues after the last finished task, and inside
-a task after the last encoded shard of its corpus.
+All settings are checked first. A task is finished when MTEB's result exists and, for retrieval, our results of all its
+splits. The same command continues after the last finished task, and inside a task after the last encoded shard of its
+corpus.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build_mteb_job(
     precision: str | None,
     max_bad_rows: float,
 ) -> MtebJob:
-    """Build the request that settings describe, with hub models pinned to commits.
+    """Build the evaluation job that the settings describe, with hub models pinned to commits.
 
     The precision is fp32 if none is given.
     """
@@ -80,7 +80,7 @@ def build_mteb_job(
 
 
 def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
-    """Return tasks of MTEB by their names, separated by commas, or those of a benchmark."""
+    """Return MTEB's tasks with the given names, separated by commas, or those of a benchmark."""
     import mteb
 
     words = [word.strip() for word in (names or "").split(",") if word.strip()]
@@ -112,7 +112,7 @@ def _look_up(find: Callable[[str], Any], name: str, kind: str) -> Any:
             names = [task.metadata.name for task in tasks]
         else:
             names = [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]
-        # The nearest name without regard to case; a list of a thousand names would help nobody.
+        # Suggest only the nearest name, ignoring case: a list of a thousand names would help nobody.
         folded = {each.casefold(): each for each in names}
         close = nearest(name.casefold(), folded)
         remedy = "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
@@ -123,7 +123,7 @@ TABLE, TRACEBACK = "table.md", ".error.txt"
 
 
 def raise_missing(results: Results) -> None:
-    """Raise `DataError` that names the tasks without a result, if there are any."""
+    """Raise a `DataError` that names the tasks without a result, if there are any."""
     if results.missing:
         remedy = "run the same command again to try them once more"
         raise DataError(f"no result of {', '.join(results.missing)}", None, remedy)
@@ -138,14 +138,15 @@ def run_mteb(
     backend: RetrievalBackend | None = None,
     on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> Results:
-    """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded or MTEB's code of a task
-    fails, the others go on.
+    """Evaluate all models on all tasks, or continue an interrupted evaluation.
+
+    If the data of a task cannot be loaded, or MTEB's code of a task fails, the other tasks still run.
 
     `fresh` removes earlier results of the models in the output. `on_result` gets the metrics of each task.
 
     Returns:
-        By model and task `main_score` of MTEB, and the means of our metrics over the splits of the task. `missing` are
-        the names of the tasks that could not be evaluated.
+        MTEB's `main_score` by model and task, and the means of our metrics over the splits of the task. `missing` names
+        the tasks that could not be evaluated.
     """
     from mteb import ResultCache
 
@@ -209,9 +210,10 @@ class _ModelRun:
             raise ConfigError(what, setting("output", self.cache.cache_path), remedy)
 
     def evaluate(self, task: Any) -> dict[str, float]:
-        """Return the result of a task: the stored one, or a new one, which is stored.
+        """Return the result of a task: the stored one, or a new one after storing it.
 
-        If its data cannot be loaded or read, or MTEB's code fails, it raises `DataError` and keeps the traceback.
+        Raise `DataError` and write the traceback to a file if the data cannot be loaded or read, or if MTEB's code
+        fails.
         """
         from mteb.abstasks import AbsTaskRetrieval
         from mteb.abstasks.aggregated_task import AbsTaskAggregate
@@ -236,7 +238,7 @@ class _ModelRun:
             remove(report)
         except UserError:
             raise
-        except Exception as error:  # of the code of a task, which may be anything
+        except Exception as error:  # the code of a task may raise anything
             report.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(report, traceback.format_exc())
             raise DataError(
@@ -265,7 +267,7 @@ class _ModelRun:
         assert self.model.config is not None
         return TaskSearch(
             config=self.model.config,
-            retriever=cast(Retriever, self.encoders[self.model.config]),  # `build_mteb_job` refuses others
+            retriever=cast(Retriever, self.encoders[self.model.config]),  # `build_mteb_job` refuses other systems
             label=self.model.name,
             task=task,
             job=self.job,
@@ -275,18 +277,18 @@ class _ModelRun:
         )
 
     def _stored(self, task: Any, searcher: TaskSearch) -> Any:
-        """Return MTEB's result of a task if it is complete; a damaged one, from a killed command, is removed."""
+        """Return MTEB's result of a task if it is complete. Remove a damaged one, which a killed command may leave."""
         path = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta)
         try:
             result = self.cache.load_task_result(task.metadata.name, searcher.mteb_model_meta)
-        except ValueError:  # of JSON, or of a field
+        except ValueError:  # from the JSON parser or from a field
             self.log(f"{path}: is damaged; the task is evaluated again")
             remove(path)
             return None
         return None if result is None or result.get_missing_evaluations(task) else result
 
     def _load(self, task: Any, is_retrieval: bool) -> None:
-        """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it."""
+        """Load the data of a task, and the calibration split if thresholds are requested and the split exists."""
         splits, chosen_on = list(task.eval_splits), self.job.calibration_split
         if is_retrieval and self.job.aims and chosen_on not in splits:
             try:
@@ -300,7 +302,7 @@ class _ModelRun:
                 task.filter_eval_splits(splits)
         try:
             task.load_data()
-        except Exception as error:  # of the network, the hub, a loading script or a file
+        except Exception as error:  # from the network, the hub, a loading script or a file
             what = f"the data set {task.metadata.dataset['path']} cannot be loaded ({_first_line(error)})"
             raise DataError(what, task.metadata.name, "go online, or leave the task out") from error
 

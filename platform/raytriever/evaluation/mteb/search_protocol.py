@@ -1,9 +1,10 @@
-"""Search of a retrieval or reranking task: MTEB's `SearchProtocol` by our encoders, exact search and evaluation.
+"""MTEB's `SearchProtocol` for retrieval and reranking tasks, with our encoders, exact search and evaluation.
 
 MTEB passes a corpus to `index`, then queries to `search`, and computes its metrics from the results. The corpus is
-written once to the cache, in BEIR layout, and prepared there, so that actors on any node read it as that of any data
-set. It is encoded by the pool of the evaluation and searched exactly, once. The same results give our figures: the
-metrics of `--metrics` with the pooled AUC, thresholds, and results per query, in a directory next to MTEB's result.
+written to the cache once, in BEIR layout, and prepared there, so that actors on any node can read it like any data set.
+It is encoded by the encoder pool of the evaluation and searched exactly, once. Our results use the same ranking: the
+metrics of `--metrics` with the pooled AUC, thresholds, and results per query. They are in a directory next to MTEB's
+result.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.prompts import names_of_task
 from raytriever.models.retriever import Retriever
 
-# Split of the data set that holds the judgements; MTEB's own names of splits may not be names of files.
+# Split with the judgements. MTEB's own names of splits are not always valid file names.
 SPLIT = "test"
-# Text of documents and queries that have none: MTEB encodes them, and here a row without text and title is bad. It is a
-# space without width, which WordPiece and SentencePiece tokenizers read as no text.
+# Text of empty documents and queries. MTEB encodes them, but our format rejects a row without text and title. A
+# zero-width space passes, and WordPiece and SentencePiece tokenizers read it as no text.
 NO_TEXT = "\u200b"
 _BATCH = 1024
 
 
 def open_split(data: Mapping[str, Any], task_metadata: Any, name: str, max_bad_rows: float) -> RetrievalDataset:
-    """Return a split of a task, `corpus`, `queries` and `relevant_docs`, as a prepared data set with `SPLIT`."""
+    """Return a split of a task (`corpus`, `queries`, `relevant_docs`) as a prepared data set with the split `SPLIT`."""
     texts = dict(zip(data["queries"]["id"], query_texts(data["queries"], task_metadata), strict=True))
 
     def documents() -> Iterator[Row]:
@@ -74,7 +75,7 @@ def open_split(data: Mapping[str, Any], task_metadata: Any, name: str, max_bad_r
 
 
 def query_texts(queries: Any, task_metadata: Any) -> list[str]:
-    """Return the text of each query as MTEB gives it to encoders: with its instruction, or a conversation as text."""
+    """Return the text of each query as MTEB passes it to encoders, with its instruction or its conversation."""
     from mteb._create_dataloaders import create_dataloader
     from mteb.types import PromptType
 
@@ -82,17 +83,16 @@ def query_texts(queries: Any, task_metadata: Any) -> list[str]:
     return [text for batch in loader for text in batch["text"]]
 
 
-# Folder of our directories, next to MTEB's results of a model.
+# Folder of our evaluation directories, next to MTEB's results of a model.
 RETRIEVAL = "retrieval"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MtebJob(EvaluationJob):
-    """Models and tasks of an evaluation on MTEB, and our figures on each retrieval task.
+    """Evaluation of models on tasks of MTEB, with our own results on each retrieval task.
 
-    Tasks without the calibration split get no thresholds. `foreign` does not count for a reranking task, whose queries
-    have candidates. The precision is fp32 by default on every device, so that results of different
-    machines compare.
+    Tasks without the calibration split get no thresholds. A reranking task ignores `foreign`, because its queries have
+    candidates. The precision is fp32 by default on every device, so that results of different machines are comparable.
     """
 
     datasets: Sequence[EvaluationDataset] = ()
@@ -104,7 +104,7 @@ class MtebJob(EvaluationJob):
 
     @property
     def measures(self) -> dict[str, Any]:
-        """All that decides our figures of a model on a task."""
+        """Everything that decides our results of a model on a task."""
         names = ("aims", "calibration_split", "confidence", "removed", "foreign", "max_bad_rows")
         return {"metrics": self.protocol.metrics, **{name: getattr(self, name) for name in names}}
 
@@ -116,10 +116,10 @@ class MtebJob(EvaluationJob):
 
 @dataclass(kw_only=True)
 class TaskSearch(MtebEncoder):
-    """One model on one task of MTEB: passes as a model for `mteb.evaluate`.
+    """One model on one task of MTEB, in the form that `mteb.evaluate` accepts as a model.
 
-    `retriever` was loaded with `config`, and `cache` is MTEB's `ResultCache`. `label` names the model in tables, and in
-    MTEB if it is a local one.
+    `retriever` was loaded with `config`, and `cache` is MTEB's `ResultCache`. `label` names the model in tables; MTEB
+    also uses it for a local model.
     """
 
     config: ModelConfig
@@ -154,10 +154,10 @@ class TaskSearch(MtebEncoder):
         num_proc: int | None = None,
         **kwargs: Any,
     ) -> dict[str, dict[str, float]]:
-        """Search the corpus, and write our figures; see MTEB's `SearchProtocol`.
+        """Search the corpus and write our results; see MTEB's `SearchProtocol`.
 
-        `top_ranked` has the candidates of each query, of which its results are chosen. Settings of MTEB's own encoders
-        are not used. Return scores by query and document.
+        If `top_ranked` lists candidates for each query, only these are ranked. Settings of MTEB's own encoders are
+        ignored. Return scores by query and document.
         """
         foreign = self.job.foreign
         if top_ranked is not None and foreign:
@@ -175,12 +175,12 @@ class TaskSearch(MtebEncoder):
         return safe_name("-".join([*parts, *([split] if len(self.task.eval_splits) > 1 else [])]))
 
     def directories(self) -> dict[str, Path]:
-        """Return our directory of each subset and split of the task, by its name."""
+        """Return our evaluation directory of each subset and split of the task, by name."""
         labels = [self.label_of(subset, split) for split in self.task.eval_splits for subset in self.task.hf_subsets]
         return {label: self.folder / RETRIEVAL / label for label in labels}
 
     def figures(self) -> dict[str, Results] | None:
-        """Return the results of each directory; None if one is missing or of other settings."""
+        """Return the results of each directory; None if one is missing or has other settings."""
         contents = {}
         for label, folder in self.directories().items():
             try:
@@ -192,7 +192,7 @@ class TaskSearch(MtebEncoder):
         return contents
 
     def _splits(self, subset: str) -> Mapping[str, Any]:
-        """Return the data of a subset by split; MTEB lets a task without subsets hold its splits alone."""
+        """Return the data of a subset by split. A task of MTEB without subsets may hold its splits directly."""
         return self.task.dataset.get(subset, self.task.dataset)
 
     @property
@@ -247,9 +247,9 @@ class TaskSearch(MtebEncoder):
     def _calibrate(
         self, subset: str, split: str, foreign: Sequence[str], evaluated: tuple[JudgedQueries, Evaluation]
     ) -> tuple[JudgedQueries, Evaluation] | None:
-        """Measure the split on which thresholds are chosen; it may be the `evaluated` one.
+        """Evaluate the split that chooses the thresholds; it may be the `evaluated` one.
 
-        Return None without aims, or if the task has no such split.
+        Return None if there are no targets, or if the task has no such split.
         """
         chosen_on = self.job.calibration_split
         if not self.job.aims:
@@ -269,9 +269,9 @@ class TaskSearch(MtebEncoder):
 
 @dataclass
 class RankedQueries:
-    """Results of all queries of a data set: they are searched once, as deep as MTEB or our metrics need.
+    """Results of all queries of a data set, searched once and as deep as MTEB or our metrics need.
 
-    The results of each query are chosen of its candidates, if there are any.
+    If a query has candidates, only these are ranked.
     """
 
     system: DenseSystem
@@ -281,7 +281,7 @@ class RankedQueries:
 
     @classmethod
     def of(cls, system: DenseSystem, top_k: int, top_ranked: Mapping[str, Sequence[str]] | None) -> RankedQueries:
-        """Return the queries of a system's data set, with their candidates if there are any."""
+        """Create the results of a system's data set, with the candidates of the queries if there are any."""
         dataset = system.dataset
         if top_ranked is None:
             return cls(system, top_k, None)
@@ -302,7 +302,7 @@ class RankedQueries:
         return self.system.score(queries, documents)
 
     def results(self, queries: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Return the `top_k` scores of queries by document, as MTEB reads them."""
+        """Return the `top_k` scores of each query by document, in MTEB's form."""
         ids, known = self.system.dataset.documents.ids, self.system.dataset.queries.ids
         best = self.search(np.arange(len(known)), self.top_k)
         rows = dict(zip(known, zip(*(one.tolist() for one in best), strict=True), strict=True))
@@ -323,7 +323,7 @@ class RankedQueries:
 
     @cached_property
     def _reranked(self) -> tuple[ndarray, ndarray]:
-        """Scores and documents of the candidates of each query, best first; -1 fills the rows."""
+        """Return the scores and documents of the candidates of each query, best first, padded with -1."""
         assert self.candidates is not None
         counts = np.array([len(one) for one in self.candidates])
         owner, documents = np.repeat(np.arange(len(counts)), counts), np.concatenate(self.candidates)

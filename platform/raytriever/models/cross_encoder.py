@@ -39,8 +39,6 @@ class CrossEncoder:
     """Scorer of query-passage pairs; higher scores are more relevant.
 
     Args:
-        directory: directory of the model.
-        device: device that scores.
         precision: `fp32` or `bf16`, the type of the weights.
         length: maximum number of tokens of a pair, including special tokens; by default the limit of the model.
 
@@ -116,7 +114,6 @@ class CrossEncoder:
 
 
 def _check_plain(files: ModelFiles) -> None:
-    """Check that a model has no modules besides a transformer, and needs no prompt; raises `ModelError`."""
     pipeline = files.sides["passage"]
     after = [module.kind for module in (pipeline.pooling, *pipeline.head) if module is not None]
     if after or pipeline.transformer.folder != files.directory:

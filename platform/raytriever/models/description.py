@@ -160,7 +160,6 @@ def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
 
 
 def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, Any]:
-    """Return the prompts that the user's settings name or add."""
     stored = {"query": described.query_prompt, "document": described.passage_prompt} | described.prompts
     overrides: dict[str, Any] = {"prompts": merge_prompts(described.prompts, config.dataset_prompts or {})}
     for name in ("query_prompt", "passage_prompt"):
@@ -170,7 +169,6 @@ def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, 
 
 
 def _plain(files: ModelFiles) -> dict[str, Any]:
-    """Return the settings of a plain transformers checkpoint."""
     transformer = files.sides["passage"].transformer
     sides, config = transformer.lengths, transformer.config
     # In a causal language model, only the last token has seen the whole text.

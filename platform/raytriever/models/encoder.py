@@ -159,7 +159,6 @@ def _model_class(config: Any, directory: Path) -> Any:
 
 
 def _check_not_quantized(config: Any, directory: Path) -> None:
-    """Check that a model has weights that can be trained; raises `ModelError`."""
     settings = getattr(config, "quantization_config", None)
     if settings is not None:
         method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
@@ -168,7 +167,6 @@ def _check_not_quantized(config: Any, directory: Path) -> None:
 
 
 def _check_text_encoder(model: Any, directory: Path) -> None:
-    """Check that a model reads tokens and returns a state for each of them; raises `ModelError`."""
     config = model.config
     reads_tokens = model.main_input_name == "input_ids" and isinstance(getattr(config, "hidden_size", None), int)
     if not reads_tokens:

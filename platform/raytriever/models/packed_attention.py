@@ -232,7 +232,6 @@ class _Rows(torch.autograd.Function):
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
-    """Multiply float32 matrices without TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

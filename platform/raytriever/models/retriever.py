@@ -52,9 +52,6 @@ class Retriever(BatchEncoder):
     """Two towers (the same module if shared) with their tokenizer.
 
     Args:
-        query, passage: towers of the two sides.
-        tokenizer: tokenizer of both sides.
-        description: settings with which the model encodes texts.
         prompts: prompts by data set; by default those of the description.
 
     Attributes:
@@ -369,7 +366,6 @@ def _learned_positions(backbone: nn.Module) -> nn.Embedding | None:
 
 
 def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
-    """Check that texts are not longer than the learned positions of a model; raises `ModelError`."""
     table = _learned_positions(backbone)
     if table is None:
         return

@@ -93,7 +93,6 @@ def trial(retriever: Retriever, length: int, precision: str, device: torch.devic
 
 
 def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> int:
-    """Return the number of texts to try first, at most `texts`."""
     try:
         few, more = activations(lambda: encode(PROBE)), activations(lambda: encode(2 * PROBE))
     except Exception as error:

@@ -100,7 +100,6 @@ class Zero(Strategy):
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Gather sharded parameters once for all chunks of a step."""
         if self._stage < 3:
             yield
             return
@@ -127,8 +126,6 @@ def _deepspeed(device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class _Position:
-    """Position of a worker's slice of a parameter."""
-
     flat: Tensor
     offset: int
     start: int

@@ -181,5 +181,4 @@ def _local(tensor: Any) -> Tensor:
 
 
 def _hooks(module: nn.Module) -> dict[str, Any]:
-    """Return copies of the hooks of a module, by attribute."""
     return {name: value.copy() for name, value in module.__dict__.items() if "hooks" in name and hasattr(value, "copy")}

@@ -102,7 +102,6 @@ def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | None) -> None:
-    """Raise `StorageError` for a tensor whose shapes differ; None stands for an absent tensor."""
     there, here = ("absent" if shape is None else str(shape) for shape in (saved, own))
     what = f"is of another model: {name} is {there} in the checkpoint and {here} in the model"
     raise StorageError(what, CHECKPOINT, SAME_RUN)

@@ -1,15 +1,14 @@
 """Pool of actors that encode the shards of an embedding store, and search them.
 
-1. Only shard numbers and keys travel. An actor reads tokens and embeddings from disk and commits embeddings to disk, so
-   the object store holds nothing, for a corpus of any size.
-2. Ray Data scales the actors that encode between the smallest and the largest number and gives the shard of a dead
-   actor or node to another. Committed shards are not repeated; an uncommitted one starts again with the same batches,
-   so its bytes do not depend on failures. Ray would retry forever a shard that kills its actors; the shard encoder
-   counts its attempts and ends that.
-3. Of the actors that search, each has some shards, copied to its GPU once if they fit, and returns its k best documents
-   as keys of eight bytes. Queries are sent in batches whose result has `RESULT_BYTES` for each actor, two batches at a
-   time, and a result is merged as soon as it arrives. The bytes are those of `search.exact_search`.
-4. Ray restarts an actor that dies, on any node with free resources, and repeats its calls."""
+1. Only shard numbers, queries and result keys are sent. An actor reads tokens and embeddings from disk and commits
+   embeddings to disk, so the object store stays nearly empty for a corpus of any size.
+2. Ray Data scales the encoding actors between a minimum and a maximum. If an actor or node dies, another actor gets its
+   shard. Committed shards are not repeated. An uncommitted one starts again with the same batches, so its bytes do not
+   depend on failures. Ray would retry forever a shard that kills its actors; the shard encoder counts the attempts.
+3. Each search actor has some shards, copied to its GPU once if they fit. It returns its k best documents as keys of
+   eight bytes. Queries are sent in batches whose result takes `RESULT_BYTES` for each actor, two batches at a time. A
+   result is merged as soon as it arrives. The final result has the same bytes as `exact_search`.
+4. If a search actor dies, Ray restarts it on any node with free resources, and repeats its calls."""
 
 from __future__ import annotations
 
@@ -42,26 +41,26 @@ from raytriever.retrieval.index.exact_top_k import Corpus
 from raytriever.retrieval.index.pair_scores import check_finite
 from raytriever.retrieval.index.rank_keys import NONE, TieOrder, merge_keys
 
-# One running and one waiting: an actor is not idle while Ray Data processes its result.
+# One task runs and one waits, so that an actor is not idle while Ray Data processes its result.
 _TASKS_PER_ACTOR = 2
-# Shards of a task: with several, a GPU encodes one while the next is read and the one before is written.
+# Shards per task. With several, a GPU encodes one while the next one is read and the previous one is written.
 _SHARDS_PER_TASK = {"cpu": 1, "gpu": 4}
 RESULT_BYTES = 64 * 2**20
 BATCHES_AHEAD = 2
-RESTARTS = 3  # of one actor that searches, over its whole life
-START_SECONDS = 600.0  # in which one of these must start; enough for a cluster that grows on demand
-GRACE_SECONDS = 30.0  # in which the others must start after it
-NICENESS = 10  # of processes without resources of their own: training on the same cores has priority
+RESTARTS = 3  # maximum number of restarts of a search actor
+START_SECONDS = 600.0  # time in which the first search actor must start; enough for a cluster that grows on demand
+GRACE_SECONDS = 30.0  # further time in which the other search actors must start
+NICENESS = 10  # of processes that reserve no resources, so that training on the same cores has priority
 
 
 @dataclass(frozen=True)
 class ActorPool:
-    """Pool of actors, as a description that other processes can use too.
+    """Description of a pool of actors, which can be sent to other processes.
 
     Every node must see the stores, the data sets and the models under the same paths.
 
     Args:
-        fewest, most: number of actors; Ray Data starts more if there is work and free resources.
+        fewest, most: minimum and maximum number of actors; Ray Data adds actors if there is work and free resources.
         cpus: cores and threads of each actor; 0 to share the cores with other processes, at a lower priority.
         gpus: GPUs of each actor; a fraction if several share one, 0 to compute on the CPU.
     """
@@ -73,19 +72,19 @@ class ActorPool:
 
     @property
     def fits(self) -> int:
-        """Number of such actors that the cluster has resources for."""
+        """Number of these actors that the cluster has resources for."""
         resources = ray.cluster_resources()
         return int(resources.get("GPU", 0) / self.gpus if self.gpus else resources.get("CPU", 1) / self.cpus)
 
     def check(self, actors: int, kind: str, where: str | None) -> None:
-        """Raise `ConfigError` for resources that a cluster of one machine never gets; other clusters may grow."""
+        """Raise `ConfigError` if the actors do not fit on this machine. A cluster at `RAY_ADDRESS` may grow."""
         if self.cpus and actors > (fits := self.fits) and not os.environ.get("RAY_ADDRESS"):
             size = f"{self.gpus:g} GPUs" if self.gpus else f"{self.cpus} CPUs"
             raise ConfigError(f"{actors} {kind} with {size} each do not fit", where, f"at most {fits} fit here")
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of Ray for each actor."""
+        """Ray's options for each actor."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, **({} if self.cpus or self.gpus else SPREAD)}
 
     def encode(self, encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
@@ -96,7 +95,7 @@ class ActorPool:
         """
         if not missing:
             return
-        # The copy without the encoder and the data set of this process.
+        # `replace` copies the fields only, not the cached encoder and data set of this process.
         sent = replace(encoder, on_progress=None)
         # As many tasks as the actors can share, so that none is idle at the end.
         most = max(1, len(missing) // (_TASKS_PER_ACTOR * self.most))
@@ -112,7 +111,7 @@ class ActorPool:
                     max_size=min(self.most, tasks),
                     max_tasks_in_flight_per_actor=_TASKS_PER_ACTOR,
                 ),
-                batch_size=size,  # Ray Data wants a number where actors have GPUs
+                batch_size=size,  # Ray Data requires it for actors with GPUs
                 **self.options,
             )
             for row in shards.iter_rows():
@@ -128,7 +127,7 @@ class ActorPool:
         k: int,
         ties: Int64[ndarray, " documents"],
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Search as `search.exact_search.search_store` does, with `most` actors.
+        """Search with `most` actors; same results as `exact_search.search_store`.
 
         Raises:
             ModelError: the shapes of the store, the queries and the ties differ, or an embedding is not finite.
@@ -141,8 +140,10 @@ class ActorPool:
 
 @dataclass(frozen=True)
 class PooledCorpus:
-    """Store that actors of a pool search; see `index.exact_top_k.Corpus`. Ray ends the actors when this object is
-    deleted."""
+    """Embedding store that the actors of a pool search; see `exact_top_k.Corpus`.
+
+    Ray ends the actors when this object is deleted.
+    """
 
     pool: ActorPool
     store: EmbeddingStore
@@ -151,7 +152,7 @@ class PooledCorpus:
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys; see `ActorPool.search`."""
         store = self.store
-        # Before they are split into batches, so that the message names the position among all queries.
+        # Checked before queries are split into batches, so that the message has the position among all queries.
         check_finite(queries, "query")
         k = min(k, len(store))
         best = np.full((len(queries), max(k, 0)), NONE)
@@ -180,7 +181,7 @@ class PooledCorpus:
 
 
 def _started(actors: list[Any]) -> list[Any]:
-    """Return the actors that have resources, so that one that waits for them delays nothing."""
+    """Return the actors that have started, so that an actor without resources delays nothing."""
     starting = {actor.ready.remote(): actor for actor in actors}
     started, others = ray.wait([*starting], timeout=START_SECONDS)
     if not started:
@@ -194,7 +195,7 @@ def _started(actors: list[Any]) -> list[Any]:
 def _ranked_batches(
     actors: Sequence[Any], parts: Sequence[range], path: Path, queries: ndarray, k: int, order: TieOrder
 ) -> Iterator[tuple[slice, Any]]:
-    """Yield a slice of the queries and the result of one actor for them, in order of arrival."""
+    """Yield, in order of arrival, a slice of the queries and the result of one actor for them."""
     shared_order = ray.put(order)
     size = max(1, RESULT_BYTES // (8 * max(1, k)))
     waiting: dict[Any, slice] = {}
@@ -241,7 +242,7 @@ class PoolActor:
     def search(
         self, path: str, shards: Sequence[int], queries: Float32[ndarray, "batch width"], k: int, order: TieOrder
     ) -> Int64[ndarray, "batch k"] | UserError:
-        """Return the k best documents in some shards for each query, as keys. Each call has the same shards."""
+        """Return the k best documents of each query in the shards, as keys. All calls pass the same shards."""
         return result_or_error(lambda: self._open(path, shards, order).keys(queries, k))
 
     def _open(self, path: str, shards: Sequence[int], order: TieOrder) -> Corpus:
@@ -253,6 +254,6 @@ class PoolActor:
 
 
 def lower_priority() -> None:
-    """Let other processes on the same cores go first."""
+    """Give other processes on the same cores priority."""
     with suppress(OSError):
         os.nice(NICENESS)

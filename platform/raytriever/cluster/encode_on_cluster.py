@@ -1,4 +1,4 @@
-"""Encode one side of a data set as a job, in this process or by the actors of a pool."""
+"""Encode the queries or the documents of a data set as a job, in this process or by the actors of a pool."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_encoding(
     *,
     precision: str | None = None,
 ) -> EmbeddingStore:
-    """Encode one side of a data set, or resume. Everything is opened and checked before the first text is encoded.
+    """Encode the queries or documents of a data set, or resume. All inputs are checked before any text is encoded.
 
     Raises:
         UserError: the data set, the model, the output directory or the number of actors is not usable.
@@ -64,7 +64,7 @@ def run_encoding(
         )
         report_prompts(retriever, opened.name, log)
         side: Side = "query" if config.side == "query" else "passage"
-        # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
+        # The number of tokens per batch changes the last bits of embeddings, so it is a part of the store's plan.
         tokens = config.batch_tokens or retriever.token_budget("cuda" if on_gpus else "cpu")
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
         writer = StoreWriter(output.absolute(), plan)
@@ -82,7 +82,7 @@ def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
     """Return a Ray session if actors are requested or would help, otherwise a context that does nothing.
 
     Raises:
-        ConfigError: flags of actors are given, but this process encodes.
+        ConfigError: settings of actors are given, but this process encodes.
     """
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
@@ -92,8 +92,8 @@ def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
                     "has no effect without actors", setting(name), f"omit it, or give {setting('actors')}"
                 )
         return nullcontext()
-    # Otherwise Ray warns for every pool that the arguments of its actors are in the object store, where Ray Data puts
-    # them. Errors reach this process as exceptions.
+    # Otherwise Ray warns for every pool that its actors' arguments are in the object store, where Ray Data puts them.
+    # Errors reach this process as exceptions anyway.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     most = int(config.actors.rpartition(":")[2]) if config.actors else 1
     return ray_session(most * config.actor_cpus)
@@ -103,7 +103,7 @@ def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
     """Return the requested pool, or one that the cluster has resources for; None outside a Ray session.
 
     Raises:
-        ConfigError: more actors are requested than fit on this machine, or GPUs of a cluster that has none.
+        ConfigError: the requested actors do not fit on this machine, or need GPUs on a cluster without GPUs.
     """
     if not ray.is_initialized():
         return None

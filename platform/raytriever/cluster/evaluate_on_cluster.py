@@ -1,4 +1,4 @@
-"""Evaluate on a cluster: with actors that encode and search the corpora, or in a task with a GPU."""
+"""Evaluate on a cluster: by actors that encode and search the corpora, or in a Ray task with a GPU."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def evaluate_in_session(
     trackers: Sequence[str],
     log: Callable[[str], None],
 ) -> Evaluated:
-    """Run an evaluation or one on MTEB in this process, or in the actors that `config` requests, with the same results.
+    """Run an evaluation in this process, or by the actors that `config` requests, with the same results.
 
     Embeddings are stored in the cache, which every node must see under the same path. `run` is `run_evaluation` or
-    `run_mteb` with their job. Without trackers the evaluation is not tracked.
+    `run_mteb` with their job. Without trackers, the evaluation is not tracked.
     """
     check_trackers(trackers)
 
@@ -45,7 +45,7 @@ def evaluate_in_session(
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
         backend = pool_backend(pool, Gauges(output.name)) if pool else None
-        gauges: list[Gauges] = []  # they exist as long as this list
+        gauges: list[Gauges] = []  # keeps the gauges alive
 
         def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
             gauges.append(export_metrics(output.name, model, dataset, metrics))
@@ -54,15 +54,15 @@ def evaluate_in_session(
 
 
 def pool_backend(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
-    """Return functions that encode and search in actors, as many as the cluster has resources for."""
+    """Return functions that encode and search with as many actors as the cluster has resources for."""
     searchers = replace(pool, most=max(pool.fewest, min(pool.most, pool.fits)))
     return RetrievalBackend(with_encoding_gauges(pool.encode, gauges), searchers.search)
 
 
 def evaluate_once(job: EvaluationJob, output: Path, log: Callable[[str], None], gpus: float = 1.0) -> Results:
-    """Return the results of an evaluation, which is run unless an earlier call has written `output`.
+    """Run an evaluation, unless an earlier call has written `output`, and return its results.
 
-    It runs in a Ray task with a GPU if there is one, otherwise in this process. The cluster must see the data sets, the
+    It runs in a Ray task with a GPU if there is one, else in this process. The cluster must see the data sets, the
     models and `output` under the same paths.
 
     Args:
@@ -80,6 +80,6 @@ def evaluate_once(job: EvaluationJob, output: Path, log: Callable[[str], None], 
 
 
 def _evaluate(job: EvaluationJob, output: Path, log: Callable[[str], None] | None = None) -> tuple[Results, list[str]]:
-    """Run an evaluation; return the lines for the log too, if there is no log in this process."""
+    """Run an evaluation. If this process has no log, the log lines are returned too."""
     lines: list[str] = []
     return run_evaluation(job, output, fresh=True, tracker=Tracker, log=log or lines.append), lines

@@ -1,8 +1,8 @@
-"""Event queue from the workers to the driver: typed events, restart policy, Ray and in-process queues.
+"""Event queue from the workers to the driver, in a Ray actor or in this process, and the restart policy.
 
-Ray Train's own `report` is a barrier of all workers, too slow for every step. Here a worker sends an event and
-continues. The driver polls, shows the progress and is the only writer of the tracker. Only a checkpoint waits, in the
-thread that writes it: it is committed after the driver has stored all earlier events, because a resumed run does not
+Ray Train's own `report` is a barrier of all workers, which is too slow for every step. Here a worker sends an event and
+continues. The driver polls, shows progress, and is the only process that writes to the trackers. Only the thread that
+writes a checkpoint waits: it commits after the driver has stored all earlier events, because a resumed run does not
 repeat those steps. Events after the driver's last poll are refused."""
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raytriever.cluster.worker_events import RestartsExhausted, StepEvent
 from raytriever.core.errors import UserError
 
-IDLE_RESTARTS = 3  # restarts in a row without a new step
-POLL_SECONDS = 0.25
+IDLE_RESTARTS = 3  # allowed number of consecutive restarts without a new step
+POLL_SECONDS = 0.25  # longest time between two polls of the driver
 
 
 class RestartPolicy:
-    """Decides whether another worker group may start."""
+    """Policy that decides whether another worker group may start."""
 
     def __init__(self, idle: int = IDLE_RESTARTS) -> None:
         self._idle_limit, self._idle = idle, 0
         self._has_failed = False
         self._last_step_at_failure = 0
         self.last_step = 0  # the highest step that was ever done
-        self.reason = ""  # of the last failure
+        self.reason = ""  # reason for the last failure
 
     def record_step(self, step: int) -> None:
-        """Record that a step was done, perhaps not for the first time."""
+        """Record that a step was done. A restarted group may repeat steps."""
         self.last_step = max(self.last_step, step)
 
     def record_failure(self, reason: str) -> None:
@@ -44,7 +44,7 @@ class RestartPolicy:
         self._has_failed, self.reason = True, reason
 
     def may_start(self) -> bool:
-        """Return whether the next group may start. After a resize, which is no failure, it always may."""
+        """Return True if the next group may start. A resize is not a failure, so it does not count."""
         if self._has_failed:
             self._idle = 0 if self.last_step > self._last_step_at_failure else self._idle + 1
             self._last_step_at_failure = self.last_step
@@ -57,7 +57,7 @@ class RestartPolicy:
 
 @ray.remote(num_cpus=0)
 class EventQueueActor:
-    """Stores events until the driver takes them, and decides whether workers may start again."""
+    """Ray actor that stores events until the driver takes them, and decides whether workers may start again."""
 
     def __init__(self) -> None:
         self._events: list[Any] = []
@@ -71,8 +71,8 @@ class EventQueueActor:
         """Append an event and return its number, from 1.
 
         Args:
-            before: the result of the sender's call before this one. Ray waits for it; otherwise an actor with
-                coroutines may run calls in another order than they were made.
+            before: result of the sender's previous call, for which Ray waits. Otherwise an actor with coroutines may
+                run calls in another order than they were made.
 
         Raises:
             RuntimeError: the driver has closed the queue.
@@ -87,7 +87,7 @@ class EventQueueActor:
         return self._sent
 
     async def wait_for(self, number: int) -> None:
-        """Return when the driver has handled the event of a number. Raises as `send` does."""
+        """Wait until the driver has handled the event of this number. Raises as `send` does."""
         self._urgent.set()
         while self._handled < number:
             if self._is_closed:
@@ -95,7 +95,7 @@ class EventQueueActor:
             await self._changed.wait()
 
     async def take(self, handled: int) -> list[Any]:
-        """Remove and return all events in order, after `POLL_SECONDS` or as soon as somebody waits.
+        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a sender waits.
 
         Args:
             handled: number of events that the driver has handled since the start.
@@ -108,14 +108,14 @@ class EventQueueActor:
         return events
 
     async def close(self, handled: int) -> list[Any]:
-        """Remove and return the last events. Events that are sent afterwards are refused."""
+        """Remove and return the last events. Later events are refused."""
         self._is_closed = True
         self._set_handled(handled)
         events, self._events = self._events, []
         return events
 
     async def may_start(self) -> bool:
-        """Return whether a worker group may start. Called once for each group."""
+        """Return True if a worker group may start. Called once for each group."""
         if self._is_closed or self._has_ended:
             return False
         if not self._restarts.may_start():
@@ -165,15 +165,15 @@ class RayEventQueue:
             return self._last
 
     def flush(self, event: Any) -> None:
-        """Send an event and return when the driver has handled it and all earlier ones.
+        """Send an event, and wait until the driver has handled it and all earlier ones.
 
         Raises:
-            Exception: the driver has closed the queue or could not handle an event, perhaps an earlier one.
+            Exception: the driver has closed the queue, or could not handle this or an earlier event.
         """
         ray.get(self.actor.wait_for.remote(self.send(event)))
 
     def may_start(self) -> bool:
-        """Return whether a worker group may start. Called once for each group."""
+        """Return True if a worker group may start. Called once for each group."""
         return bool(ray.get(self.actor.may_start.remote()))
 
     def last_step(self) -> int:
@@ -186,7 +186,7 @@ class RayEventQueue:
 
 
 class InlineEventQueue:
-    """Event queue for one worker in the driver's process, which starts once; see `RayEventQueue`."""
+    """Event queue for a single worker in the driver's process, which never restarts; see `RayEventQueue`."""
 
     def __init__(self, on_event: Callable[[Any], None]) -> None:
         self._on_event, self._last_step = on_event, 0
@@ -230,13 +230,13 @@ class OpenQueue:
 
 @contextmanager
 def open_event_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
-    """Open a queue whose events are handled in order on a thread of the driver; all of them when the block ends.
+    """Open a queue whose events a thread of the driver handles in order. All are handled before the block ends.
 
     Raises:
         Exception: `on_event` raised it; it is raised again at the end of the block.
         UserError: the actor was killed, by a user or because memory ran out.
     """
-    # On the driver's node: any other node may be lost without ending the run.
+    # The actor runs on the driver's node, so that the loss of any other node does not end the run.
     same_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = EventQueueActor.options(scheduling_strategy=same_node).remote()  # type: ignore[attr-defined]
     is_over, has_failed = threading.Event(), threading.Event()
@@ -251,7 +251,7 @@ def open_event_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
                     handled += 1
             for event in ray.get(actor.close.remote(handled)):
                 on_event(event)
-        except Exception as error:  # raised on the thread of the block below
+        except Exception as error:  # raised below, on the thread of the block
             failures.append(_actor_died(error) if isinstance(error, RayActorError) else error)
             has_failed.set()
             actor.close.remote(handled)
@@ -275,7 +275,7 @@ def open_inline_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
 
 
 def _actor_died(error: RayActorError) -> UserError:
-    """Return the error in one line. The actor is not restarted: it held steps that were not in `steps.jsonl` yet."""
+    """Return the error in one line. The actor is not restarted, because it held steps not yet in `steps.jsonl`."""
     user_error = UserError(
         "the Ray actor that passes steps from the workers to this command was killed",
         remedy="check whether memory ran out, and repeat the command: it continues from the checkpoint",

@@ -1,8 +1,8 @@
 """Ray metrics of runs and jobs: the newest values as `ray_raytriever_NAME`, for Prometheus.
 
-Ray 2.60 exports the values that were set since its last report and forgets them after 20 s. Therefore a thread sets
-every gauge again as long as its owner exists; the gauges of ended or killed processes disappear. Values are timestamps
-and totals; rates are left to the query."""
+Ray 2.60 exports the values that were set since its last report, and drops them after 20 s. So a thread sets every gauge
+again while its owner exists, and the gauges of ended or killed processes disappear. Values are timestamps and totals;
+queries compute rates from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STATE = "training", "1 while the run trains, 0 after its training has ended wit
 
 
 def run_label(folder: Path) -> str:
-    """Return the value of the tag `run` for a run directory: its name, for one in another run `PARENT/NAME`."""
+    """Return the tag `run` of a run directory: its name, or `PARENT/NAME` for a stage or trial of another run."""
     folder = folder.resolve()
     return f"{folder.parent.parent.name}/{folder.name}" if folder.parent.name in FOLDERS else folder.name
 
@@ -49,7 +49,7 @@ class Gauges:
         self._thread: threading.Thread | None = None
 
     def set(self, name: str, value: float, description: str) -> None:
-        """Set the gauge `ray_raytriever_NAME{run=...}`, from any thread; the first description of a name stays."""
+        """Set the gauge `ray_raytriever_NAME{run=...}`, from any thread. The first description of a name is kept."""
         if not ray.is_initialized():
             return
         with self._lock:
@@ -64,10 +64,10 @@ class Gauges:
                 self._thread.start()
 
     def refresh(self) -> bool:
-        """Set all gauges to their newest values again. Return whether a Ray session exists."""
+        """Set all gauges to their newest values again. Return False if there is no Ray session."""
         with self._lock:
             if not ray.is_initialized():
-                self._values.clear()  # another session has gauges of its own
+                self._values.clear()  # another session creates its own gauges
                 return False
             for gauge, value in self._values.values():
                 gauge.set(value, {"run": self._run})
@@ -75,7 +75,6 @@ class Gauges:
 
 
 def _keep_refreshed(reference: weakref.ref[Gauges]) -> None:
-    """Refresh the gauges until the session ends or the gauges are deleted."""
     pause = threading.Event()
     while not pause.wait(REFRESH_SECONDS):
         gauges = reference()
@@ -93,7 +92,7 @@ class RunGauges(Gauges):
 
     @contextmanager
     def training(self, total_steps: int, refresh_every: int | None) -> Iterator[None]:
-        """Set the gauges for the length of a training: its limits, and how it ended."""
+        """Export the limits of a training during the block, and how it ended."""
         self.set("total_steps", total_steps, "after which training ends at the latest")
         self.set("checkpoint_interval_seconds", 60 * CHECKPOINT_MINUTES, "after which there is a checkpoint")
         if refresh_every is not None:
@@ -104,8 +103,8 @@ class RunGauges(Gauges):
         self.set(_STATE[0], 1.0, _STATE[1])
         try:
             yield
-        except (NotFiniteError, LossInputError):  # the latter for embeddings and scores, before a loss exists
-            # The end of the session exports it; a cluster that was joined shows it for 20 s more.
+        except (NotFiniteError, LossInputError):  # the second, if embeddings or scores are not finite
+            # The end of a local session exports it; a cluster that was joined shows it for 20 s more.
             self.set("not_finite", 1.0, "")
             raise
         self.set(_STATE[0], 0.0, _STATE[1])
@@ -117,11 +116,11 @@ class RunGauges(Gauges):
         self.set("disk_free_share", disk.free / disk.total, "of the run directory's disk, 0 to 1, at the checkpoint")
 
     def record_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Set the gauges of a step, which may be a repeated one."""
+        """Set the gauges of a step. A restarted group may repeat steps."""
         if not ray.is_initialized():
             return
         values = dict(metrics)
-        if "loss" in metrics:  # otherwise a validation, which may come after later steps
+        if "loss" in metrics:  # else these are metrics of a validation, which may arrive after later steps
             values["step"] = float(step)
             self.set(_STEP[0], time.time(), _STEP[1])
         for name, value in values.items():
@@ -129,7 +128,7 @@ class RunGauges(Gauges):
 
 
 def with_ingest_gauges(writer: ShardWriter, reports: Iterator[ShardReport]) -> Iterator[ShardReport]:
-    """Yield the reports of a job and count its rows. The run is named after the folder of the data set's first file."""
+    """Yield the reports of an ingest job, and count its rows. The tag `run` names the folder of the first file."""
     first = PurePath(writer.parts[0].where)
     gauges = Gauges(f"ingest/{first.parent.name or first.name}")
     rows = quarantined = 0
@@ -148,7 +147,7 @@ def with_ingest_gauges(writer: ShardWriter, reports: Iterator[ShardReport]) -> I
 
 
 def with_encoding_gauges(run: Runner, gauges: Gauges) -> Runner:
-    """Return the runner with a gauge of the texts that all its calls have encoded."""
+    """Wrap a runner: a gauge counts the texts that all its calls have encoded."""
     texts = 0
 
     def run_and_count(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:

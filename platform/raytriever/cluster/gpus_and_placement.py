@@ -1,4 +1,4 @@
-"""Placement of actors and tasks: nodes, GPUs that are free, and GPUs that a process may see."""
+"""Placement of actors and tasks: nodes, free GPUs, and the GPUs that a process may see."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import ray
 from raytriever.cluster.ray_private import expected_gpus, free_resources, is_worker
 from raytriever.core.errors import ConfigError, setting
 
-# Options of actors that need no CPU and belong on different nodes. Ray forwards the request of an actor that needs no
-# resource to a random node, and each node counts for itself, so half of all pairs would share one of two nodes. A byte
-# of memory is a resource.
+# Options of actors that need no CPU but should run on different nodes. Ray sends an actor that needs no resource to a
+# random node, without regard to the others, so on two nodes half of all pairs would share one. A byte of memory counts
+# as a resource.
 SPREAD: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
 
 
 def hide_unreserved_gpus() -> None:
-    """Hide all GPUs from this actor or task unless it has reserved some; does nothing in a driver.
+    """Hide all GPUs from this actor or task unless it has reserved some. In a driver, do nothing.
 
-    Ray sets CUDA_VISIBLE_DEVICES only for reserved GPUs. Without it a process would use the first GPU of its node, on
-    which another process trains. CUDA reads the variable once, so call this before anything that uses CUDA.
+    Ray sets CUDA_VISIBLE_DEVICES only for reserved GPUs. Without it, a process would use the first GPU of its node, on
+    which another process may train. CUDA reads the variable once, so call this before anything that uses CUDA.
     """
     if is_worker() and not ray.get_gpu_ids():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def count_nodes() -> int:
-    """Return the number of nodes of the cluster that are alive."""
+    """Return the number of live nodes of the cluster."""
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
 def count_gpus() -> int:
-    """Return the GPUs of the connected cluster, or those that its autoscaler would start if these are more."""
+    """Return the number of GPUs of the connected cluster, including those that its autoscaler could add."""
     return int(max(ray.cluster_resources().get("GPU", 0), expected_gpus()))
 
 
 def gpus_of_trial(trial_gpus: float | None) -> float:
-    """Return the GPUs of each worker of a trial or of an arm of a study; 0 on a cluster without GPUs.
+    """Return the GPUs of each worker of a trial or of a variant of a study; 0 on a cluster without GPUs.
 
     Raises:
         ConfigError: a fraction of a GPU is requested, but the cluster has none.
@@ -51,14 +51,14 @@ def gpus_of_trial(trial_gpus: float | None) -> float:
 
 
 def count_slots(workers: int, gpus: float) -> int:
-    """Return how many trials the cluster has resources for, or would start nodes for; at least 1."""
-    # A worker has its share of one GPU: what is left of two GPUs is no share for a third worker.
+    """Return the number of trials for which the cluster has resources, or could add nodes; at least 1."""
+    # A worker's fraction must come from one GPU: what is left of two GPUs cannot be combined for a third worker.
     free = count_gpus() * int(1 / gpus + 1e-6) if gpus else ray.cluster_resources().get("CPU", 0)
     return max(1, int(free / workers))
 
 
 def room_for(resources: Mapping[str, float]) -> int:
-    """Return for how many processes the cluster has room now, each with these resources."""
+    """Return how many processes with these resources the cluster has room for now."""
     needed = {name: amount for name, amount in resources.items() if amount > 0}
     return sum(min(int(free.get(name, 0) / needed[name] + 1e-6) for name in needed) for free in free_resources())
 
@@ -67,7 +67,7 @@ def spare_gpus(needed: int) -> int:
     """Return the number of whole GPUs that are free now and not needed by training.
 
     Args:
-        needed: GPUs of the training processes, which are also kept free while these processes restart.
+        needed: GPUs of the training processes. They are kept free even while these processes restart.
     """
     total = ray.cluster_resources()
     free = ray.available_resources() or total  # a session that has just begun may know of none yet

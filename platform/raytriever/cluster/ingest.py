@@ -1,10 +1,10 @@
-"""Write shards of a data set with Ray Data, and prepare a data set as a job of its own.
+"""Write shards of a data set with Ray Data, and prepare a data set as a separate job.
 
-1. One task per file reads chunks of raw rows; further tasks write shards straight to the folder. Ray Data slows readers
-   down when writers are behind, so the object store holds a few chunks, for a corpus of any size.
-2. Ray repeats a task whose process dies without end. Attempts are counted in files, and a chunk over which three
-   processes died ends the preparation.
-3. User errors travel between processes as JSON text; nothing is unpickled for them."""
+1. One task per file reads chunks of raw rows; other tasks write the shards directly to the folder. Ray Data slows the
+   readers down if writers are behind, so the object store holds a few chunks only, for a corpus of any size.
+2. Ray would repeat a task whose process dies without limit. So attempts are counted in files, and the preparation ends
+   if three processes have died on the same chunk.
+3. User errors are sent between processes as JSON text, so nothing is unpickled for them."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from raytriever.models.prompts import SIDES, Prompts, check_length
 from raytriever.models.resolve_model import read_files
 from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
-# CPUs of a task. A reader only unpacks: its share is so small that every core still has a writer. Because the shares
+# CPUs of a task. A reader only unpacks, so it reserves little, and every core still has a writer. Because the numbers
 # differ, Ray Data does not fuse the two into one task.
 _READER_CPUS, _WRITER_CPUS = 0.05, 0.95
-# Inputs from this size on are prepared with Ray: a session and its first data set take about 15 s to start, in which
-# two cores prepare 40 MB of gzipped JSON.
+# Size of the input from which Ray is used. A session and its first data set take about 15 s to start; in this time two
+# cores prepare 40 MB of gzipped JSON.
 RAY_FROM = 64 << 20
-# Empty file in the folder of the shards: a file is broken, so the readers stop.
+# Name of an empty file in the folder of the shards that stops the readers, because an input is broken.
 _STOPPED = "stopped"
 _ERRORS = {error.__name__: error for error in (DataError, ModelError, StorageError)}
 
 
 def serialize_error(error: UserError) -> str:
-    """Return a user error as JSON text: its class, what, where and remedy."""
+    """Serialize a user error as JSON text: its class, what, where and remedy."""
     return json.dumps([type(error).__name__, *error.args])
 
 
 def deserialize_error(text: str) -> UserError:
-    """Return the error of a text of `serialize_error`, of its class if every process knows the class."""
+    """Return the user error of a text of `serialize_error`; a class that is not in `_ERRORS` becomes `UserError`."""
     name, what, where, remedy = json.loads(text)
     return _ERRORS.get(name, UserError)(what, where, remedy)
 
@@ -77,13 +77,13 @@ def choose_runner(num_workers: int) -> Runner:
 
 
 def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """Write the shards of a data set in Ray tasks. Yield a report for each shard when it is done.
+    """Write the shards of a data set in Ray tasks, and yield the report of each shard when it is done.
 
-    This is a `Runner` of `prepare.prepare_dataset` and needs a Ray session.
+    This is a `Runner` for preparations, and needs a Ray session.
     """
     size = chunk_bytes(total_bytes)
-    # Each chunk is its own block; otherwise one task would get many. Ray Data reserves half of the CPUs for the readers
-    # and the writers in equal parts; of two cores, one would then have no writer.
+    # Each chunk is a separate block; otherwise one task would get many. By default, Ray Data reserves half of the CPUs,
+    # in equal parts for readers and writers; with two cores, one of them would then have no writer.
     with quiet_data_context(target_max_block_size=size // 2, op_resource_reservation_ratio=0.0):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
@@ -94,7 +94,7 @@ def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRep
         error = ""
         for row in shards.iter_rows():
             if error:
-                continue  # until every task has ended: the caller removes the folder that they write into
+                continue  # wait for every task to end, because the caller removes the folder that they write to
             if error := row["error"]:
                 (writer.folder / _STOPPED).touch()
             else:
@@ -106,7 +106,7 @@ def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRep
 
 @contextmanager
 def quiet_data_context(**settings: Any) -> Iterator[None]:
-    """Apply settings of Ray Data for the length of a block, without its progress bars and log lines."""
+    """Apply settings of Ray Data within the block, and turn off its progress bars and log lines."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current()
     settings |= {"enable_progress_bars": False, "print_on_execution_start": False}
@@ -122,7 +122,7 @@ def quiet_data_context(**settings: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads an input file in chunks, or yields the user error that prevents it."""
+    """Reader of an input file in chunks. It yields a user error as a value."""
 
     parts: tuple[Part, ...]
     chunk_bytes: int
@@ -140,12 +140,12 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes a chunk as a shard and returns its report. Errors are values: Ray would wrap and retry exceptions."""
+    """Writer of a chunk as a shard; it returns a report. User errors are values, as Ray would retry exceptions."""
 
     writer: ShardWriter
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        # Every core has a task; threads of the tokenizer would compete with the other tasks.
+        # Every core already has a task, so threads of the tokenizer would compete with other tasks.
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
         reports, errors = [], []
         for row in batch.to_pylist():
@@ -160,7 +160,7 @@ class _Writer:
         return pa.table({"report": pa.array(reports, pa.large_string()), "error": pa.array(errors, pa.string())})
 
     def _write(self, chunk: FileChunk) -> ShardReport:
-        """Write a chunk; raise `DataError` if too many processes have died over it."""
+        """Write a chunk; raises `DataError` if too many processes have died on it."""
         name = f"{chunk.part}-{chunk.number}"
         with Attempts(self.writer.folder / WORK) as attempts:
             if attempts.begin(name) >= TRIES:
@@ -172,8 +172,14 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Result of a preparation: path of the data set, lines of its table, a line on quarantined rows, if any, and the
-    splits with judgements."""
+    """Result of a preparation.
+
+    Args:
+        path: path of the data set.
+        lines: lines of its summary table, by title.
+        quarantined: line on the quarantined rows, if there are any.
+        splits: names of the splits that have judgements.
+    """
 
     path: Path
     lines: dict[str, str]
@@ -191,7 +197,7 @@ def run_preparation(
     columns: str = "",
     division: SplitConfig | None = None,
 ) -> Prepared:
-    """Prepare a data set and describe it, on this machine or, if it is large, on the Ray cluster.
+    """Prepare a data set and describe it: on this machine, or with Ray if the data set is large.
 
     Raises:
         UserError: the data set, the model or the output directory is not usable.

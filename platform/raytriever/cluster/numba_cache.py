@@ -1,8 +1,8 @@
-"""Numba cache of submitted jobs: keyed by the location in the package, not by the folder of the upload.
+"""Numba cache of submitted jobs. Its keys are paths within the package, not the folder of the upload.
 
-numba stores compiled functions next to the source, or under a name made of the source's folder. Every changed upload is
-unpacked into a new folder, so each would compile everything again (about 30 s). numba compares the content of the
-source, so one cache for all uploads is safe."""
+numba stores compiled functions next to the source, or in a folder named after the source's folder. Every changed upload
+is unpacked into a new folder, so each would compile everything again (about 30 s). One cache for all uploads is safe,
+because numba checks whether a source has changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class PackageLocator(UserProvidedCacheLocator):
-    """Locates the compiled functions of this package below `NUMBA_CACHE_DIR`. Functions of others are ignored."""
+    """Locator of this package's compiled functions below `NUMBA_CACHE_DIR`. It ignores those of other packages."""
 
     @classmethod
     def get_suitable_cache_subpath(cls, py_file: str) -> str:

@@ -1,22 +1,22 @@
-"""Every use of undocumented Ray, as small functions; a new version of Ray is checked here first.
+"""Every use of undocumented Ray APIs, as small functions. Check this file first with a new version of Ray.
 
-Each function imports what it needs when it is called, because every worker loads this file. The other exception is
-`train/controller.py`: Ray Train loads its callback classes by name, and their base classes are private."""
+Each function imports what it needs when it is called, because every worker loads this file. One more file uses private
+APIs: `train/controller_callbacks.py`, because Ray Train's callback classes have private base classes."""
 
 from __future__ import annotations
 
 
 def head_address() -> str:
-    """Return `HOST:PORT` of the Ray cluster that runs on this machine, as `RAY_ADDRESS=auto` finds it."""
+    """Return `HOST:PORT` of the Ray cluster on this machine, as `RAY_ADDRESS=auto` finds it."""
     from ray._private import services
 
     return str(services.canonicalize_bootstrap_address("auto"))
 
 
 def expected_gpus() -> float:
-    """Return the number of GPUs that the connected cluster may have at most; 0 without an autoscaler.
+    """Return the maximum number of GPUs of the connected cluster, as its autoscaler reports it; 0 without one.
 
-    An autoscaler reports the resources of its node types to Ray. Ray Train reads the same value before it waits.
+    Ray Train reads the same value before it waits.
     """
     from ray._private import state
 
@@ -25,14 +25,14 @@ def expected_gpus() -> float:
 
 
 def free_resources() -> list[dict[str, float]]:
-    """Return the resources that are free now on each node that is alive."""
+    """Return the free resources of each live node."""
     from ray._private import state
 
     return list(state.available_resources_per_node().values())
 
 
 def is_worker() -> bool:
-    """Return whether this process runs actors or tasks; False in a driver and without a Ray session."""
+    """Return True if this process runs actors or tasks, False in a driver and without a Ray session."""
     from ray._private.worker import WORKER_MODE, global_worker
 
     return bool(global_worker.mode == WORKER_MODE)
@@ -41,7 +41,7 @@ def is_worker() -> bool:
 def kill_at_shutdown() -> None:
     """Let `ray.shutdown` kill the processes of this session at once.
 
-    They have SIGTERM blocked (`signals_blocked`), and Ray would wait for a second for each of them.
+    They block SIGTERM (`signals_blocked`), so Ray would wait a second for each of them.
     """
     from ray._private import worker
 
@@ -51,7 +51,7 @@ def kill_at_shutdown() -> None:
 
 
 def forbid_auto_connect() -> None:
-    """Stop this process from starting a Ray session when a call needs one and none exists."""
+    """Prevent calls of Ray from starting a session in this process if there is none."""
     from ray._private import auto_init_hook
 
     auto_init_hook.enable_auto_connect = False

@@ -1,4 +1,4 @@
-"""Ray session of a job: join the cluster that the job was submitted to, or start one on this machine."""
+"""Ray session of a job: join the cluster at `RAY_ADDRESS`, or start one on this machine."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from raytriever.core.store.object_stores import COPIES, copies_folder, trust_sto
 from raytriever.core.terminal import warn
 
 T = TypeVar("T")
-CONNECT_SECONDS = 5.0  # in which a cluster must accept a connection
-POLL_SECONDS = 0.2  # between two looks at an interruption
-# Messages of Ray when its own processes do not start in time. It raises plain `Exception` and `RuntimeError`.
+CONNECT_SECONDS = 5.0  # time in which a cluster must accept a connection
+POLL_SECONDS = 0.2  # interval of checks for an interruption
+# Messages of Ray if its own processes do not start in time. It raises plain `Exception` and `RuntimeError`.
 START_TIMEOUTS = ("timed out during startup", "Failed to start GCS", "Timed out")
 VERSION_MISMATCH = "Version mismatch"  # in Ray's `RuntimeError`
 
 
 @contextmanager
 def ray_session(num_workers: int) -> Iterator[None]:
-    """Connect to Ray for the length of a block; an existing session is used and stays.
+    """Connect to Ray for the block. An existing session is used, and stays open.
 
     Args:
         num_workers: number of training processes. A local cluster gets logical CPUs for them and for their
-            coordinators, because Ray waits without a message when one is missing.
+            coordinators, because Ray would wait without a message if one were missing.
 
     Raises:
         ConfigError: no cluster answers at `RAY_ADDRESS`, it refuses the token, or Ray does not start here.
@@ -66,7 +66,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
         else:
             _restrict_token_file()
             cpus = max(usable_cores(), num_workers + 2)
-            # Ray gives its workers the lowest priority: on a busy machine a step took 154 s instead of 6.
+            # By default, Ray's workers have the lowest priority: on a busy machine a step took 154 s instead of 6.
             os.environ.setdefault("RAY_worker_niceness", "0")
             # `local` never joins another cluster that is recorded on this machine.
             with activity("starting Ray"), signals_blocked(), safe_imports():
@@ -92,7 +92,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
         what = f"the cluster requires a token, or another one ({' '.join(str(error).split())[:200]})"
         remedy = "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         raise ConfigError(what, f"RAY_ADDRESS={address}", remedy) from error
-    except SystemExit as error:  # `ray.init` replaces our handler of SIGTERM by one that raises this
+    except SystemExit as error:  # `ray.init` replaces our SIGTERM handler by one that raises this
         raise KeyboardInterrupt from error
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -105,13 +105,13 @@ def ray_session(num_workers: int) -> Iterator[None]:
 
 
 class _JobConfig(JobConfig):
-    """Settings of a Ray job whose workers do not import files of the folder in which the driver starts.
+    """Ray job whose workers do not import files from the folder in which the driver starts.
 
-    The driver stays in its folder meanwhile: its other threads, such as those of trackers, use relative paths. Workers
-    that need the folder enter it by `DriverContext`.
+    Leaving the folder during `ray.init` is no alternative: other threads of the driver, such as those of trackers, use
+    relative paths. Workers that need the folder enter it by `DriverContext`.
     """
 
-    _py_driver_sys_path: list[str]  # to which `ray.init` adds the folder
+    _py_driver_sys_path: list[str]  # `ray.init` adds the folder to this list
 
     def _serialize(self) -> bytes:
         here = os.path.abspath(os.curdir)
@@ -121,24 +121,25 @@ class _JobConfig(JobConfig):
 
 
 def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1.0) -> T:
-    """Return the result of a Ray task with a GPU if the cluster has GPUs, otherwise that of this process.
+    """Call a function in a Ray task with a GPU if the cluster has GPUs, else in this process; return its result.
 
-    This process may run on a node without a GPU. Where it has one, the task returns the memory of the GPU when it ends,
-    so that a worker can use all of it.
+    This process may run on a node without a GPU. If it has one, a task still has an advantage: when it ends, all memory
+    of the GPU is free for a worker.
 
     Args:
-        remote: called in the task; it and its result can be pickled.
-        gpus: GPUs of the task; a fraction if several share one.
+        remote: function for the task; it and its result can be pickled.
+        here: function for this process.
+        gpus: GPUs of the task; a fraction if several tasks share one.
 
     Raises:
-        UserError: as raised by the function.
+        UserError: the function raised it.
     """
     import torch
 
     if ray.is_initialized() or torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
         with ray_session(num_workers=1):
             if count_gpus():
-                # Not in the placement group of the caller, if it has one.
+                # `DEFAULT` keeps the task out of a placement group of the caller.
                 task = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy="DEFAULT")(_run_in_task)
                 reference = task.remote(remote, DriverContext())
                 while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
@@ -156,7 +157,7 @@ def _run_in_task(function: Callable[[], T], driver: DriverContext) -> T | UserEr
 
 
 def result_or_error(function: Callable[[], T]) -> T | UserError:
-    """Return the result of a function, or the user error that it raises, because Ray would wrap an error."""
+    """Return the result of a function, or a user error that it raises. Ray would wrap a raised error in its own."""
     try:
         return function()
     except UserError as error:
@@ -164,7 +165,7 @@ def result_or_error(function: Callable[[], T]) -> T | UserError:
 
 
 def _restrict_token_file() -> None:
-    """Let only this user read the token of a session; Ray creates the file with the permissions of the umask."""
+    """Let only this user read the session's token. Ray would create the file with the permissions of the umask."""
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
     file = expanded(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
@@ -177,12 +178,12 @@ def _restrict_token_file() -> None:
 
 
 def check_cluster() -> None:
-    """Check that a process listens at `RAY_ADDRESS`; Ray itself would try for a minute or two.
+    """Check that a process listens at `RAY_ADDRESS`. Ray itself would try for a minute or two.
 
-    Call it before any work, because the session itself may start an hour later.
+    Call this before any work, because the session may start only an hour later.
 
     Raises:
-        ConfigError: the address has no port, or no connection is accepted in `CONNECT_SECONDS`.
+        ConfigError: the address has no port, or accepts no connection within `CONNECT_SECONDS`.
     """
     address = os.environ.get("RAY_ADDRESS")
     if not address or address == "local" or ray.is_initialized():
@@ -209,7 +210,7 @@ def _no_answer(address: str, reason: str = "") -> ConfigError:
 
 
 def _start(start: Callable[[], object]) -> None:
-    """Start Ray. If the start takes too long, as on a busy machine, try once more.
+    """Start Ray. If that takes too long, as on a busy machine, try once more.
 
     Raises:
         ConfigError: the second start took too long as well.
@@ -218,7 +219,7 @@ def _start(start: Callable[[], object]) -> None:
         try:
             start()
             return
-        except Exception as error:  # Ray has no class for it
+        except Exception as error:  # Ray has no exception class for it
             if not any(words in str(error) for words in START_TIMEOUTS):
                 raise
             ray.shutdown()
@@ -229,7 +230,7 @@ def _start(start: Callable[[], object]) -> None:
 
 
 def _own_logs() -> str:
-    """Return the logs of the Ray that this process has started last; `session_latest` is the newest of any user."""
+    """Return the log folder of the Ray that this process started; `session_latest` may belong to another user."""
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     sessions = sorted(folder.glob(f"session_*_{os.getpid()}")) or [folder / "session_*"]
     return str(sessions[-1] / "logs")
@@ -239,12 +240,12 @@ def _own_logs() -> str:
 class DriverContext:
     """Working directory and file locks of the driver, for Ray workers that write on its behalf.
 
-    The driver makes it, and each worker enters it.
+    The driver creates it, and each worker enters it.
 
     Args:
-        directory: relative paths start here.
-        copies: folder of the copies of object stores, whose paths are the same on every node.
-        claims: locks of the driver. A worker that outlives a killed driver commits nothing in a directory that
+        directory: folder at which relative paths start.
+        copies: folder with local copies of object stores; its path is the same on every node.
+        claims: locks of the driver. If a worker outlives a killed driver, it commits nothing in a directory that
             another command has locked since.
     """
 
@@ -253,20 +254,20 @@ class DriverContext:
     claims: tuple[LockClaim, ...] = field(default_factory=claims)
 
     def enter(self) -> None:
-        """Change this process to the directory, share the locks, and see no GPU that others have reserved."""
+        """Let this process work in the directory, share the locks, and see only GPUs that it has reserved."""
         hide_unreserved_gpus()
         os.environ[COPIES] = self.copies
         trust_stores()
-        with suppress(FileNotFoundError):  # another node may not have it; then no path is relative to it
+        with suppress(FileNotFoundError):  # a node without this folder needs no path relative to it
             os.chdir(self.directory)
         join(self.claims)
 
 
 def _runtime_env() -> dict[str, Any] | None:
-    """Return the environment that workers of a joined cluster need to run the code of this process.
+    """Return the environment in which workers of a joined cluster run the code of this process.
 
-    None if that is the installed code: Ray uses no idle worker for a job with an environment. Variables that the
-    submission of the job sets are left out, because Ray refuses a variable that is set twice.
+    It is None for installed code, because Ray does not use its idle workers for a job with an environment. Variables
+    that the submission of the job sets are left out, because Ray refuses a variable that is set twice.
     """
     code = str(Path(__file__).parents[2])
     if code not in os.environ.get("PYTHONPATH", "").split(os.pathsep):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepEvent:
-    """Metrics of a training step or of its validation on dev batches."""
+    """Metrics of a training step, or of the validation on dev batches at that step."""
 
     step: int
     metrics: Mapping[str, float]
@@ -16,7 +16,7 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class ValidationEvent:
-    """Retrieval metrics of the checkpoint of a step on dev data. Events of later steps may have come before."""
+    """Retrieval metrics of a step's checkpoint on dev data. Events of later steps may arrive earlier."""
 
     step: int
     metrics: Mapping[str, float]
@@ -31,19 +31,19 @@ class LogMessage:
 
 @dataclass(frozen=True)
 class LostWorker(LogMessage):
-    """Line about a worker that died or failed; trackers keep it as a tag of the run."""
+    """Line about a worker that died or failed. Trackers store it as a tag of the run."""
 
 
 @dataclass(frozen=True)
 class StatusMessage:
-    """Current activity of the first worker until its next step, as `loading the encoder`; shown when it takes long."""
+    """Activity of the first worker, such as `loading the encoder`, until its next step; shown if it takes long."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CheckpointEvent:
-    """The checkpoint of a step is written. It is committed after the driver has stored all earlier events."""
+    """The checkpoint of a step is written. It is committed once the driver has stored all earlier events."""
 
     step: int
 
@@ -53,8 +53,9 @@ class GroupWanted:
     """The controller asks Ray for the processes of a worker group, perhaps again.
 
     Args:
-        resources: CPUs, GPUs and others that each of them reserves.
-        room: number of processes that the cluster has room for, before any is reserved.
+        workers: number of processes.
+        resources: resources that each process reserves, such as CPUs and GPUs.
+        room: number of these processes that the cluster had room for before the request.
     """
 
     workers: int
@@ -64,7 +65,7 @@ class GroupWanted:
 
 @dataclass(frozen=True)
 class GroupStarted:
-    """All workers of a group have started, on these hosts, by rank."""
+    """All workers of a group have started. `hosts` has their hosts by rank."""
 
     hosts: tuple[str, ...]
 
@@ -74,7 +75,7 @@ class RestartsExhausted:
     """Worker groups failed too often without a new step.
 
     Args:
-        process_died: whether a process died. Otherwise an exception was raised, which is a defect.
+        process_died: True if a process died. Otherwise an exception was raised, which is a defect.
     """
 
     last_step: int
@@ -84,7 +85,7 @@ class RestartsExhausted:
 
 @dataclass(frozen=True)
 class MissingWorkers:
-    """Number of workers that training waits for, because the cluster has no room for them; 0 when all run."""
+    """Number of workers that training waits for because the cluster has no room for them; 0 when all run."""
 
     workers: int
 

@@ -1,9 +1,9 @@
 """Working directory of a job under `ray job submit --working-dir`: a folder that outlives the upload.
 
 Ray unpacks the upload into a folder of its session and starts the job there. Files written there are lost when Ray
-reclaims the space or the cluster ends. Therefore a submitted job changes to a lasting folder before it reads a flag:
-`RAYTRIEVER_HOME`, or `~/raytriever` of the head node. Relative paths (`--output`, `runs/`, `mlflow.db`, a data set) are
-resolved there; files of the upload that the command line names, such as a configuration, are read from the upload."""
+reclaims the space or the cluster ends. So a submitted job changes to a lasting folder before it reads any flag:
+`RAYTRIEVER_HOME`, or `~/raytriever` on the head node. Relative paths (`--output`, `runs/`, `mlflow.db`, a data set)
+start there. Files of the upload that the command line names, such as a configuration, are read from the upload."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ UPLOADS = "working_dir_files"  # the folder into which Ray unpacks uploads
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the process of a submitted job
 OUTPUT = flag_of("output")
 LARGE_UPLOAD = 50_000_000  # bytes
-# Folder of numba's cache for every process of a submitted job, and the class that names files in it.
+# Environment variables of numba: folder of its cache, and classes that locate files in it.
 NUMBA_CACHE, NUMBA_LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
 
 
 def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> list[str]:
-    """Change a submitted job to its lasting folder. Any other process is left as it is.
+    """Move a submitted job to its lasting folder. In any other process, do nothing.
+
+    Args:
+        words: words of the command line.
 
     Returns:
-        The words, with absolute paths for files of the upload.
+        The same words, with absolute paths for files of the upload.
 
     Raises:
         StorageError: the folder cannot be written, or its path is relative.
@@ -53,7 +56,7 @@ def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> li
 
 
 def _resolve(word: str, previous: str, upload: Path) -> str:
-    """Return the absolute path of a word that names a file of the upload; other words and outputs stay."""
+    """Make a word that names a file of the upload an absolute path. Other words, and outputs, do not change."""
     flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
     if OUTPUT in (previous, flag) or not value or Path(value).is_absolute():
         return word
@@ -64,7 +67,6 @@ def _resolve(word: str, previous: str, upload: Path) -> str:
 
 
 def _upload_lines(upload: Path) -> list[str]:
-    """Return lines on the size of the upload and, if it is large, its largest files."""
     files = [file for file in files_below(upload) if "__pycache__" not in file.parts]
     sizes: dict[PurePath, int] = {file.relative_to(upload): file.stat().st_size for file in files}
     total = sum(sizes.values())
@@ -77,7 +79,7 @@ def _upload_lines(upload: Path) -> list[str]:
 
 
 def describe_largest(sizes: Mapping[PurePath, int]) -> str:
-    """Name the three files or folders at the top of an upload that have most bytes."""
+    """Format the three largest files or folders at the top level of an upload."""
     totals: Counter[str] = Counter()
     for file, size in sizes.items():
         totals[file.parts[0] + ("/" if len(file.parts) > 1 else "")] += size

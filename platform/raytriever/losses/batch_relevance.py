@@ -59,8 +59,6 @@ def find_relevance(
     """Compute the relevance of one worker's rows, which are an equal share of the queries, in CPU memory.
 
     Args:
-        rank: number of the worker, from 0.
-        size: number of workers.
         teacher: document ids of each row's own group, `PAD` in empty slots, and the teacher's score of each. Scores are
             unbounded, higher is more relevant, and NaN means no score. A document that occurs twice counts once.
         symmetric: also compute the other direction, where passages search for queries.

@@ -55,8 +55,6 @@ class WorkerGroup:
 
 
 class _AllGather(torch.autograd.Function):
-    """All-gather forward, sum to the owner backward."""
-
     @staticmethod
     def forward(ctx: Any, rows: Tensor, workers: WorkerGroup) -> Tensor:
         ctx.workers = workers

@@ -49,12 +49,7 @@ def mask_false_negatives(
     margin: float,
     workers: WorkerGroup,
 ) -> tuple[RowRelevance, dict[str, Tensor]]:
-    """Remove likely false negatives from the relevance; also return two fractions to log.
-
-    Args:
-        relevance: positives of this worker's rows, and pairs that are not negatives.
-        guide: the guide's embeddings of the same texts.
-        margin: m in the formula above, 0 to 1.
+    """Remove likely false negatives from the relevance, with the margin m above; also return two fractions to log.
 
     Raises:
         LossInputError: shapes do not agree, or an embedding of any worker is not finite.
@@ -122,7 +117,6 @@ def _above_positives(
 
 
 def _without_masked(group: TeacherGroup, is_masked: Bool[Tensor, "rows group"]) -> TeacherGroup:
-    """Remove the teacher's scores of masked pairs."""
     is_masked = is_masked & group.is_scored
     return replace(
         group,

@@ -224,7 +224,6 @@ class Loss(nn.Module):
 
 
 def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
-    """Return the error for embeddings that are not finite, on this worker or on another."""
     where = "another worker has embeddings that hold NaN or infinity"
     for name, embeddings in (("passage", passages), ("query", queries)):
         finite = torch.isfinite(embeddings).all(1)
@@ -363,5 +362,4 @@ def _positives(candidates: Candidates) -> Iterator[tuple[Tensor, Tensor | None]]
 
 
 def _used(values: Tensor, is_used: Tensor | None) -> Tensor:
-    """Return the values with 0 in the rows that are not used."""
     return values if is_used is None else values * is_used.reshape(-1, *[1] * (values.ndim - 1))

@@ -211,8 +211,6 @@ def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str |
 
 
 class _ReduceScores(torch.autograd.Function):
-    """Loss and gradients in one pass; backward only scales."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -1,8 +1,8 @@
-"""The encoder of a checkpoint as a model directory; see `resolution`.
+"""Model directory of the encoder of a checkpoint; see `resolve_model`.
 
-`RUN/checkpoints/step-N` holds the trained weights, in slices: each worker writes a file with its ranges of the
-flattened tensors. `RUN/checkpoints/model.json` has the settings of the model that the run trains. The model is put
-together as the run would write it to `RUN/model`."""
+`RUN/checkpoints/step-N` holds the trained weights in slices: each worker has written a file with its ranges of the
+flattened tensors. `RUN/checkpoints/model.json` has the settings of the model that the run trains. The model is written
+as the run would write it to `RUN/model`."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from raytriever.models.save_model import write_model
 STATE, WEIGHTS = "state.json", "weights"
 _RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
 _REMEDY = "name a checkpoint in the directory of its run"
-CHECKPOINT = "the checkpoint"  # of an error in a state; its reader names the path
+CHECKPOINT = "the checkpoint"  # location of an error in a state; the caller replaces it by the path
 OTHER_OUTPUT = f"give another {setting('output')}"
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Content of `model.json`: settings of the model that a run trains, and the arithmetic of the training."""
+    """Content of `model.json`: the settings of the model that a run trains, and the precision of training."""
 
     model: ModelConfig
     precision: str
@@ -56,10 +56,10 @@ def write_settings(folder: Path, config: ModelConfig, precision: str) -> None:
 
 
 def whole_model(checkpoint: Path) -> Path:
-    """Return the directory of the model of a checkpoint.
+    """Return the model directory of a checkpoint, in the cache.
 
     Raises:
-        StorageError: the checkpoint is damaged, or of another model than its run names.
+        StorageError: the checkpoint is damaged, or does not fit the model that its run names.
     """
     pull(checkpoint)
     check_names(checkpoint)
@@ -77,11 +77,11 @@ def whole_model(checkpoint: Path) -> Path:
 @torch.no_grad()
 def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
     retriever = load_retriever(trained.model, base_type(trained.model.lora_rank, trained.precision))
-    prepare_for_training(retriever, trained.model, seed=0)  # the trained weights replace all that the seed decides
+    prepare_for_training(retriever, trained.model, seed=0)  # trained weights replace all that depends on the seed
     own = {f"{_RETRIEVER}{name}": parameter for name, parameter in retriever.named_parameters()}
     missing = {name for name, parameter in own.items() if parameter.requires_grad}
     for name, values in whole_tensors(read_slices(checkpoint, WEIGHTS)):
-        if not name.startswith(_RETRIEVER):  # of the loss
+        if not name.startswith(_RETRIEVER):  # a parameter of the loss
             continue
         if name not in own or own[name].shape != values.shape:
             raise StorageError(f"is of another model than {CHECKPOINTS}: {name} differs", str(checkpoint), _REMEDY)
@@ -97,8 +97,10 @@ class Slice:
     """Range of values of a flattened tensor.
 
     Args:
-        values: one-dimensional.
+        name: name of the tensor.
+        values: values of the range, one-dimensional.
         start: index of the first value in the flattened tensor.
+        shape: shape of the whole tensor.
     """
 
     name: str
@@ -108,7 +110,10 @@ class Slice:
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """Yield all workers' slices, those of one name together, weights before moments, each read when it is asked for."""
+    """Yield all workers' slices of these kinds, one kind after the other. Slices of the same name are together.
+
+    Each slice is read when the iterator reaches it.
+    """
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))
@@ -124,7 +129,7 @@ def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
 
 
 def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order."""
+    """Join slices to whole tensors. Slices of the same name must follow each other, in any order."""
     for name, parts in groupby(slices, key=lambda one: one.name):
         yield name, _whole(name, list(parts))
 
@@ -151,7 +156,7 @@ def _whole(name: str, parts: list[Slice]) -> Tensor:
 
 
 def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return start and shape of the whole tensor, for each slice in a file that is no whole tensor."""
+    """Return the start, and the shape of the whole tensor, of each slice of a file that is not a whole tensor."""
     positions = {}
     for name, text in (tensors.metadata() or {}).items():
         fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)

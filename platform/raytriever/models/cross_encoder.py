@@ -1,8 +1,8 @@
 """Cross-encoder: a model that reads a query and a passage together and returns one relevance score.
 
-It is a transformers directory for sequence classification with one label, such as a CrossEncoder directory of
-sentence-transformers. Weights are safetensors only, and no code of the directory runs. These directories name an
-activation, by default a sigmoid. A call returns scores after the activation, `logits` returns them before it.
+Its directory is that of a transformers model for sequence classification with one label, such as a CrossEncoder of
+sentence-transformers. Weights are read from safetensors only, and no code of the directory runs. The directory names an
+activation, by default a sigmoid. A call returns scores after the activation; `logits` returns them before it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from raytriever.models.directory.modules import Library, ModelFiles
 from raytriever.models.encoder import check_precision
 from raytriever.models.tokenization import load_tokenizer
 
-# Tokens per batch, including padding.
+# Maximum number of tokens per batch, including padding.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
-POSITIONS = 512  # of a model that names no limit
-# The special tokens, and a few tokens of each text.
-_SMALLEST = 8
+POSITIONS = 512  # limit of a model that names none
+_SMALLEST = 8  # minimum length of a pair: its special tokens, and a few tokens of each text
 ACTIVATIONS = ("Identity", "Sigmoid")
 
 
@@ -41,12 +40,12 @@ class CrossEncoder:
 
     Args:
         precision: `fp32` or `bf16`, the type of the weights.
-        length: largest number of tokens of a pair, including special tokens; by default the limit of the model.
+        length: maximum number of tokens of a pair, including special tokens; by default the limit of the model.
 
     Raises:
         ConfigError: the precision is `int8`.
-        ModelError: the directory is not usable: it is missing, has no safetensors, no trained head, several labels,
-            more modules than a transformer, or an activation that is neither a sigmoid nor the identity.
+        ModelError: the directory is missing; it has no safetensors, no trained head or several labels; it has modules
+            besides a transformer; or its activation is neither a sigmoid nor the identity.
     """
 
     @activity("loading the cross-encoder")
@@ -90,10 +89,7 @@ class CrossEncoder:
         return torch.from_numpy(logits).sigmoid().numpy() if self.activation == "Sigmoid" else logits
 
     def logits(self, queries: Sequence[str], passages: Sequence[str]) -> Float32[ndarray, " pairs"]:
-        """Return the unbounded score of each pair, in batches of similar length.
-
-        If a pair is too long, its longer text is truncated.
-        """
+        """Return the score of each pair before the activation. If a pair is too long, its longer text is truncated."""
         tokens = self._tokenizer(list(queries), list(passages), truncation=True, max_length=self.length, padding=False)
         lengths = np.array([len(ids) for ids in tokens["input_ids"]])
         order = np.argsort(-lengths, kind="stable")
@@ -111,14 +107,13 @@ class CrossEncoder:
         return logits
 
     def digest(self) -> str:
-        """Return a SHA-256 over the files that decide a score."""
+        """Return the SHA-256 of all files that scores depend on."""
         files = sorted({file for pattern in HUB_FILES for file in self.directory.glob(pattern)})
         digests = [(file.name, sha256_of(file)) for file in files]
         return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def _check_plain(files: ModelFiles) -> None:
-    """Check that a model is only a transformer that reads texts without a prompt; raises `ModelError`."""
     pipeline = files.sides["passage"]
     after = [module.kind for module in (pipeline.pooling, *pipeline.head) if module is not None]
     if after or pipeline.transformer.folder != files.directory:
@@ -129,8 +124,7 @@ def _check_plain(files: ModelFiles) -> None:
 
 
 def _activation(config: Any, settings: Library) -> str:
-    """Return the activation that sentence-transformers stores: in its settings file since version 6, else in
-    `config.json`."""
+    """Return the activation that the settings file (sentence-transformers 6) or else `config.json` names."""
     in_config = getattr(config, "sentence_transformers", None) or {}
     path = (
         settings.get("activation_fn")

@@ -1,8 +1,8 @@
-"""Decoders as encoders: the end token that the last-token pooling reads, and attention to later tokens.
+"""Decoders as encoders: the end token that last-token pooling reads, and attention to later tokens.
 
-A decoder's state of a token depends on the tokens before it, so only the last state depends on the whole text. Models
-such as Qwen3-Embedding and E5-Mistral are trained with an end token after every text and pool its state. A tokenizer
-that does not append this token silently gives the state of the last word instead.
+In a decoder, the state of a token depends on earlier tokens only, so only the last state depends on the whole text.
+Models such as Qwen3-Embedding and E5-Mistral are trained with an end token after every text, and pool its state. If the
+tokenizer does not append this token, the state of the last word is silently pooled instead.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _PROBE_TOKENS = 6
 
 
 def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: Path) -> None:
-    """Append the tokenizer's end token to every text, or warn that last-token pooling reads no end token, in place.
+    """Let a tokenizer append its end token to every text, in place, or warn that last-token pooling reads none.
 
-    The post-processor of the tokenizer changes, and it is stored in `tokenizer.json`. So the saved tokenizer appends
-    the token in every library. A tokenizer that already ends its texts with a special token does not change.
+    The change is made in the post-processor, which is stored in `tokenizer.json`. So the saved tokenizer appends the
+    token in every library. A tokenizer that already ends its texts with a special token does not change.
 
     Args:
-        append_eos: `auto` and `no` leave the tokenizer as it is, and `auto` warns; `yes` appends the token.
-        pooling: modes joined by `+`.
+        append_eos: `yes` appends the token; `auto` and `no` change nothing, and `auto` warns.
+        pooling: pooling modes, joined by `+`.
 
     Raises:
         ConfigError: the tokenizer has no end token to append.
@@ -50,7 +50,7 @@ def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: P
 
 
 def _set_template(tokenizer: Any, before: list[str], end: str) -> None:
-    """Replace the template of a tokenizer; other steps of its post-processor, such as offsets, are kept."""
+    """Replace the template of a tokenizer's post-processor. Its byte-level step, which sets offsets, is kept."""
     from tokenizers import processors
 
     backend = tokenizer.backend_tokenizer
@@ -59,7 +59,7 @@ def _set_template(tokenizer: Any, before: list[str], end: str) -> None:
     template = processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in {*before, end}]
     )
-    # Two templates in a sequence would stop the library with a panic.
+    # With two templates in a sequence, the library would abort with a panic.
     present: Any = backend.post_processor
     is_sequence = isinstance(present, processors.Sequence)
     steps = list(present) if is_sequence else [present]
@@ -84,7 +84,7 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
         return
     config.is_causal = not bidirectional
     if not bidirectional and hasattr(config, "is_decoder"):
-        # The mask of a BERT is made by this setting, and is_causal counts only in batches without padding.
+        # BERT-like models make their mask by `is_decoder`; for them `is_causal` only counts in batches without padding.
         config.is_decoder = True
     if any(attends_to_later_tokens(backbone, padding) != bidirectional for padding in (0, 1)):
         flag, tokens = setting("bidirectional", bidirectional), "earlier" if bidirectional else "later"
@@ -94,7 +94,7 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
 
 @torch.no_grad()
 def attends_to_later_tokens(backbone: Any, padding: int = 0) -> bool:
-    """Return whether other later tokens change the state of the first token; the model must be in evaluation mode.
+    """Return True if later tokens affect the state of the first token. The model must be in evaluation mode.
 
     Args:
         padding: number of last tokens that are masked as padding.
@@ -109,6 +109,6 @@ def attends_to_later_tokens(backbone: Any, padding: int = 0) -> bool:
 
 
 def disable_cache(config: Any) -> None:
-    """Disable the cache of keys and values, which only generation needs, in a transformers configuration."""
+    """Disable the key-value cache, which only generation needs, in a transformers configuration."""
     if hasattr(config, "use_cache"):
         config.use_cache = False

@@ -1,8 +1,8 @@
 """Description of an encoder in its model directory: pooling, similarity, towers, prompts and lengths.
 
 Three kinds of directories are read: those of raytriever (`raytriever.json`), those of sentence-transformers
-(`modules.json`), and plain transformers checkpoints, for which cosine similarity is assumed, and the pooling that
-sentence-transformers assumes: the last token of a causal language model, else the mean.
+(`modules.json`), and plain transformers checkpoints. For the last, cosine similarity is assumed, and the pooling that
+sentence-transformers assumes: the last token for a causal language model, else the mean.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ DEFAULT_LENGTH = 512
 class Description:
     """Settings with which a model encodes texts. Lengths are in tokens, including special tokens.
 
-    `truncate_dim` is the number of first components of an embedding that are kept, or None for all. `prompts` are the
-    prompts of the model by name. `pool_prompt` includes the tokens of the prompt in pooling. `append_eos` adds the end
-    token to texts (`auto`, `yes` or `no`). `bidirectional` lets the tokens of a decoder attend to later ones, or
-    not; None leaves it to `config.json`. `probability` has the trained threshold and temperature of the loss `bce`.
+    `truncate_dim` is the number of first components of an embedding to keep, or None for all. `prompts` are the prompts
+    of the model by name. If `pool_prompt` is False, the tokens of the prompt are not pooled. `append_eos` (`auto`,
+    `yes` or `no`) adds the end token to texts. `bidirectional` lets the tokens of a decoder attend to later tokens, or
+    forbids it; None leaves it to `config.json`. `probability` has the trained threshold and temperature of `bce`.
     """
 
     pooling: str = "mean"
@@ -77,14 +77,14 @@ class Description:
 
 
 def used_settings(config: ModelConfig, description: Description) -> dict[str, object]:
-    """Return the settings of an encoder as they are used, with missing ones from its description."""
+    """Return the settings of an encoder; those that the user left out come from its description."""
     return {name: value for name, value in (asdict(config) | description.flags()).items() if value is not None}
 
 
 def describe(files: ModelFiles, config: ModelConfig) -> Description:
     """Return the description in a model directory, overridden by the user's settings.
 
-    A setting that overrides another pooling or similarity is logged once, and so are prompts that do not apply.
+    Log one line if a setting overrides the pooling or similarity of the files, or if stored prompts do not apply.
 
     Raises:
         ModelError: a file is damaged or describes what raytriever does not support.
@@ -108,7 +108,7 @@ def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
     """Return the description in a model directory.
 
     Args:
-        config: settings of the user; some of the files are not needed with them.
+        config: settings of the user, with which some of the files are not needed.
 
     Raises:
         ModelError: a file is damaged, or names something that is not supported.
@@ -128,10 +128,10 @@ def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
 
 
 def head_modules(files: ModelFiles, description: Description, config: ModelConfig) -> dict[Side, tuple[Module, ...]]:
-    """Return the modules after the pooling of each side that an encoder must run.
+    """Return, for each side, the modules after the pooling that an encoder must run.
 
-    A Normalize module at the end is left out: cosine similarity scales all embeddings to length one. It is kept only
-    for the dot product of a model that is for the dot product.
+    A Normalize module at the end is left out, because cosine similarity normalizes all embeddings. It is kept only if
+    both the model's own similarity and the one in use are the dot product.
     """
     is_exact = description.similarity == stored_description(files, config).similarity == "dot"
     heads: dict[Side, tuple[Module, ...]] = {}
@@ -144,7 +144,7 @@ def head_modules(files: ModelFiles, description: Description, config: ModelConfi
 
 
 def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
-    """Return the prompts of any data set."""
+    """Return the table of prompts for any data set."""
     fixed = [
         side
         for side in SIDES
@@ -160,7 +160,6 @@ def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
 
 
 def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, Any]:
-    """Return the prompts that the user's settings name or add."""
     stored = {"query": described.query_prompt, "document": described.passage_prompt} | described.prompts
     overrides: dict[str, Any] = {"prompts": merge_prompts(described.prompts, config.dataset_prompts or {})}
     for name in ("query_prompt", "passage_prompt"):
@@ -170,10 +169,9 @@ def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, 
 
 
 def _plain(files: ModelFiles) -> dict[str, Any]:
-    """Return the settings of a plain transformers checkpoint."""
     transformer = files.sides["passage"].transformer
     sides, config = transformer.lengths, transformer.config
-    # Of a causal language model, the last token alone has read the whole text.
+    # In a causal language model, only the last token has seen the whole text.
     is_causal = str((config.architectures or [""])[0]).endswith("ForCausalLM")
     pooling = "last" if is_causal and getattr(config, "is_causal", True) is not False else "mean"
     return {"pooling": pooling, "query_length": sides["query"], "passage_length": sides["passage"]}
@@ -210,7 +208,7 @@ def _sentence_transformers(files: ModelFiles, config: ModelConfig) -> dict[str, 
 
 
 def _similarity(library: Library, directory: Path, config: ModelConfig) -> str:
-    """Return the similarity that a model is for, which sentence-transformers leaves out for cosine."""
+    """Return the similarity that the files name. sentence-transformers leaves it out for cosine."""
     similarity = library.get("similarity_fn_name") or "cosine"
     if similarity in SIMILARITIES:
         return str(similarity)

@@ -1,7 +1,7 @@
-"""Device and arithmetic of the encoder: a GPU if there is one, and bf16 on hardware that multiplies it faster.
+"""Device and precision of the encoder: a GPU if there is one, and bf16 on hardware that multiplies it faster.
 
-Trained weights are float32, and `bf16` is autocast. The frozen weights under LoRA adapters are never updated, so they
-are held once, in the precision of the arithmetic."""
+Trained weights are float32, and `bf16` means autocast. The frozen weights under LoRA adapters are never updated, so
+they are stored directly in the precision of the arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytriever.core.terminal import one_line, warn
 def default_device() -> torch.device:
     """Return the GPU if this process can use one, otherwise the CPU.
 
-    If a GPU was asked for by `CUDA_VISIBLE_DEVICES`, or its driver does not work, a line says once why it is not used.
+    If `CUDA_VISIBLE_DEVICES` names a GPU, or its driver does not work, one line says why no GPU is used.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -40,10 +40,10 @@ def _report(line: str) -> None:
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:
-    """Return the precision, `fp32`, `bf16` or `int8`; None selects the faster of the first two on this device.
+    """Return the precision, `fp32`, `bf16` or `int8`; for None, the faster of the first two on this device.
 
     Raises:
-        ConfigError: `bf16` on a GPU without it, or `int8` on any GPU.
+        ConfigError: `bf16` is requested on a GPU that lacks it, or `int8` on a GPU.
     """
     if device.type == "cuda" and precision == "int8":
         raise ConfigError(
@@ -60,7 +60,7 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
         return precision
     flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     has_bf16 = flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("amx_tile")
-    # Not where `ONEDNN_MAX_CPU_ISA` forbids the instructions: bf16 is then emulated, several times slower than fp32.
+    # `ONEDNN_MAX_CPU_ISA` may forbid the instructions: bf16 is then emulated, several times slower than fp32.
     return "bf16" if has_bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
 
 
@@ -70,10 +70,10 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 
 def type_of(precision: str) -> torch.dtype:
-    """Return the type of weights that are only read, in a precision."""
+    """Return the type of weights that are not trained, for a precision."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def base_type(lora_rank: int, precision: str) -> torch.dtype:
-    """Return the type in which training loads an encoder: that of the arithmetic if adapters are trained instead."""
+    """Return the type in which training loads an encoder: float32, or that of the precision under LoRA adapters."""
     return type_of(precision) if lora_rank else torch.float32

@@ -1,4 +1,4 @@
-"""Memory of a device: what is free, models that have to fit, the one error of what does not, and copies to the host."""
+"""Memory of a device: how much is free, the error if something does not fit, and copies to the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raytriever.core.errors import ConfigError, setting
 from raytriever.core.machine import free_system_memory
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-# Texts of errors that torch raises as RuntimeError: of allocations by cuBLAS, NCCL, the CUDA driver and the CPU.
+# Messages of out-of-memory errors that torch raises as plain RuntimeError: by cuBLAS, CUDA, NCCL and the CPU.
 _MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
@@ -25,7 +25,7 @@ _MESSAGES = (
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that this process can still allocate on a device; CPU memory is shared with other processes."""
+    """Return the bytes that this process can still allocate on a device. CPU memory is shared with other processes."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -33,18 +33,19 @@ def free_memory(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is an out-of-memory error, of a GPU or a CPU."""
+    """Return True for an out-of-memory error of a GPU or a CPU."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 def memory_error(what: str, device: torch.device, name: str | None = None) -> ConfigError:
-    """Return the error of work that runs out of memory.
+    """Return the error for work that runs out of memory.
 
     Args:
-        what: what is too large, as a clause.
-        name: setting that decides its size, `passage_length` or `batch_tokens`; None if only free memory helps.
+        what: clause that says what is too large.
+        device: device whose memory is full.
+        name: setting that decides the size, `passage_length` or `batch_tokens`; None if only free memory helps.
     """
     remedies = {
         "passage_length": f"free memory of the device, or give shorter texts, a smaller {setting('batch_size')}, a "
@@ -58,7 +59,7 @@ def memory_error(what: str, device: torch.device, name: str | None = None) -> Co
 
 @contextmanager
 def memory_errors(what: str, device: torch.device, name: str | None = None) -> Iterator[None]:
-    """Raise an out-of-memory error of the block as `memory_error`."""
+    """Convert an out-of-memory error of the block to a `memory_error`."""
     try:
         yield
     except Exception as error:
@@ -84,7 +85,7 @@ def move_to(module: ModuleT, device: torch.device) -> ModuleT:
 
 
 class HostCopy:
-    """Copy of a tensor to the host, which the constructor starts. Nothing waits for the device before `read`."""
+    """Copy of a tensor to the CPU. The constructor starts it, and only `read` waits for the device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._values, self._copied = tensor, None

@@ -1,5 +1,5 @@
-"""Encoder of one tower: a transformer, a pooling, a head of further modules, optional truncation of the embeddings, and
-normalization for cosine similarity."""
+"""Encoder of one tower: transformer, pooling, a head of further modules, truncation if requested, and normalization
+for cosine similarity."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from raytriever.models.packed_attention import packed_states
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pooling import Mask, States, pool, pool_packed
 
-# Models with a decoder whose encoder transformers loads alone.
+# Encoder-decoder models of which transformers can load the encoder only.
 ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")
-# Models whose layers read the probabilities of their dropout in the configuration.
+# Models whose layers read their dropout probabilities from the configuration.
 READ_CONFIG = ("falcon",)
 
 
@@ -35,7 +35,8 @@ class Encoder(nn.Module):
     Args:
         backbone: a transformers model that returns `last_hidden_state`.
         normalize: scale every embedding to length one, so that a dot product is the cosine.
-        truncate_dim: number of first components that are kept before normalization; None for all.
+        pooling: a mode of `pooling.MODES`, or several joined by `+`.
+        truncate_dim: number of first components to keep, before normalization; None for all.
         head: modules between pooling and truncation.
     """
 
@@ -53,34 +54,34 @@ class Encoder(nn.Module):
         self.pooling = pooling
         self.normalize = normalize
         self.truncate_dim = truncate_dim
-        # A pooler head gets no gradient. If it were trainable, DDP would fail. If it were removed, AutoModel would fill
-        # its weights with random numbers when it reads a written directory.
+        # The pooler gets no gradient. If it were trainable, DDP would fail. If it were removed, AutoModel would
+        # initialize it with random weights when it reads a saved directory.
         pooler = getattr(backbone, "pooler", None)
         if isinstance(pooler, nn.Module):
             pooler.requires_grad_(False)
 
     @property
     def pooled_width(self) -> int:
-        """Number of components after pooling."""
+        """Dimension after pooling."""
         return hidden_size(self.backbone) * len(self.pooling.split("+"))
 
     @property
     def full_width(self) -> int:
-        """Number of components before truncation."""
+        """Dimension before truncation."""
         return output_width(list(self.head), self.pooled_width)
 
     @property
     def width(self) -> int:
-        """Number of components of an embedding."""
+        """Embedding dimension."""
         return self.truncate_dim or self.full_width
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Blocks of the transformer: the elements of its outermost lists of modules."""
+        """Blocks of the transformer: the elements of its outermost module lists."""
         return _outermost_lists(self.backbone)
 
     def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
-        """Encode one batch: packed, or padded `input_ids` and `attention_mask` (and `token_type_ids` where used).
+        """Encode one packed batch, or a padded one with `input_ids`, `attention_mask` and, if used, `token_type_ids`.
 
         Args:
             left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
@@ -91,7 +92,7 @@ class Encoder(nn.Module):
         return self.embed(self.backbone(**tokens).last_hidden_state, tokens["attention_mask"], left_out)
 
     def embed(self, states: States, mask: Mask, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
-        """Compute embeddings from the last states of the tokens of a padded batch."""
+        """Compute embeddings from the last hidden states of a padded batch."""
         return self.finish(pool(states, mask, self.pooling, left_out))
 
     def finish(self, pooled: Float[Tensor, "texts pooled"]) -> Float[Tensor, "texts width"]:
@@ -111,7 +112,7 @@ def _outermost_lists(module: nn.Module) -> list[nn.Module]:
 
 
 def hidden_size(backbone: nn.Module) -> int:
-    """Return the number of components of a transformer's states."""
+    """Return the hidden size of a transformer."""
     return int(backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
 
@@ -121,11 +122,12 @@ def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, 
     A pooler without weights in the files is removed, as in a model without a pooler.
 
     Args:
+        transformer: folder and configuration of the model.
         dtype: type of the weights; stored weights of another type are converted one at a time.
-        weights: whether weights are read; otherwise the model is on the meta device.
+        weights: if False, weights are not read, and the model is on the meta device.
 
     Raises:
-        ModelError: the files are missing or damaged, are not of a text encoder, or do not hold all of its weights.
+        ModelError: files are missing or damaged, do not belong to a text encoder, or lack some of its weights.
     """
     directory, config = transformer.folder, transformer.config
     disable_cache(config)
@@ -144,7 +146,7 @@ def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, 
 
 
 def _model_class(config: Any, directory: Path) -> Any:
-    """Return the class that loads a model: of a T5, only the encoder is loaded."""
+    """Return the class that loads a model. Of a T5, it loads the encoder only."""
     from transformers import AutoModel, AutoModelForTextEncoding
 
     if config.model_type in ENCODERS_WITH_DECODER:
@@ -157,7 +159,6 @@ def _model_class(config: Any, directory: Path) -> Any:
 
 
 def _check_not_quantized(config: Any, directory: Path) -> None:
-    """Check that a model has weights that can be trained; raises `ModelError`."""
     settings = getattr(config, "quantization_config", None)
     if settings is not None:
         method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
@@ -166,7 +167,6 @@ def _check_not_quantized(config: Any, directory: Path) -> None:
 
 
 def _check_text_encoder(model: Any, directory: Path) -> None:
-    """Check that a model reads tokens and returns a state for each of them; raises `ModelError`."""
     config = model.config
     reads_tokens = model.main_input_name == "input_ids" and isinstance(getattr(config, "hidden_size", None), int)
     if not reads_tokens:
@@ -176,9 +176,9 @@ def _check_text_encoder(model: Any, directory: Path) -> None:
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
-    """Set the probability of every dropout of a transformer, including its attention; adapters keep their own.
+    """Set the probability of every dropout of a transformer, also in its attention. Adapters keep their own dropout.
 
-    A module of transformers keeps it as an `nn.Dropout`, or as a float such as `attention_dropout` or `attn_pdrop`.
+    Modules of transformers store it in an `nn.Dropout`, or as a float such as `attention_dropout` or `attn_pdrop`.
     """
     for name, submodule in module.named_modules():
         if DROPOUT in name.split("."):
@@ -200,10 +200,10 @@ def _set_probabilities(holder: Any, probability: float) -> None:
 
 @torch.no_grad()
 def check_precision(backbone: nn.Module, precision: str) -> None:
-    """Check that a transformers model computes with its weights and the autocast that is active, by two short texts.
+    """Check, with two short texts, that a transformers model computes in its precision and the active autocast.
 
     Args:
-        precision: name for the message.
+        precision: name of the precision for the error message.
 
     Raises:
         ConfigError: an operation of the model does not exist in this precision, such as the Fourier transform in bf16.

@@ -1,12 +1,12 @@
 """Encoders of texts: their protocol, and the encoding of batches on the device of a model.
 
-Texts are sorted by length, and batches cost an equal number of tokens. Sorting keeps padding to a few per cent. The
-budget counts tokens, not texts, because tokens cost time and memory. Those of long texts count more
-(`packing.token_cost`), because attention is quadratic. Batches depend on the lengths and the budget alone, so the same
-rows give the same bytes in every process. On a CPU threads encode a batch each.
+Texts are sorted by length, which keeps padding to a few percent, and cut into batches of equal cost. The cost is
+counted in tokens, because tokens cost time and memory. Tokens of long texts count more (`packing.token_cost`), because
+attention is quadratic. Batches depend on the lengths and the budget only, so the same rows give the same bytes in every
+process. On a CPU, several threads encode a batch each.
 
 Nothing waits for a GPU before all batches are queued. A thread makes the next batches in pinned memory and copies them
-on a stream of their own, and embeddings are copied back once a batch, into pinned memory.
+on a separate stream. Embeddings are copied back into pinned memory, once for each batch.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from raytriever.models.tokenization import content_tokenizer_json
 
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
 TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
-# Numbers in the states of a layer. A batch of a narrow encoder has more tokens: Python takes 5 ms to launch any batch.
+# Minimum of tokens times embedding dimension in a GPU batch. Narrow encoders get more tokens, because Python takes 5 ms
+# to launch any batch.
 _GPU_STATES = 1 << 26
-_AHEAD = 2  # batches that are made ahead of the encoder
-# Threads that encode a batch each on a CPU, and batches of each that make up for the wait at the end.
+_AHEAD = 2  # number of batches to make ahead of the encoder
+# Maximum number of threads that encode on a CPU, and minimum of batches per thread, which outweigh the wait at the end.
 MOST_THREADS, _PER_THREAD = 8, 2
 
 
 class Pending(Protocol):
-    """Embeddings that are still computed."""
+    """Embeddings that may still be computed."""
 
     def result(self) -> Float32[ndarray, "texts width"]:
         """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
@@ -57,12 +58,13 @@ class Pending(Protocol):
 class TextEncoder(Protocol):
     """Encoder of the texts of two sides: a `Retriever`, an endpoint or a function.
 
-    Texts become contents, contents become inputs, and `start` encodes batches of inputs.
+    `contents` turns texts into contents (for a `Retriever`, token ids), `assemble` turns contents into inputs, and
+    `start` encodes batches of inputs.
 
     Attributes:
         tokenizer: None if contents are texts, so that the tokens of a prepared data set are not used.
-        is_local: whether any process can load it, and not this one alone.
-        is_int8: whether it multiplies 8-bit integers.
+        is_local: True if other processes can load this encoder too.
+        is_int8: True if it multiplies 8-bit integers.
     """
 
     description: Description
@@ -73,11 +75,11 @@ class TextEncoder(Protocol):
 
     @property
     def width(self) -> int:
-        """Number of components of an embedding."""
+        """Embedding dimension."""
 
     @property
     def precision(self) -> str:
-        """Arithmetic of encoding."""
+        """Precision of encoding: `fp32`, `bf16` or `int8`."""
 
     @property
     def device(self) -> torch.device:
@@ -88,10 +90,10 @@ class TextEncoder(Protocol):
         """Bytes of its weights in the memory of this process."""
 
     def summary(self) -> str:
-        """Return the reading of the model in one line."""
+        """Describe in one line how the model encodes."""
 
     def digest(self, config: ModelConfig, side: Side) -> str:
-        """Return the SHA-256 over all that decides an embedding but the text and the settings of the description."""
+        """Return the SHA-256 of all that embeddings depend on, except texts and the settings of the description."""
 
     def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
         """Return the prompts of a data set with these names."""
@@ -106,13 +108,13 @@ class TextEncoder(Protocol):
         """Return the input of each content."""
 
     def announce(self, contents: Iterable[Any]) -> None:
-        """Report what it costs to encode contents, before the first of them is encoded."""
+        """Report the price of encoding contents, before the first of them is encoded."""
 
     def token_budget(self, device: str | None = None) -> int:
         """Return the default number of tokens per batch."""
 
     def batches(self, inputs: Sequence[Any], budget: int) -> list[list[int]]:
-        """Return the numbers of the inputs of each batch."""
+        """Cut inputs into batches; return the indices of the inputs of each batch."""
 
     def start(
         self,
@@ -122,18 +124,18 @@ class TextEncoder(Protocol):
         on_progress: Callable[[int], None] | None = None,
         prompt: str | Sequence[str] | None = None,
     ) -> Pending:
-        """Begin to encode batches; `on_progress` is called with the number of texts of each."""
+        """Start to encode batches. `on_progress` is called with the number of texts of each batch."""
 
 
 @dataclass(frozen=True)
 class PendingEmbeddings:
-    """Embeddings that a device may still compute.
+    """Embeddings that a GPU may still compute.
 
     Args:
         values: embeddings on the CPU, in the order of the batches.
-        order: number of the text of each embedding.
-        texts: number of texts; those without an embedding get 0.
-        computed: event after the last copy; None on the CPU.
+        order: index of the text of each embedding.
+        texts: number of texts; a text without an embedding gets zeros.
+        computed: event after the last copy; None on a CPU.
     """
 
     values: Float32[torch.Tensor, "encoded width"]
@@ -151,7 +153,7 @@ class PendingEmbeddings:
 
 
 class BatchEncoder(nn.Module):
-    """Model whose batches are encoded on its device; the methods of `Retriever` as a `TextEncoder`."""
+    """Model that encodes batches on its device: the part of `Retriever` that implements `TextEncoder`."""
 
     query: Any
     passage: Any
@@ -164,11 +166,11 @@ class BatchEncoder(nn.Module):
     @property
     @abstractmethod
     def width(self) -> int:
-        """Number of components of an embedding."""
+        """Embedding dimension."""
 
     @abstractmethod
     def padded_length(self, tokens: int) -> int:
-        """Return the length to which a text of so many tokens is padded alone."""
+        """Return the length to which a text of this number of tokens is padded, apart from the batch."""
 
     @abstractmethod
     def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
@@ -197,8 +199,7 @@ class BatchEncoder(nn.Module):
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
 
     def digest(self, config: ModelConfig, side: Side) -> str:
-        """Return the SHA-256 over the weights of the directory that `config` names, the tokenizer, and the head of a
-        side's tower."""
+        """Return the SHA-256 of the weights in the directory that `config` names, the tokenizer and a side's head."""
         directory = resolve_model(config.model, config.revision)
         files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
         weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
@@ -219,7 +220,7 @@ class BatchEncoder(nn.Module):
         """Sort texts by descending length, and cut them into batches that cost at most `budget` tokens with padding.
 
         Returns:
-            Numbers of the texts of each batch. In int8 the texts of a batch have one padded length.
+            Indices of the texts of each batch. In int8, all texts of a batch have the same padded length.
         """
         lengths = [self.padded_length(len(ids)) for ids in inputs]
         costs = token_cost(np.array(lengths, dtype=np.int64))
@@ -243,14 +244,14 @@ class BatchEncoder(nn.Module):
     ) -> PendingEmbeddings:
         """Encode batches, without waiting for a GPU to compute them.
 
-        On a CPU several threads encode a batch each. That is faster than all cores on one batch: no core waits for
-        another between two layers, or while Python runs. The model is put into evaluation mode.
+        On a CPU, several threads encode a batch each. That is faster than all cores on one batch, because no core waits
+        for another between two layers or while Python runs. The model is put into evaluation mode.
 
         Args:
-            inputs: texts; see `Retriever.assemble`.
-            rows: texts of each batch by their numbers; a batch may be empty.
-            on_progress: called with the number of texts of each batch when it is encoded, on a GPU when it is queued.
-            prompt: prompt in front of all texts, or of each; by default that of the side.
+            inputs: token ids of the texts; see `Retriever.assemble`.
+            rows: indices of the texts of each batch; a batch may be empty.
+            on_progress: called with the number of texts of each batch, when it is encoded, or queued on a GPU.
+            prompt: prompt that all texts begin with, or one for each; by default that of the side.
         """
         device = self.device
         on_gpu = device.type == "cuda"
@@ -258,7 +259,7 @@ class BatchEncoder(nn.Module):
         starts = list(accumulate((len(batch) for batch in rows), initial=0))
         values = torch.empty((len(order), self.width), pin_memory=on_gpu)
         if any(each.training for each in (self, self.query, self.passage)):
-            self.eval()  # not for every query: it visits each layer, which takes a tenth of the time of one
+            self.eval()  # only if needed: it visits each layer, which takes a tenth of the time of a query
         with torch.inference_mode():
             lengths = self.prompt_lengths(prompt, side, len(inputs))
 
@@ -293,12 +294,12 @@ def _encode_side_by_side(
     threads: int,
     on_progress: Callable[[int], None] | None,
 ) -> None:
-    """Encode batches on a CPU in threads, each with its share of the cores; see `start_encoding`."""
+    """Encode batches on a CPU in threads, each with its share of the cores; see `BatchEncoder.start`."""
     cores, lock = torch.get_num_threads(), Lock()
     numbers = iter(range(len(rows)))
 
     def work(first: bool) -> None:
-        torch.set_num_threads(cores // threads + first)  # of this thread alone, and of threads that begin meanwhile
+        torch.set_num_threads(cores // threads + first)  # applies to this thread, and to threads that start later
         with torch.inference_mode():
             while True:
                 with lock:
@@ -315,7 +316,7 @@ def _encode_side_by_side(
             for worker in [pool.submit(work, each < cores % threads) for each in range(threads)]:
                 worker.result()
         finally:
-            with lock:  # after an error or an interruption no thread begins another batch
+            with lock:  # after an error or an interruption, no thread starts another batch
                 numbers = iter(())
             torch.set_num_threads(cores)
 
@@ -323,7 +324,7 @@ def _encode_side_by_side(
 def _feed(
     make: Callable[[Sequence[int]], TokenBatch], batches: Sequence[Sequence[int]], device: torch.device
 ) -> Iterator[TokenBatch]:
-    """Yield batches on the device, empty ones as {}; a thread makes the next ones while the caller encodes one."""
+    """Yield batches on the device (empty ones as {}); a thread makes the next ones while the caller encodes one."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def on_device(rows: Sequence[int]) -> tuple[TokenBatch, torch.cuda.Event | None]:

@@ -1,12 +1,12 @@
-"""Low-rank adapters that are trained instead of an encoder (LoRA; Hu et al., 2022, arXiv:2106.09685), by `peft`.
+"""LoRA adapters, which are trained instead of the encoder's weights (Hu et al., 2022, arXiv:2106.09685), by `peft`.
 
-A linear layer W x becomes W x + (alpha / rank) B A x, where A has `rank` rows and B has `rank` columns and is initially
+A linear layer W x becomes W x + (alpha / rank) B A x. A has `rank` rows, and B has `rank` columns and is initially
 zero. W and all other weights are frozen, so only A and B have gradients and optimizer moments. Adapters are inside the
-encoder, whose class and settings do not change. The written weights are W + (alpha / rank) B A, so reading them does
-not need `peft`. If W is bf16, A and B are float32, and W + (alpha / rank) B A is added in float32 and then rounded.
+encoder, whose class and settings do not change. The saved weights are W + (alpha / rank) B A, so reading them does not
+need `peft`. If W is bf16, A and B are float32; the sum is computed in float32 and then rounded.
 
-By default every linear layer of the blocks gets adapters, because Dettmers et al. (2023, arXiv:2305.14314, figure 2)
-found this more important than the rank. The pooler gets none, because embeddings do not depend on it.
+By default every linear layer of the blocks gets adapters. Dettmers et al. (2023, arXiv:2305.14314, figure 2) found this
+more important than the rank. The pooler gets none, because embeddings do not depend on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raytriever.models.directory.hub_or_local import MINILM
 from raytriever.models.model_settings import ModelConfig
 
 _PART, _BASE = "lora_", "base_layer"
-DROPOUT = "lora_dropout"  # name of an adapter's dropout in a layer
+DROPOUT = "lora_dropout"  # name of the dropout module of an adapter
 _POOLER = "pooler"
 
 

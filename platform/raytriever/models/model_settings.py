@@ -1,4 +1,4 @@
-"""Settings of the encoder. Imports nothing heavy: the command line reads this file for `--help`."""
+"""Settings of the encoder. This module imports nothing heavy, because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raytriever.models.prompts import read_prompts
 POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
 SIMILARITIES = ("cosine", "dot")
 TOWERS = ("shared", "separate")
-# Settings that decide how texts are read; the others decide how an encoder is trained.
+# Settings that affect embeddings; the other settings affect training only.
 READING = (
     "model",
     "revision",
@@ -36,10 +36,10 @@ APPEND_EOS = ("auto", "yes", "no")
 
 
 def read_append_eos(value: str | bool) -> str:
-    """Return one of `APPEND_EOS`; YAML reads an unquoted yes or no as true or false.
+    """Return one of `APPEND_EOS`. YAML reads an unquoted yes or no as true or false.
 
     Raises:
-        ValueError: the value is another one.
+        ValueError: the value is none of these.
     """
     name = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
     if name not in APPEND_EOS:
@@ -48,7 +48,7 @@ def read_append_eos(value: str | bool) -> str:
 
 
 def read_pooling(text: str) -> str:
-    """Return a pooling: one mode, or several joined by `+`, whose vectors are concatenated.
+    """Check a pooling: one mode, or several joined by `+`, whose vectors are concatenated.
 
     Raises:
         ValueError: a mode is unknown or repeated.
@@ -64,7 +64,7 @@ def read_pooling(text: str) -> str:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Settings of the encoder: the model, how it reads texts, and how it is trained. Defaults come from its files."""
+    """Settings of the encoder: the model, how it reads texts, and how it is trained. None means the model's own."""
 
     model: str = option("minilm", "encoder: minilm, a directory, or a hub name", reads=MODEL, form="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
@@ -128,7 +128,7 @@ class ModelConfig:
     )
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide an embedding, and those of training."""
+        """Return all settings, those of embeddings and those of training."""
         return asdict(self)
 
 

@@ -1,14 +1,15 @@
 """Attention over packed texts, registered with transformers by name: a token attends to tokens of its own text only.
 
-On CUDA in bfloat16 or float16 one kernel of flash attention (Dao 2023, arXiv:2307.08691) computes all texts of a layer.
+On CUDA in bfloat16 or float16, one flash-attention kernel (Dao 2023, arXiv:2307.08691) computes all texts of a layer.
 Its forward pass does not split the keys of a text over blocks, so the result of a text does not depend on the other
-texts. Its backward pass sums the gradients of queries in an order that is fixed only under
+texts. Its backward pass sums the gradients of queries in a fixed order only under
 `torch.use_deterministic_algorithms`, so this setting is on during that kernel. torch's `varlen_attn` calls the same
 kernel, but has no dropout. In float32 and on a CPU, torch's fused attention computes one text after another.
 
-Padded batches in the same model use torch's fused attention with an explicit mask. transformers would read the mask
-first to see whether it can be left out, and a CPU would wait for the GPU there. The backward pass of that kernel splits
-the keys of texts above 256 tokens over blocks, and adds up in any order, unless deterministic algorithms are selected.
+Padded batches of the same model use torch's fused attention with an explicit mask. transformers would first read the
+mask to see whether it can be left out, for which the CPU would wait for the GPU. The backward pass of this kernel
+splits the keys of texts above 256 tokens over blocks. It sums them in no fixed order unless deterministic algorithms
+are on.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from torch import Tensor, nn
 from raytriever.models.packing import TokenBatch
 
 NAME = "raytriever_packed"
-# Models whose attention is a softmax of scaled products within a window; their other layers see one token at a time.
+# Models whose attention is a softmax of scaled products, perhaps within a window. Their other layers treat each token
+# on its own.
 FROM_ZERO = frozenset({
     "albert", "bert", "distilbert", "electra", "ernie", "eurobert", "gemma", "gemma3_text", "granite", "llama",
     "mistral", "modernbert", "nomic_bert", "phi3", "qwen2", "qwen3",
 })  # fmt: skip
-# The same, with positions that begin after the padding token's.
+# The same, with positions that begin after that of the padding token.
 AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
 OBSTACLES = dict.fromkeys(("mpnet", "t5", "mt5", "umt5", "deberta", "deberta-v2"), "its attention has a position bias")
-# Rows of an embedding up to which its gradient is a product with marks, and tokens that are marked at a time (268 MB).
+# The gradient of an embedding with at most this number of rows is a product with one-hot rows, made for this number of
+# tokens at a time (268 MB).
 FEW_ROWS, MARKED = 1_024, 1 << 16
-WIDTHS = range(8, 257, 8)  # components of a head that flash attention supports
+WIDTHS = range(8, 257, 8)  # head dimensions that flash attention supports
 
 
 def packing_obstacle(backbone: nn.Module) -> str | None:
-    """Return why a transformers model cannot encode packed texts; None if it can."""
+    """Return the reason why a transformers model cannot encode packed texts; None if it can."""
     config: Any = backbone.config
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention has a soft cap"
@@ -69,7 +72,7 @@ def packed_states(backbone: Any, part: TokenBatch) -> Tensor:
     output = backbone(
         input_ids=part["input_ids"],
         position_ids=part["position_ids"],
-        # transformers passes a mask of four dimensions to the attention unchanged, and makes none of its own.
+        # transformers passes a four-dimensional mask to the attention unchanged, and makes none itself.
         attention_mask=part["starts"].view(1, 1, 1, -1),
         max_length_q=int(part["lengths"].max()),
     )
@@ -89,18 +92,18 @@ def attention(
     max_length_q: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention; an attention function of transformers.
+    """Attention function for transformers.
 
     Args:
-        module: layer of the attention; dropout is applied in its training mode only.
-        query, key, value: states, `[1, heads, tokens, width]`; fewer heads of keys and values serve several queries.
-        attention_mask: `starts` of packed texts, `[1, 1, 1, texts + 1]`; a mask of padding if `max_length_q` is None.
+        module: attention layer; dropout is applied in its training mode only.
+        query, key, value: states, `[1, heads, tokens, width]`; there may be fewer key and value heads (grouped heads).
+        attention_mask: `starts` of packed texts, `[1, 1, 1, texts + 1]`; the padding mask if `max_length_q` is None.
         scaling: factor of the scores; 1 / sqrt(width) by default.
-        sliding_window: distance from which on tokens do not attend to each other; None for no limit.
+        sliding_window: distance from which tokens no longer attend to each other; None for no limit.
         max_length_q: tokens of the longest text of a packed batch; None for a padded batch.
 
     Returns:
-        Mixed values, `[1, tokens, heads, width]`, and None in place of the weights.
+        Output, `[1, tokens, heads, width]`, and None in place of the attention weights.
     """
     dropout = dropout if module.training else 0.0
     if max_length_q is None:
@@ -118,7 +121,7 @@ def attention(
             **others,
         )
         return (_DeterministicFrom.apply(mixed) if repeats else mixed), None
-    # Norms of queries and keys have float32 results under autocast, as transformers' rotary positions may have.
+    # Under autocast, normalized queries and keys are float32, and so may be rotary positions. All get one type.
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -133,7 +136,7 @@ def attention(
 
 
 def _padding_mask(**arguments: Any) -> Tensor | None:
-    """Return the mask of a padded batch; transformers' own function without a look at its values."""
+    """Return the mask of a padded batch as transformers does, but without reading its values."""
     from transformers.masking_utils import sdpa_mask
 
     without = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -147,7 +150,7 @@ def _window(module: Any, size: int | None) -> tuple[int, int]:
     is_causal = module.is_causal if is_set is None else is_set
     if size is None:
         return -1, 0 if is_causal else -1
-    # A decoder whose tokens attend to later tokens only because of its configuration includes the distance itself.
+    # If a decoder attends to later tokens only because of its configuration, transformers' window includes its end.
     reach = size if module.is_causal and not is_causal else size - 1
     return reach, 0 if is_causal else reach
 
@@ -191,8 +194,8 @@ class _FlashAttention(torch.autograd.Function):
 class RepeatableEmbedding(nn.Embedding):
     """Embedding whose gradient has the same bits at every call.
 
-    From torch 2.11 on, CUDA adds the gradients of few rows, such as those of positions, in any order (pytorch#172454).
-    With torch's deterministic form a step of MiniLM took 56 ms, where it had taken 35 without it.
+    From torch 2.11 on, CUDA sums the gradients of small tables, such as positions, in no fixed order (pytorch#172454).
+    torch's deterministic algorithm is slow: with it, a step of MiniLM took 56 ms instead of 35.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -215,9 +218,9 @@ class _Rows(torch.autograd.Function):
         numbers, grad = ctx.saved_tensors[0].flatten(), grad.flatten(0, -2)
         total = grad.new_zeros(ctx.rows, grad.shape[1])
         if ctx.rows > FEW_ROWS:
-            total.index_put_((numbers,), grad, accumulate=True)  # sorts, so that the order is fixed
+            total.index_put_((numbers,), grad, accumulate=True)  # it sorts, so the order is fixed
         else:
-            # Sorted, the tokens of one row would be added one after another.
+            # In a small table, many tokens share a row, and sorting would add them one after another.
             names = torch.arange(ctx.rows, device=grad.device)[:, None]
             with _exact_products():
                 for some, part in zip(numbers.split(MARKED), grad.split(MARKED), strict=True):
@@ -229,7 +232,6 @@ class _Rows(torch.autograd.Function):
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
-    """Multiply float32 without TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -239,7 +241,7 @@ def _exact_products() -> Iterator[None]:
 
 
 def use_repeatable_embeddings(backbone: nn.Module) -> None:
-    """Replace the plain embeddings of a model."""
+    """Make the plain embeddings of a model `RepeatableEmbedding`, in place."""
     for module in backbone.modules():
         if type(module) is not nn.Embedding:
             continue
@@ -248,11 +250,11 @@ def use_repeatable_embeddings(backbone: nn.Module) -> None:
 
 
 class _DeterministicFrom(torch.autograd.Function):
-    """Identity; in the backward pass what comes next is deterministic, until `_DeterministicUntil`."""
+    """Identity whose backward pass turns on deterministic algorithms, until that of `_DeterministicUntil`."""
 
     @staticmethod
     def forward(ctx: Any, mixed: Tensor) -> Tensor:
-        while _selections:  # of a backward pass that ended with an error in between
+        while _selections:  # left by a backward pass that ended with an error
             _selections.pop().__exit__(None, None, None)
         return mixed.view_as(mixed)
 
@@ -264,7 +266,7 @@ class _DeterministicFrom(torch.autograd.Function):
 
 
 class _DeterministicUntil(torch.autograd.Function):
-    """Identity of the inputs of a layer whose output is that of `_DeterministicFrom`."""
+    """Identity of a layer's inputs whose backward pass ends the context of `_DeterministicFrom`."""
 
     @staticmethod
     def forward(ctx: Any, *states: Tensor) -> tuple[Tensor, ...]:
@@ -276,16 +278,16 @@ class _DeterministicUntil(torch.autograd.Function):
         return grads
 
 
-# One of each layer whose backward pass is running: one, because a GPU's backward pass runs in one thread.
+# Open contexts of `_deterministic`: at most one, because the backward pass of a GPU runs in one thread.
 _selections: list[Any] = []
 
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Select deterministic algorithms, for code that fills all memory that it allocates.
+    """Turn on deterministic algorithms, for code that fills all memory that it allocates.
 
-    `torch.use_deterministic_algorithms` would first import torch's compiler: 800 modules, a second or more. A process
-    that has loaded a model of transformers has imported it already.
+    `torch.use_deterministic_algorithms` is not called, because it may import torch's compiler first (800 modules, a
+    second or more) if no model of transformers has been loaded.
     """
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

@@ -1,24 +1,29 @@
 """Tokens of texts as inputs of the encoder: padded in buckets of similar length, or packed without padding.
 
-A padded batch has `input_ids` and `attention_mask`, `[texts, tokens]`. A packed batch has these tensors, of which a
-padded one may also have `left_out`:
+A padded batch has `input_ids` and `attention_mask`, `[texts, tokens]`. A packed batch has the following tensors. A
+padded batch may have `left_out`, too.
 
-- `input_ids`, `position_ids`: `[1, tokens]` int64; the positions of every text start again.
-- `starts`: `[texts + 1]` int32; text i has the tokens `starts[i]` to `starts[i + 1] - 1`.
-- `left_out`: `[texts]` int64, if prompts are not pooled; the number of first tokens of each text that are left out.
-- `lengths`: `[texts]` int64; always on the CPU, so that no code waits for a GPU to read it.
+- `input_ids`, `position_ids`: `[1, tokens]` int64. The positions start again with each text.
+- `starts`: `[texts + 1]` int32. Text i has the tokens `starts[i]` to `starts[i + 1] - 1`.
+- `left_out`: `[texts]` int64, if prompts are not pooled: the number of first tokens of each text that are left out.
+- `lengths`: `[texts]` int64, always on the CPU, so that no code waits for a GPU to read it.
 
 Buckets. A batch is sorted by length and cut into buckets, each padded to its longest text. The embeddings are then put
 back in the order of the batch. Dynamic programming finds the cheapest cut into at most `BUCKETS` buckets: a bucket
 costs its number of texts times the cost of its longest text, plus `BUCKET_COST`. The cost of a text is its number of
 tokens, with a quadratic term for the attention of texts of more than 512 tokens.
 
-Padding of SQuAD's pairs in batches of 64, with at most 64 and 256 tokens: 39 % in one bucket per side, 12.4 % in four
-buckets with equal numbers of texts, 7.1 % with this cut. On 2 cores a training step of MiniLM takes 0.88 of the time
-with the four equal buckets. In batches of 256: 40, 13 and 6 %. At 32 and 48 tokens almost all passages are truncated,
-and the gain is small: 4.1 % in four equal buckets, 5.6 % with this cut in fewer buckets; in batches of 256 5.3 and
-2.6 %, in the same time. With 24 texts of 256 to 8,100 tokens, a small Qwen3 takes 0.92 of the time that buckets cut by
-tokens alone take, forward and backward on one core.
+Fraction of padding in pairs of SQuAD:
+
+    batch, maximum tokens of query and passage   one bucket per side   four equal buckets   this cut
+    64, 64 and 256                               39 %                  12.4 %               7.1 %
+    256, 64 and 256                              40 %                  13 %                 6 %
+    64, 32 and 48 (most passages truncated)                            4.1 %                5.6 % (fewer buckets)
+    256, 32 and 48                                                     5.3 %                2.6 %
+
+In the first row, a training step of MiniLM on 2 cores takes 0.88 of the time of four equal buckets; in the last row,
+the same time. With 24 texts of 256 to 8,100 tokens, a small Qwen3 takes 0.92 of the time of buckets that are cut by
+tokens only, forward and backward on one core.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ _ON_CPU = "lengths"
 def pack(
     token_ids: Sequence[ndarray], first_position: int = 0, prompt_lengths: Sequence[int] | None = None
 ) -> TokenBatch:
-    """Return texts as one packed batch.
+    """Pack texts into one batch.
 
     Args:
         token_ids: inputs of the encoder, at least one text.
@@ -65,7 +70,7 @@ def pack(
 
 
 def is_packed(part: TokenBatch) -> bool:
-    """Return whether a batch is packed."""
+    """Return True if a batch is packed."""
     return "starts" in part
 
 
@@ -80,17 +85,17 @@ def tokens_of(part: TokenBatch) -> int:
 
 
 def lengths_of(part: TokenBatch) -> Int64[Tensor, " texts"]:
-    """Return the number of tokens of each text, without padding; of a packed batch on the CPU."""
+    """Return the number of tokens of each text, without padding; for a packed batch, on the CPU."""
     return part[_ON_CPU] if is_packed(part) else part["attention_mask"].sum(1)
 
 
 def move(part: TokenBatch, copy: Callable[[Tensor], Tensor]) -> TokenBatch:
-    """Return a batch whose tensors are copied to a device; `lengths` stays on the CPU."""
+    """Return a batch with each tensor replaced by `copy(tensor)`, except `lengths`, which stays on the CPU."""
     return {name: tensor if name == _ON_CPU else copy(tensor) for name, tensor in part.items()}
 
 
 def join(parts: Sequence[TokenBatch]) -> TokenBatch:
-    """Return packed batches as one, in their order; all or none of them have `left_out`."""
+    """Join packed batches, in their order. All or none of them have `left_out`."""
     first, *others = parts
     starts, tokens = [first["starts"]], tokens_of(first)
     for part in others:
@@ -104,16 +109,16 @@ def join(parts: Sequence[TokenBatch]) -> TokenBatch:
 
 
 BUCKETS = 8
-# Cost of one more bucket, forward and backward, in tokens. MiniLM on 2 cores: 100 to 210 tokens for small buckets, none
-# for buckets that fill the cores.
+# Cost of one more bucket, forward and backward, in tokens. For MiniLM on 2 cores it is 100 to 210 tokens for small
+# buckets, and nothing for buckets that keep the cores busy.
 BUCKET_COST = 128
-# Attention costs as much as the rest of a layer at about this number of tokens, forward and backward. Measured on one
-# core with 128 to 4,096 tokens: 1,900 in layers of ModernBERT-base, 2,400 in layers of Qwen3-Embedding-0.6B. Local
-# attention saves nothing, because torch's fused attention computes the masked scores too.
+# In texts of about this number of tokens, attention costs as much as the rest of a layer, forward and backward. On one
+# core, with 128 to 4,096 tokens, it is 1,900 in ModernBERT-base and 2,400 in Qwen3-Embedding-0.6B. Local attention
+# saves nothing, because torch's fused attention computes the masked scores too.
 ATTENTION = 2_048
-# Up to this length the cost of a text is its number of tokens: attention is a fifth of the cost at most.
+# Up to this length, the cost of a text is its number of tokens, because attention is at most a fifth of the cost.
 SHORT = 512
-# Number of distinct lengths in the search, so that it takes less than a millisecond for any batch.
+# Maximum number of distinct lengths in the search, so that it takes less than a millisecond for any batch.
 LEVELS = 128
 _NEVER = 2**60
 
@@ -137,7 +142,7 @@ class Buckets:
 
 
 def join_sides(queries: Buckets, passages: Buckets) -> Buckets:
-    """Return the packed texts of both sides as one packed batch, the queries first."""
+    """Join the packed texts of both sides to one packed batch, queries first."""
     indices = torch.cat([queries.indices, passages.indices + len(queries.indices)])
     return Buckets([join([*queries.buckets, *passages.buckets])], indices)
 
@@ -152,10 +157,11 @@ def fill_buckets(
     """Sort the texts of a batch by length into padded buckets.
 
     Args:
-        pad: pads some of them to one batch, with their prompt lengths as a second argument if there are any.
-        most: largest cost per bucket, in tokens; larger buckets are split evenly. None for no limit.
+        token_ids: inputs of the encoder.
+        pad: pads some of the texts to one batch; its second argument are their prompt lengths, if there are any.
+        most: maximum cost per bucket, in tokens; larger buckets are split evenly. None for no limit.
         prompt_lengths: number of first tokens of each text that are not pooled; None if all are pooled.
-        tokens: largest number of tokens per bucket, padding included; None for no limit. A longer text is alone.
+        tokens: maximum number of tokens per bucket, padding included; None for no limit. A longer text is alone.
     """
     columns = [token_ids] if prompt_lengths is None else [token_ids, prompt_lengths]
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
@@ -183,7 +189,7 @@ def fill_buckets(
 
 
 def spans(lengths: Sequence[int], tokens: int | None) -> Iterator[slice]:
-    """Yield ranges of packed texts that have at most `tokens` tokens together; a longer text is alone."""
+    """Cut packed texts into ranges of at most `tokens` tokens in total. A longer text is alone."""
     start, total = 0, 0
     for index, length in enumerate(lengths):
         if tokens is not None and index > start and total + length > tokens:
@@ -194,18 +200,18 @@ def spans(lengths: Sequence[int], tokens: int | None) -> Iterator[slice]:
 
 
 def token_cost(lengths: ndarray) -> ndarray:
-    """Return the cost of texts of these lengths, in tokens of a short text; the shape and type do not change."""
+    """Return the cost of texts of these lengths, in tokens of a short text, with the same shape and type."""
     return lengths + np.maximum(lengths * lengths - SHORT * SHORT, 0) // ATTENTION
 
 
 def cut_points(lengths: Int64[ndarray, " texts"]) -> list[int]:
-    """Return the cheapest cut of texts of ascending lengths: the first text of each bucket except the first.
+    """Return the cheapest cut of texts of ascending lengths, as the first text of each bucket but the first.
 
-    Of cuts with equal costs, one with the fewest buckets is returned.
+    If several cuts cost the same, one with the fewest buckets is returned.
     """
     if not len(lengths):
         return []
-    # Texts of one length stay together, because to split them costs a bucket and saves nothing.
+    # Texts of equal length stay together, because splitting them costs a bucket and saves nothing.
     step = -(-int(lengths[-1] - lengths[0] + 1) // LEVELS)
     starts = np.unique((lengths - lengths[0]) // step, return_index=True)[1]
     ends = np.append(starts[1:], len(lengths))

@@ -1,9 +1,9 @@
-"""Pooling: the states of the tokens of a text become one float32 vector, by the modes of sentence-transformers.
+"""Pooling: reduce the token states of a text to one float32 vector, by the modes of sentence-transformers.
 
 All modes work with padding on either side and with packed texts. The first tokens of a text, those of its prompt, can
-be left out. Packed texts are reduced by torch's segment reductions: each sum is one loop over the tokens of a text, and
-each token has one gradient, so results have the same bits on a GPU at every call. Padding them for `pool` would take
-the memory of the longest text for every text.
+be left out. Packed texts are reduced by torch's segment reductions. There each sum is one loop over the tokens of a
+text, and each token gets one gradient, so results have the same bits on a GPU at every call. Padding them for `pool`
+instead would take the memory of the longest text for every text.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class _Packed:
     left_out: Int64[Tensor, " texts"]
 
     def spread(self, values: Int64[Tensor, " texts"]) -> Int64[Tensor, " tokens"]:
-        """Return the value of its text for each token."""
-        # Without its size, a CPU would wait for the GPU to compute it.
+        """Repeat the value of each text for all of its tokens."""
+        # Without `output_size`, the CPU would wait for the GPU to compute it.
         return values.repeat_interleave(self.lengths, output_size=len(self.states))
 
     @cached_property
@@ -94,7 +94,7 @@ class _Packed:
         return torch.segment_reduce(values, how, offsets=self.starts, axis=0, unsafe=True)
 
     def at(self, tokens: Int64[Tensor, " texts"]) -> Pooled:
-        """Return the states of these tokens of each text; of the first token where all are left out."""
+        """Return the state of one token of each text; of the first token if all tokens are left out."""
         inside = torch.where(self.left_out < self.lengths, tokens, 0)
         return self.states.index_select(0, self.starts[:-1] + inside).to(torch.float32)
 
@@ -136,7 +136,7 @@ def _at(states: States, tokens: Int64[Tensor, " texts"]) -> Pooled:
     return states[torch.arange(len(states), device=states.device), tokens].to(torch.float32)
 
 
-# Functions of the states, the tokens that are pooled, and the number of each token in its text, counted from 1.
+# Pooling functions by mode. Arguments: states, mask of the pooled tokens, and number of each token in its text, from 1.
 MODES: dict[str, Callable[[States, Mask, Mask], Pooled]] = {
     "mean": _mean,
     "cls": lambda states, kept, places: _at(states, kept.to(torch.int8).argmax(1)),

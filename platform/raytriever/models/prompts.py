@@ -9,12 +9,12 @@ order of MTEB (Muennighoff et al., 2023), with names compared without case:
 4. type of task: `Retrieval`;
 5. side: `query`, `document`, the prompts of every other data set.
 
-The name of a data set is that of its folder, or of its file without its ending. A data set of BEIR also has the name of
-its task in MTEB. Prompts that a user passes precede those of the model: first the prompts of a data set, then the
-prompt of a whole side.
+The name of a data set is the name of its folder, or of its file without the extension. A data set of BEIR can also be
+named by its task in MTEB. Prompts that a user passes precede those of the model: first the prompts of a data set, then
+the prompt of a whole side.
 
-A prompt of passages may have a place for the title, as EmbeddingGemma's: `title: {title} | text: `. The title is
-then read there and no longer before the text; for a passage without a title it is `none`.
+A passage prompt may have a placeholder for the title, as in EmbeddingGemma: `title: {title} | text: `. The title is
+then inserted there, and no longer put before the text. A passage without a title gets `none`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from raytriever.core.reading.json_and_yaml import parse_json
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, ...] = ("query", "passage")
-# Ends of the names of a side's prompts. The first is written.
+# Suffixes of the names of a side's prompts. All are read; the first is written.
 KINDS: dict[Side, tuple[str, ...]] = {"query": ("query",), "passage": ("document", "passage")}
 TASK_TYPE = "Retrieval"
-# Names of the tasks of MTEB by the names of BEIR's data sets, where they differ in more than case.
+# MTEB's task names by BEIR's names of data sets, if these differ in more than case.
 MTEB_TASKS = {"trec-covid": "TRECCOVID", "fiqa": "FiQA2018", "webis-touche2020": "Touche2020"}
 MTEB_TASKS |= {"cqadupstack": "CQADupstackRetrieval", "quora": "QuoraRetrieval"}
 MTEB_TASKS |= {"dbpedia-entity": "DBPedia", "climate-fever": "ClimateFEVER"}
-TITLE, NO_TITLE = "{title}", "none"  # place of the title in a prompt of passages
+TITLE, NO_TITLE = "{title}", "none"  # placeholder of the title in a passage prompt, and its text without a title
 _PLACE = re.compile(r"\{(title|text|query|passage)\}")
 _ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")
 _FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find evidence: "}}'
@@ -45,7 +45,7 @@ _FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find ev
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of one data set, and the names under which they were found; an empty name is the prompt of a side."""
+    """Prompts of one data set, and the names under which they were found (empty for the default of a side)."""
 
     query: str = ""
     passage: str = ""
@@ -69,10 +69,10 @@ class PromptTable:
     """Prompts of a model for any data set.
 
     Args:
-        query, passage: prompts of data sets without prompts of their own.
+        query, passage: prompts for data sets that have none under their names.
         stored: prompts of the model by name.
         own: prompts of the user by name, which precede all others.
-        fixed: sides whose prompt the user passed for all data sets; stored prompts are not used there.
+        fixed: sides whose prompt the user passed for all data sets; stored prompts are not used for them.
     """
 
     query: str = ""
@@ -85,13 +85,13 @@ class PromptTable:
         """Return the prompts of a data set with these names, the most specific name first.
 
         Raises:
-            ModelError: a prompt has a place other than one for the title of passages.
+            ModelError: a prompt has a placeholder other than one for the title of passages.
         """
         query, query_name = self._find("query", names, task_type) or (self.query, "")
         passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
         for side, text in (("query", query), ("passage", passage.replace(TITLE, "", 1))):
             if place := _PLACE.search(text):
-                what = f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it is"
+                what = f"the prompt {text[:40]!r} has the placeholder {place[0]}, which would be encoded as it is"
                 remedy = "leave it out: the text follows the prompt; only passages may have one {title}"
                 raise ModelError(what, setting(f"{side}_prompt"), remedy)
         return Prompts(query, passage, query_name, passage_name)
@@ -101,21 +101,21 @@ class PromptTable:
         return (self._find(None, names, task_type) or ("", ""))[0]
 
     def named(self, *names: str) -> dict[str, str]:
-        """Return the names and texts that a model must store so that it uses these prompts without settings."""
+        """Return the prompts, by name, that a model must store to use these prompts for a data set without settings."""
         used, later = self.of(*names), PromptTable(self.query, self.passage, merge_prompts(self.stored, self.own))
         kept = later.of(*names)
         sides: tuple[Side, ...] = ("query", "passage")
         return {f"{_stem(names[0])}-{KINDS[side][0]}": used[side] for side in sides if used[side] != kept[side]}
 
     def check(self, names: Iterable[str], every: bool = False) -> None:
-        """Check that the prompts of the user are those of data sets.
+        """Check that the user's prompts belong to the data sets in use.
 
         Args:
             names: names of the data sets.
-            every: refuse each prompt of another data set; otherwise one prompt of a data set is enough.
+            every: require that every prompt belongs to one of them; otherwise one such prompt is enough.
 
         Raises:
-            ConfigError: names a prompt of another data set, and suggests a data set.
+            ConfigError: a prompt belongs to no data set; the error suggests a name.
         """
         known = list(dict.fromkeys(map(_stem, names)))
         possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
@@ -125,7 +125,7 @@ class PromptTable:
             raise ConfigError(what, setting("dataset_prompts"), _suggest(others[0], known))
 
     def _find(self, side: Side | None, names: Iterable[str], task_type: str) -> tuple[str, str] | None:
-        """Return the first prompt of the order above that exists, and its name; None leaves that of the side."""
+        """Return the first prompt that exists, in the order above, and its name; None means the side's default."""
         candidates = list(_candidates(side, names, task_type))
         for table in (self.own, {} if side in self.fixed else self.stored):
             known = {name.casefold(): name for name in table}
@@ -136,15 +136,15 @@ class PromptTable:
 
 
 def fill_title(prompt: str, title: str = "") -> str:
-    """Return a prompt with the title in its place, or `none` without a title; a prompt without a place as it is."""
+    """Insert the title, or `none` without a title, into a prompt; one without a placeholder does not change."""
     return prompt.replace(TITLE, title.strip() or NO_TITLE)
 
 
 def prompt_by_name(name: str, stored: Mapping[str, str], prompt: str) -> str:
-    """Return a prompt that a model stores, as `query_prompt` or `passage_prompt`.
+    """Return a prompt that a model stores, for the setting `prompt` (`query_prompt` or `passage_prompt`).
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: the model stores no prompt of this name.
     """
     if name in stored:
         return stored[name]
@@ -153,7 +153,7 @@ def prompt_by_name(name: str, stored: Mapping[str, str], prompt: str) -> str:
 
 
 def merge_prompts(stored: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return stored prompts with those of the user added, which replace equal names without regard to case."""
+    """Add the user's prompts to the stored ones. They replace stored prompts of the same name, in any case."""
     replaced = {name.casefold() for name in own}
     return {name: text for name, text in stored.items() if name.casefold() not in replaced} | dict(own)
 
@@ -167,7 +167,7 @@ def read_prompts(value: Any) -> dict[str, str]:
         Texts by name; see the module.
 
     Raises:
-        ValueError: another form; it says what to give.
+        ValueError: the value has another form; the message says what to give.
     """
     if isinstance(value, str):
         try:
@@ -195,20 +195,20 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
     """Check that a prompt leaves tokens for the text.
 
     Args:
-        tokens: its number of tokens.
-        length: largest number of tokens of prompt and text, without special tokens.
+        tokens: number of tokens of the prompt.
+        length: maximum number of tokens of prompt and text, without special tokens.
 
     Raises:
-        ModelError: it does not.
+        ModelError: the prompt leaves no tokens.
     """
     if tokens >= max(1, length):
-        what = f"the prompt {prompt[:40]!r} has {tokens} tokens, but only {length} fit: nothing of the text is left"
+        what = f"the prompt {prompt[:40]!r} has {tokens} tokens, which leaves no room for the text (limit {length})"
         remedy = f"give a larger {setting(f'{side}_length')}, or a shorter prompt"
         raise ModelError(what, setting(f"{side}_prompt"), remedy)
 
 
 def names_of_task(task: str) -> tuple[str, ...]:
-    """Return the names of a task of MTEB in prompts: its own, and that of its data set in BEIR if it differs."""
+    """Return the names of an MTEB task in prompts: its own, and BEIR's name of its data set if that differs."""
     return (task, *(name for name, other in MTEB_TASKS.items() if other == task))
 
 

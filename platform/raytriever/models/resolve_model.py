@@ -1,9 +1,11 @@
-"""Resolution of a model's name to the directory of a whole model, so that everything that reads a model also reads a
-checkpoint of a run (`checkpoint`) and adapters alone. Both become a whole model once, in the cache.
+"""Resolve the name of a model to a directory with a complete model.
 
-`peft`, sentence-transformers and `--save-adapters` write directories that hold LoRA adapters alone. The base is named
-by `base_model_name_or_path` in `adapter_config.json`. `peft` merges the adapters into it. The key of the whole model is
-the digest of the adapters and the state of the base's files.
+A checkpoint of a run (`checkpoint_model`) and a directory with LoRA adapters only become a complete model in the cache,
+once. So everything that reads a model can read them, too.
+
+`peft`, sentence-transformers and `--save-adapters` write directories that hold only LoRA adapters. Their
+`adapter_config.json` names the base in `base_model_name_or_path`. `peft` merges the adapters into the base. The cache
+key of the complete model is a digest of the adapters and the state of the base's files.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
     Args:
         name: `minilm`, a local directory, a checkpoint of a run, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit, tag or branch of a hub model.
-        weights: whether the weights of a hub model are downloaded, or only its other files.
+        weights: if False, only the other files of a hub model are downloaded, not its weights.
 
     Raises:
         ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
-        StorageError: the checkpoint is damaged, or of another model than its run names.
+        StorageError: the checkpoint is damaged, or does not fit the model that its run names.
     """
     name = copy_of(name)
     complete(Path(name))
@@ -60,12 +62,12 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
 
 
 def read_files(config: ModelConfig, weights: bool = True) -> ModelFiles:
-    """Find the model that a configuration names, and read its files of settings; see `resolve_model`."""
+    """Find the model that a configuration names, and read its settings files; see `resolve_model`."""
     return ModelFiles.read(resolve_model(config.model, config.revision, weights))
 
 
 def commit_of(name: str, revision: str | None = None) -> str | None:
-    """Return the current commit of a hub model's name and revision; None for a model on this machine."""
+    """Return the commit to which a hub model's revision resolves; None for a local model."""
     if name == MINILM or not has_files(name) or expanded(name).exists():
         return None
     path = resolve_model(name, revision, weights=False)
@@ -74,17 +76,17 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
 
 
 WEIGHTS = "adapter_model.safetensors"
-# Files of a base that its copy needs; its weights are those of the merged model.
+# Types of the base's files that the complete model needs. Its weights are written by the merge.
 _COPIED = (".json", ".txt", ".model", ".jinja")
 _PREFIX = re.compile(r"^base_model\.model\.(model\.)?")
 _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
 
 
 def merged_model(directory: Path, weights: bool = True) -> Path:
-    """Return the directory of the base with the adapters of a directory merged.
+    """Return the directory of the base model with the adapters of `directory` merged into it.
 
     Args:
-        weights: False for the directory of the base, whose layers have the same shapes.
+        weights: if False, return the directory of the base itself, whose layers have the same shapes.
 
     Raises:
         ModelError: a file is missing or damaged, the base cannot be found, or the adapters belong to another model.
@@ -103,12 +105,12 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
 
 
 def keep_model(decides: Any, meta: dict[str, str], write: Callable[[Path], None]) -> Path:
-    """Return the directory of a whole model in the cache, which is in use as long as this process lives.
+    """Return the directory of a complete model in the cache. It counts as in use while this process lives.
 
     Args:
-        decides: what decides its content, as JSON.
-        meta: what it is made of, for its manifest.
-        write: fills an empty directory, once for all commands.
+        decides: JSON value of everything that the content depends on; the cache key is its digest.
+        meta: origin of the model, for the manifest.
+        write: writes the model to an empty directory; called only if the cache has no such model.
     """
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "merged" / key
@@ -124,7 +126,7 @@ def keep_model(decides: Any, meta: dict[str, str], write: Callable[[Path], None]
 
 @cache
 def _hold(folder: Path) -> None:
-    """Hold a kept model: once, because each time opens a file."""
+    """Mark a model of the cache as in use. The result is cached, because each call opens a file."""
     hold(folder, keep_model)
 
 
@@ -140,17 +142,17 @@ def _base_of(directory: Path, settings: dict[str, Any], weights: bool) -> Path:
 
 
 def _write(directory: Path, base: Path, aside: Path) -> None:
-    """Write the whole model: files of the base, the merged weights, and the files next to the adapters."""
+    """Write the complete model: files of the base, the merged weights, and the files next to the adapters."""
     transformer = ModelFiles.read(base).sides["passage"].transformer
     folder = transformer.folder
-    if (directory / MODULES).is_file():  # the adapters come with modules of their own, such as the pooling
+    if (directory / MODULES).is_file():  # the adapters come with their own modules, such as the pooling
         target = aside / ModelFiles.read(directory).sides["passage"].transformer.folder.relative_to(directory)
         _copy((file for file in folder.iterdir() if file.is_file()), folder, target)
     else:
         target = aside / folder.relative_to(base)
         _copy(files_below(base), base, aside)
     _merge(directory, transformer, target)
-    shutil.copyfile(folder / CONFIG, target / CONFIG)  # as the base has it
+    shutil.copyfile(folder / CONFIG, target / CONFIG)  # `save_pretrained` has changed it
     _copy(files_below(directory), directory, aside)
 
 
@@ -162,7 +164,7 @@ def _copy(files: Iterable[Path], source: Path, target: Path) -> None:
 
 
 def _merge(directory: Path, transformer: Transformer, target: Path) -> None:
-    """Write a transformer with the adapters merged, in the type of its files."""
+    """Write a transformer with the adapters merged into it, in the type of its stored weights."""
     try:
         from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
     except ImportError as error:
@@ -178,7 +180,7 @@ def _merge(directory: Path, transformer: Transformer, target: Path) -> None:
     try:
         settings = PeftConfig.from_pretrained(str(directory))
         inject_adapter_in_model(settings, backbone)
-        # A language model has its transformer as `model`.
+        # The prefix `model.` appears if the adapters were trained in a language model around this transformer.
         with open_tensors(directory / WEIGHTS, remedy, ModelError) as file:
             stored = {_PREFIX.sub("", name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         unexpected = set_peft_model_state_dict(backbone, stored).unexpected_keys

@@ -1,6 +1,6 @@
-"""Dense retriever: encodes queries and passages into one space, by one shared tower or one tower for each.
+"""Dense retriever (bi-encoder): it encodes queries and passages into one vector space.
 
-A shared tower is the usual bi-encoder; separate towers are those of DPR (Karpukhin et al., 2020, section 3).
+Both sides share one tower, or each side has its own as in DPR (Karpukhin et al., 2020, section 3).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from raytriever.models.resolve_model import read_files
 from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
 log = logging.getLogger(__name__)
-# Largest number of tokens per bucket in training on a CPU. For 12,288 tokens forward and backward, MiniLM takes 1.5 to
+# Maximum number of tokens per bucket in training on a CPU. For 12,288 tokens, forward and backward, MiniLM takes 1.5 to
 # 1.7 times as long in one bucket as in 4 or 8. A GPU has no limit, because large buckets keep it busy.
 CPU_BUCKET_TOKENS = 4_096
 
-_INT8_MULTIPLE = 8  # tokens
+_INT8_MULTIPLE = 8  # in int8, padded lengths are multiples of this number of tokens
 
 
 class Retriever(BatchEncoder):
@@ -55,8 +55,8 @@ class Retriever(BatchEncoder):
         prompts: prompts by data set; by default those of the description.
 
     Attributes:
-        packs: batches are packed instead of padded; see `choose_packing`.
-        is_int8: linear layers multiply 8-bit integers; see `encoding.load_for_encoding`.
+        packs: True if batches are packed instead of padded; see `choose_packing`.
+        is_int8: True if linear layers multiply 8-bit integers; see `load_for_encoding`.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Retriever(BatchEncoder):
         self.is_int8 = False
 
     def choose_packing(self, precision: str) -> None:
-        """Pack batches on CUDA in bf16 if the transformers can encode packed texts, else pad them.
+        """Pack batches on CUDA in bf16 if the towers can encode packed texts; else pad them.
 
-        In fp32 and on a CPU there is no kernel for packed texts: their attention is computed text by text.
+        In fp32 and on a CPU there is no kernel for packed texts, so attention would be computed text by text.
         """
         self.packs = False
         if self.device.type != "cuda":
             return
-        # cuDNN's attention makes a plan for every new shape, and no two batches have one shape.
+        # cuDNN's attention makes a plan for every new shape, and nearly every batch has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
         obstacles = []
         for tower in (self.query, self.passage):
@@ -105,17 +105,17 @@ class Retriever(BatchEncoder):
 
     @property
     def width(self) -> int:
-        """Number of components of an embedding."""
+        """Embedding dimension."""
         return self.query.width
 
     def summary(self) -> str:
-        """Return the reading of the model in one line: pooling, head, similarity, lengths, prompts and type."""
+        """Describe in one line how the model encodes: pooling, head, similarity, lengths, prompts and precision."""
         first, *others = self.description.summary().split(", ")
         return ", ".join([first, *head_text(list(self.query.head)), *others, self.precision])
 
     @property
     def precision(self) -> str:
-        """Arithmetic of encoding: `int8`, or the type of the weights, `fp32` or `bf16`."""
+        """Precision of encoding: `int8`, or that of the weights, `fp32` or `bf16`."""
         dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[next(self.parameters()).dtype]
         return "int8" if self.is_int8 else dtype
 
@@ -142,9 +142,9 @@ class Retriever(BatchEncoder):
             check_length(prompt, len(content), length - special, side)
 
     def passes(self, queries: Buckets, passages: Buckets) -> list[tuple[Buckets, Side]]:
-        """Return the texts of a batch by the tower that encodes them; all together if they are packed for one tower.
+        """Return the encoding passes of a batch: one for both sides if they are packed for one tower, else two.
 
-        The embeddings of the queries come first, then those of the passages.
+        Queries come first, then passages.
         """
         if self.query is self.passage and is_packed(queries.buckets[0]) and is_packed(passages.buckets[0]):
             return [(join_sides(queries, passages), "passage")]
@@ -158,8 +158,8 @@ class Retriever(BatchEncoder):
         They have no special tokens and are not truncated.
 
         Args:
-            prompt: text in front of all texts, or one for each; by default that of the side. A place for the title
-                in the prompt of all texts becomes `none`.
+            prompt: prompt of all texts, or one for each; by default that of the side. In a prompt of all texts, the
+                placeholder of the title becomes `none`.
         """
         if prompt is None:
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
@@ -179,10 +179,10 @@ class Retriever(BatchEncoder):
         return self.assemble(self.contents(texts, side, prompt), side)
 
     def padded_length(self, tokens: int) -> int:
-        """Return the length to which a text of so many tokens is padded alone.
+        """Return the length to which a text of this number of tokens is padded, apart from the batch.
 
-        Attention rounds with the padding, and in int8 the last bit of a state may change an integer. So all texts of a
-        padded length are encoded together there, and none gets another embedding because of its neighbors.
+        The rounding of attention depends on the padding, and in int8 the last bit of a state may change an integer. So
+        an int8 batch contains texts of one padded length only, and no embedding depends on the other texts of a batch.
         """
         if not self.is_int8:
             return tokens
@@ -190,9 +190,9 @@ class Retriever(BatchEncoder):
         return max(tokens, min(-(-tokens // _INT8_MULTIPLE) * _INT8_MULTIPLE, most))
 
     def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
-        """Pad texts to the longest one: return `input_ids` and `attention_mask`, `[texts, tokens]` int64.
+        """Pad texts to the longest one. Return `input_ids` and `attention_mask`, `[texts, tokens]` int64.
 
-        With `prompt_lengths` there is also `left_out`; see `packing`.
+        With `prompt_lengths`, the result also has `left_out`; see `packing`.
         """
         tokens = self.template.pad(token_ids, self.padded_length(max(map(len, token_ids), default=0)))
         if prompt_lengths is not None:
@@ -215,8 +215,8 @@ class Retriever(BatchEncoder):
 
         Args:
             contents: token ids of each text with its prompt and without special tokens, of any integer type.
-            prompt: prompt in front of all contents, or of each; by default that of the side.
-            tokens: largest number of tokens that are encoded at once, padding included; None for no limit.
+            prompt: prompt that all contents begin with, or one for each; by default that of the side.
+            tokens: maximum number of tokens to encode at once, padding included; None for no limit.
         """
         on_cpu = self.device.type == "cpu"
         inputs, lengths = self.assemble(contents, side), self.prompt_lengths(prompt, side, len(contents))
@@ -246,7 +246,7 @@ class Retriever(BatchEncoder):
 
     @cached_property
     def _content_tokenizer(self) -> Any:
-        """Copy of the tokenizer for contents, which is never changed, so several threads can use it."""
+        """Copy of the tokenizer for contents. It is never changed, so several threads can use it."""
         from tokenizers import Tokenizer
 
         return Tokenizer.from_str(content_tokenizer_json(self.tokenizer))
@@ -259,11 +259,11 @@ class Retriever(BatchEncoder):
 
     @cached_property
     def _left_out(self) -> dict[Side, int]:
-        """Number of first tokens of each side that are not pooled: those of its prompt, if the model leaves it out."""
+        """Number of first tokens of each side that are not pooled: the tokens of a prompt that is not pooled."""
         return {side: (self.prompt_lengths(None, side, 1) or [0])[0] for side in SIDES}
 
     def _prompt_tokens(self, prompt: str, side: Side) -> int:
-        """Return the number of tokens of a prompt with the special tokens, except one at the end."""
+        """Return the number of tokens of a prompt, including special tokens except an end token."""
         if not prompt:
             return 0
         (ids,) = self.token_ids([""], side, prompt)
@@ -272,14 +272,16 @@ class Retriever(BatchEncoder):
 
 @activity("loading the encoder")
 def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weights: bool = True) -> Retriever:
-    """Load the model a configuration names, in evaluation mode.
+    """Load the model that a configuration names, in evaluation mode.
 
     Args:
-        weights: whether weights are read; otherwise their sizes are checked, and the towers are on the meta device.
+        config: settings of the model.
+        dtype: type of the transformers' weights.
+        weights: if False, weights are not read: their sizes are checked, and the towers are on the meta device.
 
     Raises:
         ModelError: the model cannot be found, trusted or read.
-        ConfigError: `truncate_dim` exceeds the width of the embeddings.
+        ConfigError: `truncate_dim` exceeds the embedding dimension.
     """
     files = read_files(config)
     directory, description = files.directory, describe(files, config)
@@ -319,8 +321,8 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
         check_tokens(tokenizer, each.backbone, directory)
         _check_length(each.backbone, length, directory)
         if _learned_positions(each.backbone) is not None:
-            # Positions count from the first column. Padding before a text would shift its positions, and its embedding
-            # would depend on the other texts of a batch. The saved tokenizer pads after the text too.
+            # Learned positions count from the first column. Padding on the left would shift the positions of a text, so
+            # its embedding would depend on the other texts of a batch. The saved tokenizer pads on the right, too.
             tokenizer.padding_side = "right"
     retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
     retriever.check_prompts(retriever.prompts.of())
@@ -340,7 +342,7 @@ def _load_tower(
     Args:
         source: files of the transformer, or the loaded transformer of the other tower.
         loaded: modules of the other tower by their folders, which this tower shares.
-        dtype: type of the weights of the transformer; modules after the pooling are float32.
+        dtype: type of the transformer's weights; modules after the pooling are float32.
     """
     with nullcontext() if weights else torch.device("meta"):
         backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype, weights)
@@ -364,7 +366,6 @@ def _learned_positions(backbone: nn.Module) -> nn.Embedding | None:
 
 
 def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
-    """Check that texts are not longer than the learned positions of a model; raises `ModelError`."""
     table = _learned_positions(backbone)
     if table is None:
         return

@@ -97,7 +97,6 @@ def has_lowercase(tokenizer: Any) -> bool:
 
 
 def _lower_case(tokenizer: Any) -> None:
-    """Lowercase texts before tokenization, unless the tokenizer does."""
     from tokenizers.normalizers import Lowercase, Sequence
 
     require_fast(tokenizer)

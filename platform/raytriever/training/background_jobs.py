@@ -134,10 +134,7 @@ class BackgroundJob(ABC):
 
     Args:
         client: on the first worker, access to the process that does the work; None on the others.
-        checkpoints: folder of the checkpoints.
         workers: the group that exchanges messages on the CPU.
-        log: prints a line for the user.
-        report_status: reports what training is doing.
         phases: phases that follow the work itself.
     """
 

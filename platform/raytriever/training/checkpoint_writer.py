@@ -200,7 +200,6 @@ class CheckpointWriter:
         self.prune(state.progression)
 
     def _move_shard(self, shard: Path, folder: Path) -> None:
-        """Wait for another worker's shard, and move its files to a folder."""
         self._wait_for(lambda: shard.is_dir() or None)
         for file in shard.glob("*.safetensors"):
             os.rename(file, folder / file.name)

@@ -55,17 +55,12 @@ class TrainingSetup:
     Args:
         retriever: the encoder, on `device`, the same on every worker.
         precision: `fp32` or `bf16`.
-        train: batches of the training split.
-        dev: batches for the dev loss.
         folder: folder of the checkpoints, shared by all workers.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
-        log: prints a line for the user.
         report_status: called on every worker with a description of what training does between two steps.
         before_commit: called with a step before its checkpoint is committed; returns when all its metrics are stored.
         data_digest: digest of everything that batches are made of. A run resumes only with the same digest. Empty if it
             is not known.
-        refresh: plan of the refreshes of hard negatives; None without them.
-        validation: plan of the validations by retrieval; None without them.
         guide: encoder that masks false negatives; None if the settings of the loss name none.
     """
 
@@ -292,7 +287,6 @@ class Trainer:
         self._log(f"Step {step} ran out of memory ({reason}); encoding {size} at a time from now on.")
 
     def _finish_step(self) -> None:
-        """After a step, validate and save if they are due, and call the callbacks."""
         dev_metrics = self._validate_if_due()
         if dev_metrics is not None:
             # Report before saving: after a crash, a metric that is reported twice is harmless, a missing one is not.

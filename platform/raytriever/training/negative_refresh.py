@@ -152,9 +152,7 @@ class RefreshPlan:
 
     Args:
         every: steps between two rounds.
-        waits: True if training waits for each round (`--refresh-mode sync`).
-        folder: folder of the ledger and the tables.
-        read: reads the table of a round.
+        waits: True if training waits for each round.
         miner: on the first worker, access to the process that mines; None on the others. It gets the number of a round
             and a checkpoint, commits the table at `round_path` in place of any older one, and returns metrics.
         last_logged_step: last step that an earlier process of the run has logged, the same on every worker. If a round

@@ -160,7 +160,6 @@ def _check_training(config: Config) -> None:
 
 
 def _check_teacher(config: Config) -> None:
-    """Raise `ConfigError` if a setting needs the scores of a teacher that the other settings do not provide."""
     if not config.loss.needs_teacher:
         if config.data.teachers:
             raise ConfigError(

@@ -119,7 +119,6 @@ class Stopwatch:
 
 
 def _between(earlier: Any, later: Any) -> float:
-    """Return the seconds between two marks."""
     return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000
 
 
@@ -249,7 +248,6 @@ class StepReports:
             work: tokens and FLOPs of this worker's share.
             phases: returns the seconds of each phase; called after the results are read.
             began: `time.perf_counter()` at the start of the step, before the wait for its batch.
-            others: further metrics of the step.
         """
         tokens, flops = self._throughput.total(work)
         statistics = {"loss": output.value, **output.statistics, "gradient_norm": norm}

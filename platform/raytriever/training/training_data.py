@@ -32,9 +32,6 @@ class TrainingData:
 
     Args:
         datasets: tokenized data sets, each with its training split, the first also with its dev split.
-        config: settings of the data.
-        batch_size: queries of a global batch.
-        seed: seed of the order and of sampling.
         guide: false-negative guide, which also reads the texts of batches; None without a guide.
     """
 

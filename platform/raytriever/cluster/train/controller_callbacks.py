@@ -1,8 +1,8 @@
-"""Callbacks in Ray Train's controller: introduce the controller, clean up worker groups, report failures.
+"""Callbacks in Ray Train's controller: they report its handle, clean up worker groups, and report failures.
 
-Imports nothing heavy, because the controller loads it. An interrupted driver ends the controller, since a thread still
-inside `fit` crashes the process when the session ends. Ray Train forgets the placement group of a worker group that
-failed before training; `Housekeeping` releases it, so that the next group finds a place on a full cluster."""
+This module imports nothing heavy, because the controller loads it. An interrupted driver ends the controller, because a
+thread that is still inside `fit` would crash the process when the session ends. If a worker group fails before
+training, Ray Train does not release its placement group. `Housekeeping` does, so that the next group fits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from raytriever.core.errors import ConfigError, lost_gpu
 
 
 class GroupReports(ControllerCallback, WorkerGroupCallback):
-    """Reports of the controller to the event queue: its handle, and which workers it asks for and gets.
+    """Reports from the controller to the event queue: its handle, and the workers that it requests and gets.
 
     Attributes:
-        hosts, addresses: host of each worker of the newest group, by rank, and its address.
+        hosts, addresses: host and address of each worker of the newest group, by rank.
     """
 
     def __init__(self, queue: Any) -> None:
@@ -62,22 +62,22 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
 
 def _version_reader() -> Callable[[], str]:
     def version() -> str:
-        """Return the version of a worker. As an inner function it is sent whole, to a node of any version."""
+        """Return the version of a worker. Ray sends the code of an inner function, so any version can run it."""
         return str(import_module("raytriever").__version__)
 
     return version
 
 
 class Housekeeping(ControllerCallback, WorkerGroupCallback):
-    """Choice of the workers' network interface, and shutdown of a worker group that Ray Train has lost.
+    """Choose the workers' network interface, and shut down a worker group that Ray Train has not cleaned up.
 
-    It has to come before Ray Train's own callbacks: after one of them fails, the others are not called. See `FIRST`."""
+    It must precede Ray Train's own callbacks (see `FIRST`): if one of them fails, later ones are not called."""
 
     def __init__(self) -> None:
         self._group: Any = None
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Remember the group, whose workers are not connected yet, and choose how they will be."""
+        """Store the group, and choose the network interface before its workers connect."""
         self._group = worker_group
         worker_group.execute(choose_interface)
 
@@ -98,12 +98,12 @@ class Housekeeping(ControllerCallback, WorkerGroupCallback):
             self._group.shutdown()
 
 
-# Environment of the process that creates the trainer: callbacks that come before Ray Train's.
+# Environment of the process that creates the trainer; it names callbacks that precede Ray Train's.
 FIRST = {"RAY_TRAIN_CALLBACKS": f"{Housekeeping.__module__}.{Housekeeping.__name__}"}
 
 
 def end_controller(queue: Any) -> None:
-    """End the controller and its workers; does nothing where it has not started or the queue has ended."""
+    """End the controller and its workers. Do nothing if it has not started or the queue has ended."""
     try:
         controller = ray.get(queue.actor.controller.remote())
         if controller is not None:
@@ -113,7 +113,7 @@ def end_controller(queue: Any) -> None:
 
 
 class Failures(UserCallback):
-    """Record of failed worker groups, made in Ray Train's controller before the next group starts."""
+    """Recorder of failed worker groups; Ray Train's controller calls it before the next group starts."""
 
     def __init__(self, reports: GroupReports, queue: Any) -> None:
         self._reports, self._queue = reports, queue
@@ -127,20 +127,19 @@ class Failures(UserCallback):
             if isinstance(cause, RayActorError):
                 died = True
                 reasons.insert(0, f"{self._named(rank)} died{' with its node' if 'node' in str(cause) else ''}")
-            elif peer := LOST_PEER.search(str(cause)):  # the others notice a killed worker before Ray does
+            elif peer := LOST_PEER.search(str(cause)):  # other workers notice a killed worker before Ray does
                 died = True
                 reasons.append(f"{self._named(rank)} lost its connection to {self._at(peer[1] or peer[2], rank)}")
             elif reason := lost_gpu(cause):
                 died = True
                 reasons.insert(0, f"{self._named(rank)} lost its GPU ({reason})")
             else:
-                died |= "OutOfMemory" in type(cause).__name__  # as if the system had ended it
+                died |= "OutOfMemory" in type(cause).__name__  # treated as a process that the system has killed
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
         self._queue.send(LostWorker(f"{reasons[0].splitlines()[0]}; the workers start again."))
         self._queue.record_failure("\n".join(reasons), died)
 
     def _at(self, address: str, rank: int) -> str:
-        """Return the host with an address, as another worker sees it."""
         addresses = self._reports.addresses
         if address not in addresses or address == addresses[rank]:
             return "another worker"

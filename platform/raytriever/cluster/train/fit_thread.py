@@ -1,8 +1,8 @@
-"""Run `fit` of Ray Train or Ray Tune on a thread, and repeat it where a worker died before training.
+"""Run `fit` of Ray Train or Ray Tune on a thread, and repeat it if a worker died before training.
 
-On the main thread `fit` would handle Ctrl-C itself. On a thread of its own, an interruption reaches the waiting main
-thread, which ends `fit` before the Ray session ends; otherwise a call to Ray would crash the process. Ray Train
-restarts a group that failed during training or during its creation, but ends `fit` when a worker dies in between."""
+On the main thread, `fit` would handle Ctrl-C itself. With `fit` on another thread, an interruption reaches the waiting
+main thread. It ends `fit` before the Ray session ends; otherwise a call of Ray would crash the process. Ray Train
+restarts a group that failed during its creation or during training, but ends `fit` if a worker dies in between."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from raytriever.cluster.train.controller_callbacks import end_controller
 from raytriever.core.interruption import check_interrupted
 
 POLL_SECONDS = 0.2
-END_SECONDS = 10.0  # that `fit` has to end after a request
+END_SECONDS = 10.0  # time in which `fit` must end after a request
 
 
 class FitThread(threading.Thread):
-    """Thread that runs `fit`; `failure` is its exception, None if it succeeded or has not ended."""
+    """Thread that runs `fit`. `failure` is its exception, or None if it succeeded or has not ended."""
 
     def __init__(self, fit: Callable[[], object]) -> None:
         super().__init__(name="raytriever-fit", daemon=True)
         self._fit = fit
-        # An event of our own: an interrupted `join` marks a running thread as ended (bpo-45274).
+        # An event instead of `join`, because an interrupted `join` marks a running thread as ended (bpo-45274).
         self._ended = threading.Event()
         self.failure: Exception | None = None
 
@@ -37,22 +37,22 @@ class FitThread(threading.Thread):
         """Run `fit`."""
         try:
             self._fit()
-        except Exception as failure:  # for the caller's thread
+        except Exception as failure:  # the caller's thread reads it
             self.failure = failure
         finally:
             self._ended.set()
 
     def wait(self, broken: threading.Event, check: Callable[[], None] = lambda: None) -> None:
-        """Return when `fit` has ended or `broken` is set; raises KeyboardInterrupt also where Python has lost one."""
+        """Wait until `fit` has ended or `broken` is set. A KeyboardInterrupt that Python has lost is raised here."""
         while not broken.is_set() and not self._ended.wait(POLL_SECONDS):
             check_interrupted()
             check()
 
     def end(self, hurry: Callable[[], None]) -> None:
-        """Return when `fit` has ended, or after `END_SECONDS`.
+        """Wait until `fit` has ended, at most `END_SECONDS`.
 
         Args:
-            hurry: ends `fit`; called repeatedly, because it may not have started yet.
+            hurry: ends `fit`. It is called repeatedly, because `fit` may not have started yet.
         """
         until = time.monotonic() + END_SECONDS
         while not self._ended.is_set() and time.monotonic() < until:
@@ -63,7 +63,7 @@ class FitThread(threading.Thread):
 
 
 def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[], None]) -> Exception | None:
-    """Run `fit` until it ends or an event cannot be handled; an interruption ends it too.
+    """Run `fit` until it ends, an event cannot be handled, or an interruption comes.
 
     Returns:
         The exception of `fit`; None if it succeeded.
@@ -79,7 +79,7 @@ def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[],
         died_between = isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
         if events.has_failed.is_set() or not died_between:
             return failure
-        end_controller(events.queue)  # its process would live as long as its exception
+        end_controller(events.queue)  # the controller would live as long as its exception
         events.queue.record_failure("a worker died before it could start training", process_died=True)
         if not events.queue.may_start():
             return attempt.failure

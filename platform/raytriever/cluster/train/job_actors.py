@@ -1,12 +1,11 @@
-"""Actors that do jobs on committed checkpoints during a training, and the clients of the first worker for them.
+"""Actors that do background jobs on committed checkpoints, and the first worker's clients for these actors.
 
-A job evaluates a checkpoint, or mines with it. Its actor has a GPU if training leaves one free; without GPUs it uses
-all cores, at a lower priority than training. A killed actor restarts, possibly on another node, and repeats its
-checkpoint; if it is killed too often, the job fails.
+A job evaluates a checkpoint, or mines with it. Its actor has a GPU if training leaves one free. Without GPUs it uses
+all cores, at a lower priority than training. A killed actor restarts, possibly on another node, and repeats its job. If
+it is killed too often, the job fails.
 
-Where training leaves no GPU for other processes, a thread of the first worker does the job between two steps, while
-training waits. No second process takes memory of the GPU, and the memory of a job is given back before the next
-step."""
+If training uses all GPUs, a thread of the first worker does the job between two steps, while training waits. So no
+second process takes memory of the GPU, and the memory of a job is released before the next step."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from raytriever.training.dev_validation import FOLDER as EVALUATIONS
 from raytriever.training.run_config import Config
 from raytriever.training.training_settings import SYNC
 
-TRIES = 3  # times that a killed actor repeats its job before the job fails
+TRIES = 3  # number of times that a killed actor repeats its job before the job fails
 NEGATIVES, MODEL = "negatives", "model"
 Result = TypeVar("Result")
 
@@ -44,17 +43,17 @@ class CheckpointJob:
     """Actor that does one job after another.
 
     Args:
-        kind: makes an object with `run(number, checkpoint)`, from `arguments`.
+        kind: called with `arguments`; returns an object with `run(number, checkpoint)`.
     """
 
     def __init__(self, driver: DriverContext, kind: Callable[..., Any], *arguments: Any) -> None:
         driver.enter()
         lower_priority()
-        torch.set_num_threads(usable_cores())  # Ray gives a process one
+        torch.set_num_threads(usable_cores())  # Ray's default is one thread
         self._job = kind(*arguments)
 
     def run(self, number: int, checkpoint: str) -> Any | UserError:
-        """Do job `number` on a checkpoint; returns its result or a user error."""
+        """Do job `number` on a checkpoint, and return its result or a user error."""
         return result_or_error(lambda: self._job.run(number, Path(checkpoint)))
 
 
@@ -62,7 +61,7 @@ class ActorClient(Generic[Result]):
     """Client of a `CheckpointJob`; see `JobClient`.
 
     Args:
-        show: called with whether a job is running. Alerts on steps that take long need to know it.
+        show: called with True when a job starts and False when it ends, for alerts about slow steps.
     """
 
     def __init__(self, actor: Any, show: Callable[[bool], None]) -> None:
@@ -110,13 +109,13 @@ class ThreadClient(Generic[Result]):
 
     def _run(self, number: int, checkpoint: Path) -> Result:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # of this thread
+            torch.cuda.set_device(self._device)  # the current device is set per thread
         try:
             return self._work(number, checkpoint)
         except UserError as error:
             reason = str(error)
         except Exception as error:  # a defect, or the GPU has too little memory: the job fails, training does not
-            reason = first_line(error)  # not the error: its traceback would keep the tensors of the job
+            reason = first_line(error)  # the traceback of the error itself would keep the tensors of the job
         finally:
             torch.cuda.empty_cache()
         raise JobError(reason)
@@ -136,13 +135,13 @@ def _running(gpus: float, kind: Callable[..., Any], *arguments: Any) -> Iterator
 def start_evaluator(
     config: Config, dev_sets: Sequence[DevSet], folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run an actor that evaluates checkpoints for the duration of a run; None where none is needed or possible."""
+    """Run an actor that evaluates checkpoints during the block; None if it is not needed or has no GPU."""
     if not dev_sets:
         yield None
         return
     workers = config.training.workers[1]
     miners = 0 if config.refresh.refresh_every is None else config.refresh.pool[1]
-    # Only of the free ones: an actor that asks for the GPU of another job would wait for it without a message.
+    # Only a GPU that is free now: an actor that requests the GPU of another job would wait without a message.
     gpus = 1.0 if spare_gpus(workers + miners) else 0.0
     if not gpus and count_gpus():
         log("Checkpoints are evaluated on the GPU of the first worker, while training waits.")
@@ -158,7 +157,7 @@ def start_evaluator(
 def start_miner(
     config: Config, datasets: Sequence[str], negatives: Any, folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run an actor that mines hard negatives for the duration of a run; None where none is needed or possible."""
+    """Run an actor that mines hard negatives during the block; None if it is not needed or has no GPU."""
     if config.refresh.refresh_every is None:
         yield None
         return

@@ -1,10 +1,10 @@
-"""Mine with a checkpoint, for one round of refresh: encode, search, filter and commit, as `raytriever mine` does.
+"""Mine hard negatives with a checkpoint for one refresh round: encode, search, filter and commit the table.
 
 negatives/rounds.json           ended rounds (the refresh ledger)
 negatives/round-0001/           table of a round, while a run may resume with it
 negatives/embeddings/step-500/  embeddings of the running round, and finished blocks of its mining
 
-A round that was killed uses the committed shards and blocks, because it mines with the same checkpoint again."""
+A round that was killed starts again with the same checkpoint, so it reuses the committed shards and blocks."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
 
 
 class MiningRounds:
-    """Rounds of mining of a run.
+    """Mining rounds of a run.
 
     Args:
-        first: the table that training began with, where every round keeps rows of it; otherwise None.
-        choose_pool: returns the actors that encode and search in a round, or None for this process.
+        first: the table that training began with if every round keeps rows of it, else None.
+        choose_pool: returns the pool that encodes and searches in a round, or None for this process.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class MiningRounds:
         self._choose_pool = choose_pool
 
     def run(self, number: int, checkpoint: Path) -> dict[str, float]:
-        """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
+        """Mine one round, or the rest of an interrupted one, and commit its table in place of any older one.
 
         Returns:
             Metrics for the tracker.
 
         Raises:
-            UserError: something that the user can correct.
+            UserError: the mining fails for a reason that the user can correct.
         """
         began = time.monotonic()
         remove_tables(self._folder, self._folder.parent / CHECKPOINTS)
@@ -113,7 +113,6 @@ class MiningRounds:
         return [open_all_splits(path, [self._config.data.train_split]) for path in self._paths]
 
     def _table(self, mined: Sequence[MiningResult]) -> NegativesTable:
-        """Return the table of a round, of all data sets in one."""
         starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in self._datasets[:-1])]
         tables = [one.table for one in mined]
         table = tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
@@ -129,14 +128,13 @@ class MiningRounds:
 def _encode(
     path: Path, model: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, side: Side, pool: ActorPool | None
 ) -> EmbeddingStore:
-    """Return the embeddings of one side, of which the missing shards are encoded."""
     plan = plan_embeddings(model, retriever, dataset, side, "fp32")
     run = pool.encode if pool else encode_in_process
     return encode_store(StoreWriter(path, plan), model, retriever, dataset, run)
 
 
 def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:
-    """Return the shares of candidates by the reason of their removal, and of queries with too few negatives or none."""
+    """Return the fractions of candidates removed, by reason, and of queries with too few or no negatives."""
     totals: dict[str, int] = {}
     for one in mined:
         for reasons in one.counts.values():
@@ -151,5 +149,4 @@ def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:
 
 
 def _metric_name(reason: str) -> str:
-    """Return the reason as a metric name."""
     return "".join(letter if letter.isalnum() else "_" for letter in reason.lower())

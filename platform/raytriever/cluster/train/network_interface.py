@@ -1,7 +1,7 @@
-"""Network interface of a worker: the one that holds the address of its Ray node, for gloo, NCCL and tensorpipe.
+"""Choose the network interface of a worker for gloo, NCCL and tensorpipe: the one with the address of its Ray node.
 
-By themselves gloo and tensorpipe listen at the address of the host's name, which is 127.0.1.1 in `/etc/hosts` of Debian
-and Ubuntu. Another host cannot reach it: `connectFullMesh failed ... remote=[127.0.1.1]`."""
+By default, gloo and tensorpipe listen at the address of the host's name, which is 127.0.1.1 in `/etc/hosts` of Debian
+and Ubuntu. Other hosts cannot reach it: `connectFullMesh failed ... remote=[127.0.1.1]`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import re
 import ray.util
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-# What gloo, PyTorch's store of a group and NCCL say where processes do not reach each other. "Connection refused" alone
-# may come from anything that a worker opens, such as a tracker or a data set.
+# Errors of gloo, PyTorch's process-group store and NCCL if processes cannot reach each other. "Connection refused" is
+# not among them, because it may come from anything that a worker opens, such as a tracker or a data set.
 UNREACHABLE = re.compile(
     r"connectFullMesh failed|client socket has (?:failed to connect|timed out)|"
     r"socket(?:Start|Poll|Final\w*)Connect.* failed"
 )
-# What gloo says where the process at an address has ended, or its host is away.
+# Errors of gloo if the process at an address has ended, or its host is lost.
 LOST_PEER = re.compile(r"\[([0-9a-f.:]+)\]:\d+: Connection reset|Connection closed by peer \[([0-9a-f.:]+)\]")
 
 
 def choose_interface() -> None:
-    """Name the interface of this node's address to the libraries, in a worker before it joins its group.
+    """Set the libraries' variables to the interface of this node's address, before a worker joins its group.
 
-    A variable that the user has set stays. On a cluster of one host, whose address may be 127.0.0.1, nothing is set.
+    A variable that the user has set is kept. If the address is 127.0.0.1, as on a single host, nothing is set.
     """
     name = interface_of(ray.util.get_node_ip_address())
     if name is not None:

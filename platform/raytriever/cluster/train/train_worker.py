@@ -1,4 +1,4 @@
-"""Worker of a Ray Train group: its job, the size of the group, model and data, training."""
+"""Worker of a Ray Train group: it agrees on the size of the group, opens model and data, and trains."""
 
 from __future__ import annotations
 
@@ -51,16 +51,17 @@ from raytriever.training.training_settings import BEHIND, SYNC
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """Training whose settings and data have been checked, for any process of the cluster.
+    """Training job whose settings and data have been checked, for any process of the cluster.
 
     Args:
-        datasets: paths or URIs of its prepared data sets, on storage that every node sees.
-        negatives: the table of hard negatives, or None; on a worker a reference to it.
-        folder: the run directory, with the `steps.jsonl` of an earlier call, on storage that every node sees. Training
-            writes the best model to its `model`.
-        in_process: whether the process that calls is the only worker. It saves the start of a process; an error that
-            ends the process ends the caller.
-        runs_per_node: number of runs that share the cores of a node, this one included.
+        datasets: paths or URIs of the prepared data sets, on storage that every node sees.
+        negatives: table of hard negatives, or None; in a worker, a Ray reference to it.
+        folder: run directory, on storage that every node sees. It may have the `steps.jsonl` of an earlier call.
+            Training writes the best model to its folder `model`.
+        dev_sets: data sets for the validations by retrieval.
+        in_process: if True, the calling process is the only worker. This saves the start of a process, but an error
+            that ends the process also ends the caller.
+        runs_per_node: number of runs that share the cores of a node, including this one.
         gpus: GPUs of each worker on a cluster with GPUs; a fraction if several runs share one.
     """
 
@@ -77,11 +78,11 @@ class TrainingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJob(TrainingJob):
-    """Training as the driver sends it to every worker of a group.
+    """Training job as the driver sends it to every worker of a group.
 
     Args:
-        miner: actor that mines hard negatives; None without refresh, and where the first worker mines.
-        evaluator: actor that evaluates checkpoints; None without validation by retrieval, and where the first worker
+        miner: actor that mines hard negatives; None without refresh, or if the first worker mines.
+        evaluator: actor that evaluates checkpoints; None without validation by retrieval, or if the first worker
             evaluates.
     """
 
@@ -98,7 +99,7 @@ def train_worker(job: WorkerJob) -> None:
     A `UserError` is sent to the driver before it ends the group.
     """
     queue, device = job.queue, get_device()
-    # transformers may load DeepSpeed before anything here does; it would search for a GPU and log that.
+    # transformers may load DeepSpeed first, which would then search for a GPU and log that.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     if not _may_start(queue, device) or not _is_needed(job, device):
         return
@@ -115,23 +116,23 @@ def _user_errors_sent(queue: EventQueue) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        # With a cause, the error is one of the disk of this worker.
+        # A `StorageError` with a cause comes from the disk of this worker.
         is_of_disk = isinstance(error, StorageError) and error.__cause__ is not None and current_workers().size > 1
         queue.flush(error.on_host(socket.gethostname()) if is_of_disk else error)
-        # Others may wait for this worker in a collective: only an exception makes Ray end the whole group.
+        # Other workers may wait for this one in a collective. Only an exception makes Ray end the whole group.
         if current_workers().size > 1:
             raise
 
 
 def _may_start(queue: EventQueue, device: torch.device) -> bool:
-    """Return whether this group may train: not after a user error, or after too many failures without a new step."""
+    """Return False if a user error was sent before, or if too many groups failed without a new step."""
     workers = current_workers()
     may_start = workers.rank == 0 and queue.may_start()
     return bool(workers.all_reduce(torch.tensor(int(may_start), device=device)))
 
 
 def _is_needed(job: WorkerJob, device: torch.device) -> bool:
-    """Return whether this process trains; the others are idle until the group is resized."""
+    """Return True if this process trains. The others are idle until the group is resized."""
     workers, settings = current_workers(), job.config.training
     available, size = workers.size, settings.sharing(workers.size)
     if workers.rank == 0 and settings.workers[0] < settings.workers[1]:
@@ -149,13 +150,12 @@ def _report_status(queue: EventQueue, text: str) -> None:
 
 
 def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
-    """Load the model and open the data."""
     config, settings, queue = job.config, job.config.training, job.queue
     report_to(lambda line: queue.send(LogMessage(line)))
-    job.driver.enter()  # Ray starts workers elsewhere, and paths may be relative
+    job.driver.enter()  # Ray starts workers in another folder, and paths may be relative
     workers = current_workers()
     if device.type == "cpu":
-        # Ray gives a process one thread; the workers on a node share its cores.
+        # By default Ray gives a process one thread. Here the workers of a node share all its cores.
         local = ray.train.get_context().get_local_world_size() if workers.size > 1 else 1
         torch.set_num_threads(max(1, usable_cores() // (local * job.runs_per_node)))
     _report_status(queue, "loading the encoder in the workers")
@@ -200,7 +200,6 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
 
 
 def _write(job: WorkerJob, retriever: Retriever) -> None:
-    """Write the trained model, and its adapters if they are wanted."""
     with committed_directory(job.folder / "model", {"config": job.config.hash}, replace=True) as hidden:
         write_model(retriever, hidden)
     if job.config.model.save_adapters:
@@ -211,12 +210,12 @@ def _write(job: WorkerJob, retriever: Retriever) -> None:
 def _client(
     job: WorkerJob, name: str, actor: Any, work: Callable[[], Any], device: torch.device, waits: bool | None = None
 ) -> Any:
-    """Return the access of the first worker to the process of its jobs: an actor, or without one a thread of its own.
+    """Return the first worker's client for background jobs: of an actor or, without one, of a thread of this process.
 
     Args:
-        name: first word of the gauges, which say whether a job is running, and whether steps wait for it.
-        work: makes the object whose `run` does a job in a thread.
-        waits: whether steps wait for a job; None for a job without this gauge.
+        name: first word of the gauges that show whether a job is running, and whether steps wait for it.
+        work: creates the object whose `run` does a job in a thread.
+        waits: True if steps wait for a job; None for a job without this gauge.
     """
     gauges = Gauges(run_label(job.folder))
 
@@ -231,7 +230,6 @@ def _client(
 def _refresh_plan(
     job: WorkerJob, data: TrainingData, negatives: NegativesTable | None, workers: WorkerGroup, device: torch.device
 ) -> RefreshPlan | None:
-    """Return the plan of the refreshes; all workers call it."""
     config, refresh, folder = job.config, job.config.refresh, job.folder / NEGATIVES
     if refresh.refresh_every is None:
         return None
@@ -248,7 +246,6 @@ def _refresh_plan(
 
 
 def _validation_plan(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> ValidationPlan | None:
-    """Return the plan of the validations; all workers call it."""
     if not job.dev_sets:
         return None
     folder = job.folder / EVALUATIONS
@@ -264,18 +261,18 @@ def _validation_plan(job: WorkerJob, workers: WorkerGroup, device: torch.device)
 
 
 def _last_logged_step(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> int:
-    """Return the last step that this or an earlier call has logged, the same on all workers."""
+    """Return the last step that this or an earlier process of the run has logged, the same on all workers."""
     step = max(job.last_logged_step, job.queue.last_step())
     return int(workers.all_reduce(torch.tensor(step, device=device), "max"))
 
 
 def regroup(size: int, device: torch.device) -> bool:
-    """Replace the process group by one of its first `size` processes; every process of the old group calls it.
+    """Replace the process group by a group of its first `size` processes; every process of the old group calls it.
 
-    The new group becomes the default group, because DeepSpeed uses the default group.
+    The new group becomes the default group, because DeepSpeed uses that one.
 
     Returns:
-        Whether this process belongs to the new group; the others are left without a group.
+        True if this process belongs to the new group. Other processes have no group afterwards.
     """
     rank, backend = distributed.get_rank(), distributed.get_backend()
     host, store = os.environ.get("MASTER_ADDR", "127.0.0.1"), None

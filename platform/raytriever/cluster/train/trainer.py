@@ -1,8 +1,8 @@
-"""Training under Ray Train: start the group of workers, handle its events, return or raise at its end.
+"""Training under Ray Train: start the group of workers, handle its events, and return or raise at its end.
 
-The training loop writes its own checkpoints: a damaged state file of Ray Train prevents a start, so the state of Ray
-Train is discarded with each call. A group that starts again, after a death or because the cluster changed its size,
-resumes from the newest complete checkpoint."""
+The training loop writes its own checkpoints. Ray Train's state is discarded after each call, because a damaged state
+file would prevent the next start. If the group starts again, after a worker died or because the cluster changed its
+size, it resumes from the newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from raytriever.core.store.remote_folders import pull
 from raytriever.tracking.step_log import read_curve
 from raytriever.training.parallel.strategies import TrainingError
 
-LOOK_SECONDS = 2.0  # between two questions to Ray
+LOOK_SECONDS = 2.0  # interval of requests to Ray for free resources
 
 
 class ClusterError(UserError):
@@ -49,9 +49,9 @@ class ClusterError(UserError):
 
 
 class Wait:
-    """Wait for the workers of each group, from the first request until all of them have started.
+    """Limit and report the wait for the workers of a group, from the first request until all have started.
 
-    Ray Train asks again and again by variables of its own, and waits without a word.
+    Ray Train itself repeats its request without a limit and without a message.
     """
 
     def __init__(self, minutes: float, show: Callable[[Event], None]) -> None:
@@ -61,7 +61,7 @@ class Wait:
         self._ends = self._next_look = 0.0
 
     def begin(self, wanted: GroupWanted) -> None:
-        """Begin to wait, unless the wait for an earlier request goes on."""
+        """Start to wait, unless the wait for an earlier request is still going on."""
         now = time.monotonic()
         is_new, changed = self._wanted is None, wanted.room != self._room
         if is_new:
@@ -71,12 +71,12 @@ class Wait:
             self._report(wanted, self._show)
 
     def end(self) -> None:
-        """End the wait: all workers have started."""
+        """End the wait, because all workers have started."""
         self._wanted = None
         self._show(MissingWorkers(0))
 
     def check(self, send: Callable[[Event], None]) -> None:
-        """Send what is missing, if that has changed; called in another thread than that of the events.
+        """Send the number of missing workers if it has changed. Called on another thread than that of the events.
 
         Raises:
             ClusterError: the wait took too long.
@@ -87,7 +87,7 @@ class Wait:
             return
         self._next_look = now + LOOK_SECONDS
         room = min(room_for(wanted.resources), wanted.workers)
-        # Less room may be what the group has reserved. Ray Train counts again before it asks for another group.
+        # Less room may mean that the group has reserved it. Ray Train counts again before each request.
         if room > self._room:
             self._room = room
             self._report(wanted, send)
@@ -113,27 +113,27 @@ def _count(wanted: GroupWanted) -> str:
     return f"{wanted.workers} worker{'s' if wanted.workers > 1 else ''}"
 
 
-# Ray Train may ask for resources on a node that has just died; it asks again after this time.
+# Ray Train may request resources on a node that has just died. It repeats the request after this time.
 PLACEMENT_SECONDS = 10
-RESIZE_SECONDS = 60.0  # between two checks whether new nodes allow a larger group
+RESIZE_SECONDS = 60.0  # interval of checks whether new nodes allow a larger group
 _RAY_TRAIN = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(PLACEMENT_SECONDS),
-    # Between two checks of the workers; the default of 2 s is lost at every death and every end.
+    # Interval of health checks. The default of 2 s would be lost whenever a worker dies, and at the end.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-    # It would start one more process per group and delay a restart; a preempted node is handled as one that died.
+    # The watcher would start one more process per group and delay a restart. A preempted node counts as dead.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 
 
-# Texts of torch's errors where Ray has reserved a GPU that PyTorch cannot use: a build for CPUs, or a driver too old.
+# Texts of torch's errors if PyTorch cannot use the GPU that Ray has reserved: it is a CPU build, or the driver is old.
 NO_CUDA = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported with GPUs", "not compiled with CUDA")
 
 
 def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> None:
-    """Train on `config.training.num_workers` processes; a range lets the group shrink and grow with the cluster.
+    """Train on `config.training.num_workers` processes. With a range, the group shrinks and grows with the cluster.
 
     Raises:
-        UserError: a worker raised it, or the workers die again and again.
+        UserError: a worker raised it, or workers died again and again.
     """
     config = job.config
     user_errors: list[UserError] = []
@@ -174,7 +174,7 @@ def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> Non
         )
 
         def trainer() -> TorchTrainer:
-            # Each attempt has a folder of its own for its state.
+            # Each attempt has a new folder for Ray Train's state.
             return _trainer(worker_job, Path(mkdtemp(dir=state)))
 
         failure = None
@@ -182,7 +182,7 @@ def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> Non
             trainer().fit()
         else:
             failure = fit(trainer, events, partial(wait.check, events.queue.send))
-    pull(job.folder)  # what workers on other nodes have committed
+    pull(job.folder)  # files that workers on other nodes have committed
     if user_errors:
         raise user_errors[0]
     if ends:
@@ -199,7 +199,7 @@ def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
     most = job.config.training.sharing(most)
     reports = GroupReports(job.queue)
     return TorchTrainer(
-        # Not in `train_loop_config`: the controller would import all that training needs before it starts the workers.
+        # If the job were in `train_loop_config`, the controller would import all of training before it starts workers.
         partial(train_worker, job),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         scaling_config=ScalingConfig(
@@ -212,14 +212,13 @@ def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
             name="train",
             storage_path=str(state),
             callbacks=[reports, Failures(reports, job.queue)],
-            # The event queue counts failures and lets no group start after too many; `Wait` bounds the time of a start.
+            # No limits here: the event queue limits the number of failures, and `Wait` the time of a start.
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
         ),
     )
 
 
 def _start_error(failure: ControllerError) -> Exception:
-    """Return the error for a group that did not start, after Ray Train has given up."""
     text = str(failure)
     if reasons := [reason for reason in NO_CUDA if reason in text]:
         return ClusterError(
@@ -239,7 +238,6 @@ def _start_error(failure: ControllerError) -> Exception:
 
 
 def _restarts_error(end: RestartsExhausted) -> Exception:
-    """Return the error for workers that failed too often without a new step."""
     first = end.reason.split("\n")[0]
     if not end.process_died:
         return RuntimeError(f"the workers failed at every restart after step {end.last_step}:\n{end.reason}")

@@ -1,4 +1,4 @@
-"""Validation of a checkpoint: its encoder is evaluated on the dev sets of the run. Imports no Ray.
+"""Validation of a checkpoint: evaluate its encoder on the dev sets of the run. This module imports no Ray.
 
 The dev sets are opened and checked before training starts.
 """
@@ -44,9 +44,9 @@ DEV = "dev/"  # prefix of the metrics of checkpoints on dev data
 
 @dataclass(frozen=True)
 class DevSet:
-    """Data set that checkpoints are evaluated on.
+    """Data set on which checkpoints are evaluated.
 
-    Any process can open its path or URI. Its name is part of the names of metrics where there are several data sets.
+    Any process can open its path or URI. If there are several, its name is part of the names of its metrics.
     """
 
     name: str
@@ -56,7 +56,7 @@ class DevSet:
 
 
 def dev_protocol(best_metric: str) -> Protocol:
-    """Return the protocol of validations: the default metrics, and the one that decides."""
+    """Return the evaluation protocol of validations: the default metrics, and the metric that decides."""
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     if best_metric != DEV_LOSS:
         metrics = tuple(dict.fromkeys((*metrics, read_best_metric(best_metric))))
@@ -94,7 +94,7 @@ def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Calla
 
 
 def digest_of(dev_sets: tuple[DevSet, ...], config: Config) -> str:
-    """Return the digest of everything but the weights that metrics depend on; empty where nothing is evaluated."""
+    """Hash everything that determines the dev metrics, apart from the weights. Empty if there are no dev sets."""
     if not dev_sets:
         return ""
     contents = [[one.name, one.split, one.digest] for one in dev_sets]
@@ -120,7 +120,7 @@ def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metri
 
 
 class Validations:
-    """Validations of a run, in one process; `folder` is that of their records."""
+    """Validations of a run, in one process. `folder` is the folder of their records."""
 
     def __init__(self, config: Config, dev_sets: Sequence[DevSet], folder: Path) -> None:
         self._config, self._dev_sets, self._folder = config, dev_sets, folder
@@ -146,7 +146,7 @@ class Validations:
 
     @cached_property
     def _datasets(self) -> dict[str, tuple[RetrievalDataset, str]]:
-        """Each data set with its split, its corpus sampled where the settings say so."""
+        """Data set and split of each dev set by name, with the corpus sampled if the settings say so."""
         most, seed = self._config.validation.eval_corpus, self._config.training.seed
         datasets = {}
         for one in self._dev_sets:

@@ -131,7 +131,6 @@ def _is_mask_of_integers(columns: Tensor, scores: Tensor) -> bool:
 
 
 def _kind(value: object) -> str:
-    """Return the dtype and shape of a tensor, else the name of the type."""
     return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 

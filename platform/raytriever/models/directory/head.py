@@ -148,7 +148,6 @@ def _load_dense(module: Module, weights: bool) -> Dense:
 
 
 def _weights(dense: Dense, folder: Path) -> dict[str, Tensor]:
-    """Read the tensors of a Dense module; raises `ModelError` if they do not fit."""
     file = folder / WEIGHTS
     stored, own = stored_tensors(folder, _SAVE), dense.state_dict()
     for name, tensor in own.items():
@@ -160,7 +159,6 @@ def _weights(dense: Dense, folder: Path) -> dict[str, Tensor]:
 
 
 def _check_names(module: Module) -> None:
-    """Check that a module reads and writes the pooled vector; raises `ModelError`."""
     for name in ("module_input_name", "module_output_name"):
         value = module.settings.get(name) or _POOLED
         if value != _POOLED:

@@ -151,7 +151,6 @@ class ModelFiles:
 
 
 def _read_sides(file: Path) -> dict[Side, Pipeline]:
-    """Read the modules of each side, given the path of `modules.json`."""
     entries = [
         _read_entry(file.parent, entry["type"], entry["path"], file) for entry in read_model_file(file, list[_Entry])
     ]
@@ -178,7 +177,6 @@ def _check_order(kinds: Sequence[str], file: Path) -> None:
 
 
 def _read_entry(directory: Path, kind: str, path: str, file: Path) -> dict[Side, list[Module]]:
-    """Read a module, or those of a router, for each side."""
     module = _read_module(directory, kind, path, file)
     if module.kind not in _ROUTERS:
         return {side: [module] for side in SIDES}
@@ -205,7 +203,6 @@ def _read_entry(directory: Path, kind: str, path: str, file: Path) -> dict[Side,
 
 
 def _read_module(directory: Path, kind: str, path: str, file: Path) -> Module:
-    """Check the class and the folder of a module, and read its settings."""
     name = kind.rsplit(".", 1)[-1]
     supported = f"use a model of {', '.join(_KNOWN)} modules"
     if not kind.startswith("sentence_transformers."):

@@ -1,7 +1,7 @@
-"""Bytes of one training worker that follow from the settings and the number of weights, on any device.
+"""Memory of one training worker that follows from the settings and the number of weights, on any device.
 
-The plan before a run and the search for a chunk within it add them up with the activations, which the plan simulates
-and the search measures."""
+Two callers add the activations to it: the memory plan before a run, which simulates them, and the search for a chunk
+size at the start of a run, which measures them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from raytriever.losses.score_matrix import panel_height
 from raytriever.training.training_settings import TrainingConfig
 
 FLOAT = 4
-# Values per message of ZeRO; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
+# Values per message of ZeRO. DeepSpeed's default is ten times as many, which would reserve 2 GB of float32.
 ZERO_BUCKET = 50_000_000
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes besides the gathered weights: a share of the weights, gradients, and the states of the optimizer.
+    """Bytes in addition to the gathered weights: a share of the weights, gradients, and optimizer states.
 
     - Share: `zero3` and `fsdp2` store a share of the weights on each worker. During a step, `zero3` gathers all weights
       and `fsdp2` a block at a time.
-    - Gradients: one sum over the chunks (float32, trained weights only), and the copy that DDP keeps to synchronize
-      workers. ZeRO keeps a buffer of messages instead, and `zero3` also its share of the gradients and the largest one.
-      `fsdp2` keeps only its share.
-    - Optimizer: two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the workers. ZeRO adds a float32 copy
-      of the worker's share of the weights. Offloaded states use no GPU memory.
+    - Gradients: one sum over the chunks (float32, trained weights only), and the copy by which DDP synchronizes
+      workers. Instead of that copy, ZeRO keeps a buffer of messages; `zero3` also keeps its share of the gradients and
+      the largest gradient. `fsdp2` keeps only its share.
+    - Optimizer: the two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the number of workers. ZeRO adds a
+      float32 copy of the worker's share of the weights. Offloaded states use no GPU memory.
     """
 
     share: int
@@ -47,7 +47,7 @@ class StateBytes:
         Args:
             weights: bytes of all weights.
             trained: number of values of each trained parameter.
-            cached: whether gradients are summed over chunks.
+            cached: True if gradients are summed over chunks.
         """
         own, strategy = FLOAT * sum(trained), settings.strategy
         gradients = own * cached
@@ -68,8 +68,8 @@ class WorkerTexts:
     """Texts that one worker encodes and scores in a step.
 
     Args:
-        tokens: tokens of the longest text.
-        width: components of an embedding.
+        tokens: number of tokens of the longest text.
+        width: embedding dimension.
     """
 
     queries: int
@@ -80,17 +80,17 @@ class WorkerTexts:
 
     @property
     def texts(self) -> int:
-        """Texts of both sides."""
+        """Number of queries and passages."""
         return self.queries + self.passages
 
 
 def batch_bytes(share: WorkerTexts, device: str) -> int:
     """Return the bytes of the embeddings of the whole batch and of the scores, in float32, on a type of device.
 
-    Three copies of a worker's own embeddings exist at once (of each chunk, joined, and in the order of the batch). The
-    loss holds three tensors of the size of its queries and of the passages of all workers: scaled or gathered
-    embeddings, their gradient, and the scaled gradient. A panel of scores is as large as the loss makes it on this type
-    of device, and has one temporary tensor of its size.
+    Three copies of a worker's own embeddings exist at once: by chunk, joined, and in the order of the batch. The loss
+    holds three tensors as large as its queries and the passages of all workers: scaled or gathered embeddings, their
+    gradient, and the scaled gradient. The loss decides the size of a panel of scores by the type of device; a temporary
+    tensor has the same size.
     """
     candidates = share.workers * share.passages
     panel = candidates * panel_height(share.queries, FLOAT * candidates, device)

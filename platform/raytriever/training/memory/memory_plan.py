@@ -1,16 +1,16 @@
-"""Plan of the memory of one training worker: its parts in bytes, and the largest chunk of gradient caching that fits.
+"""Memory plan of one training worker: bytes by purpose, and the largest chunk of gradient caching that fits.
 
-The parts add up to the largest moment of a step: the backward pass of a chunk, while the gradients of earlier chunks
+The bytes are those at the peak of a step: during the backward pass of a chunk, while the gradients of earlier chunks
 and the embeddings of the whole batch exist.
 
-- Weights: as prepared for training. `fsdp2` gathers one block, and the next one, at a time, by messages that are copies
-  of them, and keeps no more gradients than its share. Those of a chunk are freed one after another.
-- A share of the weights, gradients and the states of the optimizer: see `StateBytes`.
-- Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
+- Weights: as prepared for training. `fsdp2` gathers one block and the next one at a time, by messages that are copies
+  of them. It keeps its share of the gradients only; those of a chunk are freed one after another.
+- A share of the weights, gradients and optimizer states: see `StateBytes`.
+- Cast weights: bf16 copies of float32 weights, which autocast makes and holds for a pass over all chunks.
 - Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
-- Guide: weights of the encoder that masks false negatives, whole on each worker, and its embeddings.
-- Activations and temporary tensors: simulated from the architecture; see `simulation`. Temporary tensors include
-  autograd's gradients of a chunk.
+- Guide: all weights of the encoder that masks false negatives, and its embeddings.
+- Activations and temporary tensors: simulated from the architecture; see `simulated_encoder`. Temporary tensors
+  include autograd's gradients of a chunk.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from raytriever.training.memory.memory_of_states import StateBytes, WorkerTexts,
 from raytriever.training.memory.simulated_encoder import SimulatedEncoder
 from raytriever.training.training_settings import TrainingConfig
 
-# Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
-# to 1 MB on a CPU), and fragmentation.
+# Fraction of the memory for the CUDA context, fragmentation, and workspaces of libraries (on a CPU, oneDNN packs the
+# operands of a bf16 product into up to 1 MB).
 MARGIN = 0.1
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of one worker at the largest moment of a step, by purpose."""
+    """Bytes of one worker at the peak of a step, by purpose."""
 
     weights: int
     gradients: int
@@ -42,7 +42,7 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """Sum of all parts."""
+        """Sum over all purposes."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
@@ -50,7 +50,7 @@ class MemoryPlan:
     """Memory of one worker as a function of the chunk.
 
     Args:
-        encoder: the simulated encoder; of two towers, the one of the passages.
+        encoder: the simulated encoder; of two towers, the passage tower.
         towers: number of separate towers, 1 or 2.
         guide: bytes of the guide; see `guide_bytes`.
     """
@@ -76,13 +76,13 @@ class MemoryPlan:
         return counts
 
     def parts(self, texts: int) -> StepMemory:
-        """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching."""
+        """Return the bytes with chunks of `texts` texts. A chunk of all texts of the share means no caching."""
         settings, workers = self.training, self.share.workers
         weights = self.towers * sum(p.nbytes for p in self.encoder.encoder.parameters())
         sizes = [parameter.numel() for parameter in self.encoder.trained] * self.towers
         state = StateBytes.of(settings, workers, weights, sizes, texts < self.share.texts)
         if settings.strategy == "fsdp2":
-            # Gathered: what is in no block and its message, which is a copy; or one block, the next, and a message.
+            # The peak is one of two: the weights outside blocks and their message, or two blocks and one message.
             sizes = [sum(p.nbytes for p in block.parameters()) for block in self.encoder.encoder.blocks]
             rest = weights - self.towers * sum(sizes)
             weights = rest + max(rest, 3 * max(sizes, default=0))
@@ -99,13 +99,13 @@ class MemoryPlan:
         )
 
     def largest(self, budget: int) -> int:
-        """Return the texts of the largest chunk whose bytes are at most `budget`, up to 2 % less than possible.
+        """Return the texts of the largest chunk whose bytes are at most `budget`, or up to 2 % fewer.
 
-        They are of the greatest length; 0 if not even one fits. The bytes are almost linear in the number of texts, so
-        few numbers are simulated.
+        The texts have the greatest length. The result is 0 if not even one fits. Bytes are almost linear in the number
+        of texts, so few chunks are simulated.
         """
         parts, fits, fails = self.parts, 1, self.share.texts
-        if parts(fails).total <= budget:  # as it mostly does: one simulation
+        if parts(fails).total <= budget:  # the most frequent case, with one simulation
             return fails
         if parts(fits).total > budget:
             return 0

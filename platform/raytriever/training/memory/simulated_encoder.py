@@ -1,15 +1,15 @@
-"""Simulated encoder: one chunk forward and backward over tensors without data, to count the bytes that it allocates.
+"""Simulated encoder: it runs one chunk forward and backward on tensors without data, and counts the bytes allocated.
 
-The model of a `config.json` is built and run on fake tensors of torch, which have shapes and types but no memory. The
-numbers therefore follow from the code that training runs (architecture, adapters, autocast, activation checkpointing),
-for every architecture of transformers, and an 8B model needs no weights and no GPU.
+The model of a `config.json` is built and run on torch's fake tensors, which have shapes and types but no memory. So the
+numbers follow from the code that training runs (architecture, adapters, autocast, activation checkpointing), for every
+architecture of transformers. An 8B model needs no weights and no GPU.
 
-Two kernels of CUDA keep other tensors than those of a CPU, and are replaced here for a GPU:
+Two CUDA kernels save other tensors for backward than those of a CPU. They are replaced here for a GPU:
 
-1. Fused attention keeps queries, keys, values, output and the log-sum-exp of each row (float32), and the mask as an
+1. Fused attention saves queries, keys, values, output, the log-sum-exp of each row (float32), and the mask as an
    additive bias `[texts, 1, tokens, tokens]`. It never stores scores by head. The heads of keys and values are repeated
    before it, because grouped heads with a mask have no fused kernel.
-2. Autocast computes layer norms in float32 (on a CPU in the type of their inputs).
+2. Autocast computes layer norms in float32 (on a CPU, in the type of their inputs).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _NAME = "raytriever_fused"
 
 @dataclass(frozen=True)
 class ChunkBytes:
-    """Bytes of one chunk, next to the weights.
+    """Bytes of one chunk, in addition to the weights.
 
     Args:
-        cast: copies of weights in bf16, which autocast makes once and holds for all chunks.
-        kept: other bytes that are allocated when the forward pass ends, because the backward pass needs them.
-        peak: largest number allocated at once in forward and backward, with the gradients of this chunk.
+        cast: bf16 copies of weights, which autocast makes once and holds for all chunks.
+        kept: other bytes that are still allocated after the forward pass, because the backward pass needs them.
+        peak: peak in forward and backward, including the gradients of this chunk.
     """
 
     cast: int
@@ -59,11 +59,11 @@ class ChunkBytes:
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Counter of the bytes of storages that operations allocate, while the context is open.
+    """Counter of the bytes that operations allocate within the context.
 
     Attributes:
-        live: bytes allocated now.
-        peak: largest number of bytes allocated at once.
+        live: bytes that are allocated now.
+        peak: maximum of `live`.
         cast: bytes of the copies that autocast made of ignored tensors.
     """
 
@@ -74,7 +74,7 @@ class AllocationTracker(TorchDispatchMode):
         self._ignored: set[int] = set()
 
     def ignore(self, module: nn.Module) -> None:
-        """Do not count the parameters and buffers of a module, which exist already."""
+        """Leave out the parameters and buffers of a module, which exist already."""
         for tensor in (*module.parameters(), *module.buffers()):
             self._ignored.add(tensor.untyped_storage()._cdata)
         self._known |= self._ignored
@@ -127,10 +127,10 @@ class SimulatedEncoder:
         """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it.
 
         Args:
-            frees_gradients: each gradient is freed where it is complete, as `fsdp2` does once it is reduced.
+            frees_gradients: free each gradient as soon as it is complete, as `fsdp2` does after reducing it.
 
         Raises:
-            ModelError: the model does not encode tokens, or needs the values of tensors.
+            ModelError: the model does not encode tokens, or its code depends on values of tensors.
         """
         try:
             return self._run(texts, tokens, frees_gradients)
@@ -160,7 +160,7 @@ def _free_gradient(parameter: Tensor) -> None:
 
 
 def fake(module: nn.Module) -> FakeTensorMode:
-    """Replace the tensors of a module on the meta device by fake tensors of the CPU, in place; return their mode."""
+    """Replace a module's meta tensors by fake CPU tensors, in place, and return the mode of these."""
     mode, replaced = FakeTensorMode(), dict[Tensor, Tensor]()
     with mode:
         for part in module.modules():
@@ -202,7 +202,7 @@ def prepare_encoder(encoder: Encoder, model: ModelConfig) -> Encoder:
 
 
 def text_encoder_of(config: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return the model that a configuration of transformers describes, with new weights on the current device."""
+    """Build the model of a transformers configuration, with new weights on the current device."""
     from transformers import AutoModel, AutoModelForTextEncoding
 
     disable_cache(config)
@@ -220,14 +220,14 @@ class _Towers(nn.Module):
 
 
 def use_float32_norms(encoder: nn.Module) -> None:
-    """Compute the layer norms of an encoder in float32, in place, as autocast does on CUDA and not on a CPU."""
+    """Make the layer norms of an encoder compute in float32, in place, as autocast does on CUDA but not on a CPU."""
     for module in encoder.modules():
         if type(module) is nn.LayerNorm:
             module.__class__ = _Float32LayerNorm
 
 
 def _use_cuda_kernels(encoder: Encoder) -> None:
-    """Replace functions whose CUDA kernels keep other tensors than those of a CPU, in place."""
+    """Replace, in place, functions whose CUDA kernels save other tensors than their CPU kernels."""
     use_float32_norms(encoder)
     backbone: Any = encoder.backbone
     if backbone.config._attn_implementation == "sdpa":
@@ -251,7 +251,7 @@ class _Float32LayerNorm(nn.LayerNorm):
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:
-    """Run the attention of transformers around torch's fused kernel; an attention function of transformers."""
+    """Attention function for transformers: its SDPA attention around the simulated fused kernel."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     with _FusedKernel():
@@ -259,7 +259,7 @@ def _attention(*args: Any, **kwargs: Any) -> Any:
 
 
 class _FusedKernel(TorchFunctionMode):
-    """Replacement of `scaled_dot_product_attention` by a function that keeps the tensors of the fused CUDA kernel."""
+    """Replacement of `scaled_dot_product_attention` that saves the same tensors as the fused CUDA kernel."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch."""
@@ -272,7 +272,7 @@ class _FusedKernel(TorchFunctionMode):
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Tensors of a fused attention kernel, without its values."""
+    """Fused attention that allocates and saves the right tensors, but computes no values."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,9 +1,9 @@
-"""Chunk size of gradient caching: as set by the user, or the largest whose activations fit into the free memory.
+"""Chunk size of gradient caching: set by the user, or the largest whose activations fit into the free memory.
 
-1. Measure the activations of two small chunks; their difference is the memory of one text.
-2. Try as many texts as that predicts; halve the number as long as memory runs out.
-3. All workers use the smallest result. A chunk with which a step ran out of memory is halved, and the cache folder
-   keeps the half, under everything that it depends on: no later search tries more."""
+1. Measure the activations of two small chunks. Their difference gives the memory of one text.
+2. Try as many texts as that predicts. Halve the number as long as memory runs out.
+3. All workers use the smallest result. If a later step runs out of memory, its chunk is halved, and the cache folder
+   stores the half under a key of everything that it depends on. No later search tries more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raytriever.training.training_settings import TrainingConfig
 
 
 def activations(forward: Callable[[], object]) -> int:
-    """Return the bytes that a forward pass keeps for its backward pass, parameters included, each storage once."""
+    """Return the bytes that a forward pass saves for backward. Parameters count, and each storage counts once."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -44,11 +44,11 @@ def activations(forward: Callable[[], object]) -> int:
 
 
 FILE = "chunks.json"
-# Of the free memory; the rest is for temporary tensors of a layer, and for fragmentation.
+# Fraction of the free memory that activations may use. The rest is for temporary tensors, and for fragmentation.
 SHARE = 0.7
-PROBE = 2
-# Types of devices for which a chunk is searched. The memory of a CPU is shared and paged, and a trial takes as long as
-# a step.
+PROBE = 2  # texts of the smaller of the two measured chunks
+# Types of devices for which a chunk is searched. On a CPU, memory is shared and paged, and a trial takes as long as a
+# step.
 SEARCHED = ("cuda",)
 
 
@@ -60,14 +60,14 @@ def find_chunk(
     key: str,
     reserve: int = 0,
 ) -> int | None:
-    """Return the number of texts that one worker encodes at a time; None where all of them fit.
+    """Return the number of texts that one worker can encode at a time; None if all of them fit.
 
     Args:
-        encode: embeddings of that many texts of the longest length, differentiable.
-        parameters: trained ones behind it.
-        texts: Texts of a worker's share of a batch, both sides.
-        key: of a chunk that an earlier run has halved: everything that the chunk depends on.
-        reserve: bytes that training will allocate later: gradients, moments, embeddings of the batch, scores.
+        encode: computes the embeddings of a number of texts of the greatest length, differentiably.
+        parameters: trained parameters that `encode` uses.
+        texts: queries and passages of a worker's share of a batch.
+        key: everything that the chunk depends on; an earlier run may have stored a halved chunk under it.
+        reserve: bytes that training allocates later: gradients, moments, embeddings of the batch, scores.
     """
     chunk = _estimate(encode, min(texts, _halved().get(key, texts)), free_memory(device) - reserve)
     while not _fits(encode, parameters, chunk, device, reserve):
@@ -78,7 +78,7 @@ def find_chunk(
 
 
 def trial(retriever: Retriever, length: int, precision: str, device: torch.device) -> Callable[[int], Tensor]:
-    """Return `encode` of `find_chunk`: texts of the longest length, packed or padded as in training, as passages."""
+    """Return the `encode` of `find_chunk`. It encodes passages of one length, packed or padded as in training."""
 
     def encode(texts: int) -> Tensor:
         state = DropoutState.now(device)
@@ -93,7 +93,6 @@ def trial(retriever: Retriever, length: int, precision: str, device: torch.devic
 
 
 def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> int:
-    """Return the number of texts to try first, at most `texts`."""
     try:
         few, more = activations(lambda: encode(PROBE)), activations(lambda: encode(2 * PROBE))
     except Exception as error:
@@ -109,7 +108,7 @@ def _fits(
 ) -> bool:
     ballast = None
     try:
-        # On a CPU, pages that are never written take no memory: there only the estimate keeps the reserve.
+        # On a CPU, pages that are never written take no memory, so only the estimate accounts for the reserve there.
         ballast = torch.empty(reserve, dtype=torch.uint8, device=device) if device.type == "cuda" else None
         torch.autograd.grad(encode(chunk).sum(), parameters, allow_unused=True)
     except Exception as error:
@@ -124,16 +123,16 @@ def _fits(
 
 
 def _halved() -> dict[str, int]:
-    """Return the texts of the chunks that ran out of memory, halved; none where the file cannot be read."""
+    """Return the stored, halved chunks in texts, by key; empty if the file cannot be read."""
     with suppress(OSError, StorageError):
         return read_json(cache_folder() / FILE, dict[str, int], "remove it")
     return {}
 
 
 class ChunkChoice:
-    """Choice of the tokens of a chunk of one training worker, at its start and after steps that ran out of memory.
+    """Chooser of a worker's chunk size in tokens, at its start and after steps that ran out of memory.
 
-    It is created before the strategy, which may shard the parameters, and before the optimizer has any state.
+    Create it before the strategy, which may shard the parameters, and before the optimizer has any state.
     """
 
     def __init__(
@@ -163,10 +162,10 @@ class ChunkChoice:
         )
 
     def first(self, texts: int) -> int | None:
-        """Return the tokens of a chunk to begin with, None for a whole batch; all workers call it.
+        """Return the initial chunk in tokens, None for a whole batch; all workers call it.
 
         Raises:
-            ConfigError: the configured chunk is larger than the share, or not even one text fits.
+            ConfigError: the configured chunk is larger than the worker's share, or not even one text fits.
         """
         given = self._settings.grad_cache_chunk
         if given is not None and given > texts:
@@ -175,20 +174,21 @@ class ChunkChoice:
         if not self._is_searched:
             return self._given
         fitting = self.search(texts)
-        # Several workers agree on an error of memory only with gradient caching; one chunk costs no second encoding.
+        # Several workers can vote on running out of memory only with gradient caching, so they use it even if all texts
+        # fit. A single chunk is not encoded twice.
         if fitting is None and self._workers.size == 1:
             return None
-        # In tokens: of shorter texts more fit at a time.
+        # The chunk is counted in tokens, because more texts fit at a time if they are shorter.
         return (fitting or texts) * self._longest
 
     def search(self, texts: int) -> int | None:
-        """Return the number of texts of the greatest length that fit on every worker, None where all fit."""
+        """Return the number of texts of the greatest length that fit on every worker; None if all fit."""
         trained = [parameter for parameter in self._retriever.parameters() if parameter.requires_grad]
         queries, size = self._settings.batch_size // self._workers.size, self._workers.size
         share = WorkerTexts(queries, texts - queries, size, self._longest, self._retriever.width)
         weights = sum(parameter.nbytes for parameter in self._retriever.parameters())
         state = StateBytes.of(self._settings, size, weights, [parameter.numel() for parameter in trained], True)
-        # Besides the gradients of all chunks, autograd holds those of one.
+        # Autograd holds the gradients of one chunk in addition to the sum over all chunks.
         reserve = state.total + FLOAT * sum(parameter.numel() for parameter in trained)
         largest = find_chunk(
             trial(self._retriever, self._longest, self._precision, self._device),
@@ -204,17 +204,17 @@ class ChunkChoice:
     def smaller(self, chunk: int | None, chunks: Sequence[TokenBatch], is_agreed: bool) -> int | None:
         """Return half of a chunk with which a step ran out of memory, and store it for later runs.
 
-        A worker that ran out of memory alone stores it for the restart of the group, which uses the smallest chunk of
-        all workers. A chunk of the settings is never stored: after a restart it is the same.
+        If one worker alone ran out of memory, it stores its half for the restart, after which all workers use the
+        smallest chunk. A chunk that the user set is never stored: after a restart it is used again.
 
         Args:
-            chunk: tokens; None for a whole batch.
-            chunks: Chunks of this worker's batch, both sides.
-            is_agreed: whether all workers call it.
+            chunk: the chunk in tokens; None for a whole batch.
+            chunks: chunks of this worker's queries and passages.
+            is_agreed: True if all workers call it.
         """
         if not is_agreed and not self._is_searched:
             return chunk
-        # A text counts with the padding of its bucket, as in a chunk.
+        # The length of a text includes the padding of its bucket, as in a chunk.
         longest_text = max(
             tokens_of(one) // texts_of(one) if not is_packed(one) else int(lengths_of(one).max()) for one in chunks
         )

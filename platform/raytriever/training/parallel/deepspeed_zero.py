@@ -1,15 +1,15 @@
 """DeepSpeed's ZeRO stages 1 to 3, and the slices of a state that DeepSpeed (0.19) has sharded.
 
-ZeRO shards the optimizer state (1), also the gradients (2), also the weights (3) over the workers (Rajbhandari et al.,
-2020, arXiv:1910.02054).
+Stage 1 shards the optimizer state over the workers, stage 2 also the gradients, stage 3 also the weights (Rajbhandari
+et al., 2020, arXiv:1910.02054).
 
-Stage 3: the model is loaded whole into the memory of each worker, then sharded. From then on a worker holds its shard
-between steps and the whole model within one step (`_gathered`), because each chunk of a batch would gather it again.
+Stage 3 first loads the whole model into the memory of each worker, then shards it. A worker holds its shard between
+steps, and the whole model during a step (`_gathered`); otherwise each chunk of a batch would gather it again.
 
-Slices: stages 1 and 2 concatenate all parameters of a group and give each worker a range of them: the `_hp_mapping` of
-a parameter has the position of its slice. Stage 3 gives each worker an equal slice of each parameter, padded. The
-moments of the optimizer belong to the float32 tensors of these ranges. DeepSpeed's own checkpoints are pickled and tied
-to the number of workers, and are not used."""
+Slices: stages 1 and 2 concatenate all parameters of a group, and each worker has a range of them; `_hp_mapping` of a
+parameter has the position of its slice. In stage 3, each worker has an equal, padded slice of each parameter. The
+optimizer's moments belong to the float32 tensors of these ranges. DeepSpeed's own checkpoints are not used, because
+they are pickled and tied to the number of workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from raytriever.training.worker_batch import Batch
 
 
 class Zero(Strategy):
-    """The strategies `zero1` to `zero3`."""
+    """Strategies `zero1` to `zero3`."""
 
     def __init__(self, stage: int, *args: Any, offload: bool = False) -> None:
         super().__init__(*args)
@@ -61,7 +61,7 @@ class Zero(Strategy):
             },
         )[0]
         if stage == 3:
-            # Its hooks would gather and free the parameters of every module for every chunk.
+            # Remove its hooks, which would gather and free the parameters of every module for every chunk.
             self._engine.optimizer.parameter_offload.destroy()
 
     def forward_backward(self, batch: Batch) -> LossOutput:
@@ -72,12 +72,12 @@ class Zero(Strategy):
         return output
 
     def clip_gradients(self) -> None:
-        """Do nothing: DeepSpeed clips in its step."""
+        """Do nothing, because DeepSpeed clips in its own step."""
 
     def step(self, value: Tensor, number: int) -> Tensor:
         """See `Strategy.step`."""
         finite_or_refused(value.item(), 0.0, number)
-        # Where the norm is not finite, the sharded optimizer does not change its parameters.
+        # If the norm is not finite, DeepSpeed's optimizer changes no parameter.
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         finite_or_refused(value.item(), norm, number)
@@ -100,7 +100,6 @@ class Zero(Strategy):
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Gather sharded parameters once for all chunks of a step."""
         if self._stage < 3:
             yield
             return
@@ -109,9 +108,9 @@ class Zero(Strategy):
 
 
 def _deepspeed(device: torch.device) -> Any:
-    """Return DeepSpeed for a device, with a process group also for one worker."""
+    """Import DeepSpeed for a device, with a process group even for one worker."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed picks its device by it
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed chooses its device by this
     try:
         import deepspeed
     except ImportError as error:
@@ -120,15 +119,13 @@ def _deepspeed(device: torch.device) -> Any:
     ensure_group(device)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.distributed.(all_gather_into|reduce_scatter)_tensor`", FutureWarning)
-    # Its own kernel for collectives in shared memory is compiled for up to a minute, and gloo is no slower.
+    # DeepSpeed's kernel for collectives in shared memory takes up to a minute to compile, and gloo is no slower.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 @dataclass(frozen=True)
 class _Position:
-    """Position of a worker's slice of a parameter."""
-
     flat: Tensor
     offset: int
     start: int
@@ -175,7 +172,7 @@ def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, opti
 
 
 def _position_of(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _Position | None:
-    """Return the position of this worker's slice; None where it has none or the parameter is not trained."""
+    """Return the position of this worker's slice; None if it has none or the parameter is frozen."""
     if not parameter.requires_grad:
         return None
     if stage < 3:
@@ -186,7 +183,7 @@ def _position_of(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int)
         inside, outside = mapping.hp_fragment_address, mapping.lp_fragment_address
         return _Position(flat, inside.start, outside.start, inside.numel)
     group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
-    # Without padding.
+    # The last worker's slice is padded; the padding is left out.
     start, length = rank * padded, max(0, min(padded, parameter.ds_numel - rank * padded))  # type: ignore[attr-defined]
     return _Position(optimizer.fp32_partitioned_groups_flat[group], offset, start, length) if length else None
 

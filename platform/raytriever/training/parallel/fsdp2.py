@@ -1,12 +1,13 @@
 """FSDP2: weights, gradients and optimizer state are sharded over the workers by PyTorch's `fully_shard`.
 
-Between steps a worker holds its shard of every weight (Zhao et al., 2023, arXiv:2304.11277). The weights of a block,
-frozen ones too, are gathered for its forward and its backward pass and then freed, and its gradients are
-reduce-scattered after each chunk. No worker ever holds all weights or gradients. Every chunk communicates, so all
-workers encode the same number of chunks: those with fewer encode one of theirs again, without effect on the loss.
+Between steps, a worker holds its shard of every weight (Zhao et al., 2023, arXiv:2304.11277). The weights of a block,
+frozen ones too, are gathered for its forward and its backward pass and then freed. Its gradients are reduce-scattered
+after each chunk. No worker ever holds all weights or gradients. Every chunk communicates, so all workers encode the
+same number of chunks. A worker with fewer encodes its first chunk again, without effect on the loss.
 
-Gradient caching takes gradients by `torch.autograd.grad`, which FSDP2 does not see. So each chunk has a backward pass
-of its own. The gradients that these passes leave, as those of the loss, are reduced by a backward pass of nothing."""
+Gradient caching usually computes gradients by `torch.autograd.grad`, which FSDP2 does not see. So each chunk has its
+own backward pass here. These passes leave some gradients unreduced, such as those of the loss; the backward pass of an
+empty module (`_Root`) reduces them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from raytriever.training.worker_batch import Batch
 
 
 class FullyShard(Strategy):
-    """The strategy `fsdp2`."""
+    """Strategy `fsdp2`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -50,7 +51,7 @@ class FullyShard(Strategy):
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         ensure_group(self._device)
-        # Embeddings may be a view of the last states; nothing changes them in place.
+        # The warning is about changes in place of outputs that are views; nothing changes embeddings in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         retriever = self._objective.retriever
         _unshare(retriever.query.backbone, retriever.passage.backbone)
@@ -73,14 +74,14 @@ class FullyShard(Strategy):
             output: LossOutput = self._objective(batch, self._workers)
             if output.value.requires_grad:
                 output.value.backward()
-            # Reduces the gradients that the backward passes of the blocks have not.
+            # Reduce the gradients that the backward passes of the blocks have not reduced.
             self._root(torch.zeros((), device=self._device, requires_grad=True)).backward()
         return output
 
     def abandon(self) -> bool:
         """See `Strategy.abandon`."""
         super().abandon()
-        # Before torch 2.13, FSDP2 keeps what a backward pass left half done.
+        # Before torch 2.13, FSDP2 cannot be reset after a backward pass that failed halfway.
         return hasattr(self._shards[0], "reset_iter_state")
 
     def state(self) -> Iterator[Slice]:
@@ -130,11 +131,11 @@ class FullyShard(Strategy):
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Gather what a step holds whole: the weights of the loss."""
+        """Gather the weights of the root module, such as those of the loss, for a whole step."""
         root = self._shards[0]
         root.unshard()
         caches_casts = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # weights that autocast has cast would stay for the whole pass
+        torch.set_autocast_cache_enabled(False)  # cached casts would stay in memory for the whole pass
         try:
             yield
         except BaseException:
@@ -150,7 +151,7 @@ class FullyShard(Strategy):
 
 
 class _Root(nn.Module):
-    """Module whose backward pass FSDP2 ends by reducing all gradients that it finds."""
+    """Empty root module. FSDP2 ends its backward pass by reducing all gradients that are not reduced yet."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ class _Root(nn.Module):
 
 
 def _unshare(query: nn.Module, passage: nn.Module) -> None:
-    """Give two towers shards of their own of the frozen weights that they share: FSDP2 cannot gather them for one."""
+    """Copy the frozen weights that two towers share, because FSDP2 cannot gather them for one tower only."""
     own = {id(parameter) for parameter in query.parameters()}
     if query is passage:
         return
@@ -173,12 +174,11 @@ def _unshare(query: nn.Module, passage: nn.Module) -> None:
 
 
 def _local(tensor: Any) -> Tensor:
-    """Return this worker's slice of a sharded tensor; a tensor that is not sharded as it is."""
+    """Return this worker's slice of a tensor; all of it if it is not sharded."""
     own = tensor.detach()
     local: Tensor = own.to_local() if hasattr(own, "to_local") else own
     return local
 
 
 def _hooks(module: nn.Module) -> dict[str, Any]:
-    """Return copies of the hooks of a module, by attribute."""
     return {name: value.copy() for name, value in module.__dict__.items() if "hooks" in name and hasattr(value, "copy")}

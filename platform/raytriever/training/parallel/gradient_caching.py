@@ -168,8 +168,6 @@ def count_kept(texts: Sequence[Texts], tokens: int) -> int:
 
 
 class _Total:
-    """Sum of the gradients of some parameters over the chunks."""
-
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
         self._chunks = [0] * len(parameters)
@@ -208,8 +206,6 @@ def _deliver(value: Tensor, known: Iterable[tuple[Any, Tensor | None]]) -> Tenso
 
 
 class _Delivery(torch.autograd.Function):
-    """Value whose gradient is known."""
-
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
         ctx.gradients = gradients

@@ -1,11 +1,11 @@
-"""Model state as slices for checkpoints.
+"""State of model and optimizer as slices for checkpoints.
 
-A slice is a range of values of one flattened tensor. Weights have the names of the module, AdamW's moments are
-`NAME:exp_avg` and `NAME:exp_avg_sq`, its step count is `NAME:step`. Slices do not depend on the layout of a strategy or
+A slice is a range of values of one flattened tensor. Weights have their names in the module. AdamW's moments are called
+`NAME:exp_avg` and `NAME:exp_avg_sq`, its step count `NAME:step`. Slices do not depend on the layout of a strategy or on
 the number of workers, so any strategy reads the state of any other.
 
-Frozen weights are not among them: they do not change, so a run reads them again from the model that it trains.
-Checkpoints hold a digest of them."""
+Frozen weights have no slices. They do not change, so a run reads them again from the model that it trains. Checkpoints
+hold their digest."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ SAME_RUN = f"give the model, the settings and the data of this run, or another {
 def slices_of(
     name: str, values: Tensor, start: int, shape: tuple[int, ...], moments: Mapping[str, Tensor]
 ) -> Iterator[Slice]:
-    """Yield a worker's slice of a weight and those of its moments; its step count comes with the first slice.
+    """Yield a worker's slices of a weight and of its moments. The step count comes with the slice that starts at 0.
 
     Args:
-        values: the worker's slice of it, one-dimensional.
-        start: index of its first value.
+        values: the worker's slice of the weight, one-dimensional.
+        start: index of its first value in the flattened weight.
+        shape: shape of the whole weight.
         moments: the worker's slices of the moments, and the step count, by name.
     """
     yield Slice(name, values, start, shape)
@@ -43,10 +44,10 @@ def slices_of(
 
 
 def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.Parameter, str, Tensor], None]) -> None:
-    """Pass every saved tensor to `put(name, parameter, kind, values)`; `kind` is empty for the weights.
+    """Pass every saved tensor to `put(name, parameter, kind, values)`. `kind` is empty for a weight.
 
     Raises:
-        StorageError: the state is of another model, or incomplete.
+        StorageError: the state belongs to another model, or is incomplete.
     """
     own = dict(module.named_parameters())
     shapes = {name: shape_of(parameter) for name, parameter in own.items()}
@@ -67,7 +68,7 @@ def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.P
 
 
 def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
-    """Yield the state of a model that is whole in this process, without its frozen weights."""
+    """Yield the state of a model that is not sharded, without its frozen weights."""
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -77,7 +78,7 @@ def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Ite
 
 @torch.no_grad()
 def restore_replicated(slices: Iterable[Slice], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a state into a model that is whole in this process."""
+    """Load a state into a model that is not sharded."""
 
     def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
         if not kind:
@@ -90,18 +91,17 @@ def restore_replicated(slices: Iterable[Slice], module: nn.Module, optimizer: to
 
 
 def device_of_steps(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.device:
-    """Return where AdamW counts the steps of a parameter: next to it if it is fused or capturable, else on the CPU."""
+    """Return the device of AdamW's step count: that of the parameter if it is fused or capturable, else the CPU."""
     is_next_to_it = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
     return parameter.device if is_next_to_it else torch.device("cpu")
 
 
 def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Return the shape of a parameter, also where ZeRO-3 keeps only a slice of it in this process."""
+    """Return the whole shape of a parameter, even if ZeRO-3 keeps only a slice of it in this process."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | None) -> None:
-    """Raise `StorageError` about a tensor whose shapes differ; None is an absent tensor."""
     there, here = ("absent" if shape is None else str(shape) for shape in (saved, own))
     what = f"is of another model: {name} is {there} in the checkpoint and {here} in the model"
     raise StorageError(what, CHECKPOINT, SAME_RUN)
@@ -109,10 +109,9 @@ def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | Non
 
 @torch.no_grad()
 def frozen_digest(module: nn.Module) -> str | None:
-    """Return 16 digits of the SHA-256 of all frozen weights, rounded to bf16 and so independent of their type.
+    """Return 16 digits of the SHA-256 of all frozen weights; None if there are none.
 
-    Returns:
-        The digest; None without frozen weights.
+    Weights are rounded to bf16 first, so that the digest does not depend on their type.
     """
     digest = sha256()
     frozen = [item for item in module.named_parameters() if not item[1].requires_grad]
@@ -124,7 +123,7 @@ def frozen_digest(module: nn.Module) -> str | None:
 
 @contextmanager
 def gathered(parameter: nn.Parameter) -> Iterator[Tensor]:
-    """Hold a parameter whole that ZeRO-3 has sharded; all workers call it."""
+    """Gather a parameter that ZeRO-3 has sharded, for the block; all workers call it."""
     if parameter.shape == shape_of(parameter):
         yield parameter.detach()
         return

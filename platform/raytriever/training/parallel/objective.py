@@ -100,7 +100,6 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def _guide_embeddings(self, batch: Batch) -> GuideEmbeddings | None:
-        """Return the guide's embeddings of a batch; None without a guide."""
         encode = self._guide
         if encode is None:
             return None

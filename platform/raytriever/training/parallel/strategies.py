@@ -1,6 +1,6 @@
-"""Strategies of data-parallel training: the three calls of a step, its results and its errors; and DDP.
+"""Strategies of data-parallel training: their interface, the errors of a step, and DDP.
 
-Trained weights stay float32 and `bf16` is autocast, so every strategy trains the same model."""
+Trained weights stay float32, and `bf16` means autocast, so every strategy trains the same model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raytriever.training.parallel.model_state import MOMENTS, STEP, replicated_s
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.worker_batch import Batch
 
-# torch 2.13 renamed the setting and warns of its old name.
+# torch 2.13 renamed this setting, and warns about the old name.
 _NEW = "forward_sync_buffers"
 _SEND_BUFFERS = _NEW if _NEW in signature(DistributedDataParallel).parameters else "broadcast_buffers"
 
@@ -39,12 +39,12 @@ class NotFiniteError(TrainingError):
 class Strategy(ABC):
     """Data-parallel training of one model; all workers make every call in the same order.
 
-    Without further definitions, every worker has a whole copy of the model and of the optimizer's state.
+    Unless a subclass shards them, every worker has a full copy of the model and of the optimizer's state.
 
     Args:
-        objective: on `device`, the same on every worker.
-        optimizer: over its trained parameters, without state.
-        max_grad_norm: gradients are scaled down to this norm.
+        objective: module on `device`, the same on every worker.
+        optimizer: optimizer of its trained parameters, without state.
+        max_grad_norm: gradients with a larger norm are scaled down to this norm.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Strategy(ABC):
         self._objective, self._optimizer, self._workers = objective, optimizer, workers
         self._device, self._max_grad_norm = device, max_grad_norm
         self._norm = torch.zeros((), device=device)
-        # 1 from the first step on that was not finite. Later steps, which may be finite, change nothing either.
+        # 1 from the first step that was not finite on. Later steps then change no weight, even if they are finite.
         self._has_failed = torch.zeros((), device=device)
 
     @abstractmethod
     def forward_backward(self, batch: Batch) -> LossOutput:
-        """Return the global batch's loss, and compute its gradient, which is synchronized once, cached or not."""
+        """Return the loss of the global batch, and compute its gradient, which the workers synchronize once."""
 
     def clip_gradients(self) -> None:
         """Scale the gradient of the global batch down to the largest norm."""
@@ -71,11 +71,11 @@ class Strategy(ABC):
         self._norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def step(self, value: Tensor, number: int) -> Tensor:
-        """Update the weights, and return the norm of the gradient before clipping, which a device may still compute.
+        """Update the weights, and return the norm of the gradient before clipping, which a GPU may still compute.
 
-        A step whose loss `value` or gradient is not finite changes no parameter. It raises `NotFiniteError`. Where that
-        would wait for the device, no later step changes a parameter either, and the error is raised where the step is
-        read: fused AdamW has a switch on the device, which gradient scalers use.
+        If the loss `value` or the gradient is not finite, the step changes no parameter and raises `NotFiniteError`. An
+        optimizer with a flag on the device (`found_inf` of fused AdamW, made for gradient scalers) avoids this wait:
+        that step and all later ones change no parameter, and `StepReports` raises the error when it reads the step.
         """
         norm = self._norm
         try:
@@ -91,10 +91,10 @@ class Strategy(ABC):
         return norm
 
     def abandon(self) -> bool:
-        """Discard what a step that ran out of memory left, which changed no weight.
+        """Discard the partial results of a step that ran out of memory; it has changed no weight.
 
         Returns:
-            Whether the step can be repeated in this process.
+            True if the step can be repeated in this process.
         """
         self._optimizer.zero_grad(set_to_none=True)
         for parameter, state in list(self._optimizer.state.items()):
@@ -104,43 +104,43 @@ class Strategy(ABC):
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> LossOutput:
-        """Return the loss without gradient; the mode of the module decides on dropout."""
+        """Return the loss without gradient. Dropout is applied if the module is in training mode."""
         with self._gathered():
             output: LossOutput = self._objective(batch, self._workers)
         return output
 
     def state(self) -> Iterable[Slice]:
-        """Return the slices of weights and moments that this worker writes; all workers' slices hold each value once.
+        """Return the slices of weights and moments that this worker writes to a checkpoint.
 
-        The slices are valid until the next step, which overwrites them.
+        The slices of all workers hold each value once. They are valid until the next step, which overwrites them.
         """
         return () if self._workers.rank else replicated_state(self._objective, self._optimizer)
 
     def load_state(self, slices: Iterable[Slice]) -> None:
-        """Load weights and moments from the slices of all workers, written by any number of workers and any strategy.
+        """Load weights and moments from the slices of any number of workers and of any strategy.
 
-        Every worker reads all slices; slices of one name follow each other.
+        Every worker reads all slices. Slices of the same name follow each other.
         """
         restore_replicated(slices, self._objective, self._optimizer)
 
-    def release(self) -> None:  # noqa: B027 - a whole model stays as it is
-        """Leave the model whole and without hooks on every worker; the strategy is not used afterwards."""
+    def release(self) -> None:  # noqa: B027 - an unsharded model needs nothing
+        """Restore the unsharded model, without hooks, on every worker. The strategy is not used afterwards."""
 
     def _gathered(self) -> AbstractContextManager[None]:
-        """Return a context in which sharded parameters are whole, as far as a step needs them."""
+        """Return a context in which the sharded parameters that a step needs as a whole are gathered."""
         return nullcontext()
 
 
 class Replicas(Strategy):
-    """The strategy `ddp`; on one worker, the module itself."""
+    """Strategy `ddp`: DistributedDataParallel, or the plain module with one worker."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._module: nn.Module = self._objective
         if self._workers.size > 1 and any(parameter.requires_grad for parameter in self._module.parameters()):
             devices = [self._device.index] if self._device.type == "cuda" else None
-            # Buffers are constant, so they need not be sent at every step. Gradients as views of the buckets save a
-            # copy of the size of the model.
+            # Buffers are constant, so they need not be sent in every step. Gradients that are views of the buckets save
+            # a copy as large as the model.
             settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._module = DistributedDataParallel(self._module, device_ids=devices, **settings)
             self._objective.leaves_chunk = True
@@ -156,7 +156,7 @@ class Replicas(Strategy):
 
 
 class HostValues:
-    """Scalars on their way from the device, in one copy that the constructor starts."""
+    """Scalars of a device; the constructor starts one copy of all of them to the CPU."""
 
     def __init__(self, scalars: Mapping[str, Tensor]) -> None:
         self._names = list(scalars)

@@ -1,8 +1,8 @@
-"""Embeddings of one side of a data set: read from the cache, encoded if they are missing, or read from a store that
-the user names.
+"""Embeddings of one side of a data set: from the cache, encoded if missing, or from a store that the user names.
 
-The key of a store covers the weights, the encoding settings and the texts, so old embeddings are never used for a
-changed model or corpus. When the cache exceeds its limit, the least recently used stores are removed first."""
+The key of a store covers the weights, the encoding settings and the texts, so a changed model or corpus never uses old
+embeddings. When the cache exceeds its limit, the least recently used stores are removed first.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, SideTexts, encode_in_process
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import EMBEDDINGS, StoreWriter, find_earlier, shard_rows
 
-# Encodes the missing shards in any order, and calls the last argument with the number of texts it has encoded.
+# Function that encodes the missing shards in any order, and calls its last argument with the number of texts encoded.
 Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 
@@ -38,14 +38,14 @@ def embed_corpus(
     run: Runner = encode_in_process,
     prompts: Prompts | None = None,
 ) -> EmbeddingStore:
-    """Return the embeddings of all passages of a data set, from the cache if they are there.
+    """Return the embeddings of all passages of a data set, from the cache if it has them.
 
     Args:
-        config: names the directory of the weights.
-        retriever: loaded from this directory.
+        config: settings that name the directory of the weights.
+        retriever: encoder that was loaded from this directory.
         dataset: data set whose documents are encoded, in their order.
-        run: encodes the missing shards; `cluster.encode_on_cluster` has a runner with actors.
-        prompts: prompts of the data set, if it has other names than its own.
+        run: function that encodes the missing shards; `cluster.encode_on_cluster` has one with actors.
+        prompts: prompts of the data set; by default its name chooses them.
     """
     prompts = prompts or retriever.prompts_of(dataset.name)
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts)
@@ -54,7 +54,7 @@ def embed_corpus(
     if store is None:
         with one_writer(path, wait=True, report=warn):
             writer = StoreWriter(path, plan)
-            if not writer.has_own_content():  # the folder is named by the plan, so other content is damage
+            if not writer.has_own_content():  # the plan names the folder, so any other content means damage
                 warn(f"{path}: is damaged or changed; encoding again")
                 remove(path, whole=True)
             elif (path / MANIFEST).exists():
@@ -106,12 +106,12 @@ def encode_store(
     run: Runner = encode_in_process,
     prompts: Prompts | None = None,
 ) -> EmbeddingStore:
-    """Return the store of a plan: open it if it is finished, else encode the texts that no store has.
+    """Return the store of a plan. Open it if it is finished; else encode the texts that no store has.
 
     Args:
         writer: writer of the store; no other process may write it.
-        config, retriever, dataset, prompts: from which the plan was made.
-        run: encodes the missing shards; `cluster.encode_on_cluster` has a runner with actors.
+        config, retriever, dataset, prompts: the inputs of the plan.
+        run: function that encodes the missing shards; `cluster.encode_on_cluster` has one with actors.
     """
     store = _open_finished(writer.plan, writer.path)
     if store is not None:
@@ -124,7 +124,7 @@ def encode_store(
     earlier = find_earlier(writer, missing, lambda rows: side_texts.keys(rows, plan.prefix))
     load = partial(load_for_encoding, replace(config, model=_absolute(config.model)), plan.precision)
     encoder = ShardEncoder(writer, load, _absolute(str(dataset.location)), prompts=prompts, earlier=earlier)
-    encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
+    encoder.retriever, encoder.side_texts = retriever, side_texts  # both are already loaded in this process
     texts = {number: encoder.texts_to_encode(number) for number in missing}
     encoded = plan.rows - sum(texts.values())
     if not retriever.is_local or (plan.side == "query" and dataset.added_queries):
@@ -153,11 +153,11 @@ def _open_finished(plan: EmbeddingPlan, path: Path) -> EmbeddingStore | None:
 
 
 def _absolute(name: str) -> str:
-    """Return an absolute path, for processes with another current directory; a name or a URI is unchanged."""
+    """Return an absolute path, because workers have another current directory. A name or a URI is unchanged."""
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
-# Fields of a plan, and what a store holds if they differ.
+# Field of a plan -> content of a store that differs in it, for the error message.
 _DIFFERENCES = {
     "side": "queries",
     "data_digest": "another data set",
@@ -173,11 +173,11 @@ _DIFFERENCES = {
 def open_matching_store(
     path: Path, config: ModelConfig, retriever: TextEncoder, dataset: RetrievalDataset
 ) -> EmbeddingStore:
-    """Open a finished store of a data set's passages, encoded by this retriever in any arithmetic and storage type.
+    """Open a finished store of a data set's passages. This retriever must have encoded it, in any precision and dtype.
 
     Args:
-        config: names the directory of the weights.
-        retriever: loaded from this directory.
+        config: settings that name the directory of the weights.
+        retriever: encoder that was loaded from this directory.
 
     Raises:
         StorageError: the store has other content, was never finished, or is damaged.

@@ -1,12 +1,11 @@
-"""Store of the embeddings of one side of a data set, in shards on disk; a row is the position of a document or a
-query.
+"""Store of the embeddings of one side of a data set, in shards on disk. Row i belongs to text i of the side.
 
     DIR/manifest.json                    written last: model, data set and settings, and the digest of every file
     DIR/KEY/000000.embeddings.npy        the rows of one range of positions
     DIR/KEY/000000.keys.npy              the keys of their texts
     DIR/KEY/work/                        of an unfinished store: its plan, and the digests of its finished shards
 
-KEY begins the key of the plan. A store without a manifest is unfinished, and the same command continues it
+KEY is the beginning of the plan's key. A store without a manifest is unfinished, and the same command continues it
 (`encoding.write_or_reuse_embeddings`). Components are stored as
 1. `fp32`: 4 bytes, memory-mapped when read;
 2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be stored;
@@ -41,8 +40,8 @@ WORK, PLAN = "work", "plan.json"
 KIND = "embeddings"
 EMBEDDINGS, SCALES, KEYS = "embeddings", "scales", "keys"
 _REMEDY = "encode again"
-_SHARD_BYTES = 1_024  # headers and report of a shard
-_LAYOUT = 3  # of the files; another number is another key
+_SHARD_BYTES = 1_024  # estimate of a shard's headers and report
+_LAYOUT = 3  # version of the files; it is part of the key, so a new layout never reads old stores
 _LEVELS = 127
 _HALF_MAX = 65_504.0
 
@@ -89,9 +88,9 @@ class EmbeddingPlan:
 
     @cached_property
     def encoder(self) -> str:
-        """SHA-256 over everything but the text that decides an embedding and its stored form.
+        """SHA-256 over everything that decides an embedding and how it is stored, except the text.
 
-        The prompt is part of the text. The number of tokens per batch is left out: see docs/explanation/decisions.md.
+        The prompt counts as part of the text. docs/explanation/decisions.md explains why tokens per batch are left out.
         """
         names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
         decides = {name: getattr(self, name) for name in names}
@@ -115,7 +114,7 @@ class EmbeddingPlan:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Some rows of a shard as they are stored: the rows, ascending, and their values by the kind of the file."""
+    """Some rows of a shard as they are stored: ascending row numbers, and their values by kind of file."""
 
     rows: Int64[ndarray, " copied"]
     values: Mapping[str, ndarray]
@@ -124,10 +123,10 @@ class StoredRows:
 def stored_values(
     embeddings: Float32[ndarray, "rows width"], dtype: str, copied: StoredRows | None = None
 ) -> dict[str, ndarray]:
-    """Return the arrays of a shard, by the kind of the file: `EMBEDDINGS`, and `SCALES` for `int8`.
+    """Return the arrays of a shard by kind of file: `EMBEDDINGS`, and `SCALES` for `int8`.
 
     Args:
-        embeddings: finite embeddings, of the rows that are not copied.
+        embeddings: finite embeddings of the rows that are not copied from an earlier store.
 
     Raises:
         ModelError: a component is too large for `fp16`.
@@ -152,7 +151,7 @@ def stored_values(
 
 
 def read_stored(shard: Path, dtype: str, width: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
-    """Read some rows of a shard as they are stored: their values by the kind of the file."""
+    """Read some rows of a shard as they are stored. Return their values by kind of file."""
     stored = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[dtype]
     values = {EMBEDDINGS: read_array(file_of(shard, EMBEDDINGS), [stored], (None, width), _REMEDY, mapped="r")[rows]}
     if dtype == "int8":
@@ -163,10 +162,10 @@ def read_stored(shard: Path, dtype: str, width: int, rows: Int64[ndarray, " rows
 def read_embeddings(
     shard: Path, shape: Shape = (None, None), rows: slice | ndarray = slice(None)
 ) -> Float32[ndarray, "rows width"]:
-    """Read the rows of a shard, or some of them; a slice of `fp32` is memory-mapped.
+    """Read some or all rows of a shard. A slice of `fp32` is memory-mapped.
 
-    The mapping is copy-on-write, because torch warns of arrays that are read-only. `shape` has the expected numbers of
-    rows and components, None where unknown.
+    The mapping is copy-on-write, because torch warns about read-only arrays. `shape` holds the expected numbers of rows
+    and components; None means unknown.
     """
     whole = read_array(file_of(shard, EMBEDDINGS), ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
     stored = whole[rows]
@@ -177,8 +176,7 @@ def read_embeddings(
 
 
 def stored_files(path: Path) -> Iterator[tuple[EmbeddingPlan, dict[str, FileEntry]]]:
-    """Yield the plans of the stores in a directory, each with the files of its finished shards: the store that is
-    finished, if there is one, and the unfinished ones."""
+    """Yield the plan of each store in a directory, finished or not, with the files of its finished shards."""
     if (path / MANIFEST).exists():
         with suppress(OSError, StorageError):
             manifest = read_manifest(path, verify=None)
@@ -193,7 +191,7 @@ def stored_files(path: Path) -> Iterator[tuple[EmbeddingPlan, dict[str, FileEntr
 
 
 def by_shard(files: Mapping[str, FileEntry]) -> dict[str, dict[str, FileEntry]]:
-    """Return the files of each shard, by the path of the shard in the directory, ascending."""
+    """Group files by shard, in ascending order of the paths of the shards."""
     shards: dict[str, dict[str, FileEntry]] = {}
     for name in sorted(files):
         shards.setdefault(name.partition(".")[0], {})[name] = files[name]
@@ -209,7 +207,7 @@ class EmbeddingStore:
 
     @classmethod
     def open(cls, path: Path | str) -> EmbeddingStore:
-        """Open a finished store. Every file is compared with its digest once, and again after it has changed.
+        """Open a finished store. Each file is compared with its digest once, and again whenever it has changed.
 
         Raises:
             StorageError: the store was never finished, is damaged, or has other content.
@@ -239,13 +237,13 @@ class EmbeddingStore:
         return read_embeddings(shard, (len(self.plan.rows_of(number)), self.width), rows)
 
     def blocks(self, shards: Sequence[int] | None = None) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-        """Yield shards, by default all, as the first row and the embeddings, memory-mapped or decoded on demand."""
+        """Yield the first row and the embeddings of each shard, memory-mapped or decoded on demand."""
         for number in range(self.plan.shards) if shards is None else shards:
             values = self.shard(number)
             yield self.plan.rows_of(number).start, values
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
-        """Return the embeddings of these rows, in their order; only these rows are read.
+        """Return the embeddings of these rows, in the given order. No other rows are read.
 
         Raises:
             IndexError: a row is not in [0, len(store)).
@@ -281,7 +279,7 @@ def _plan_of(path: Path, meta: dict[str, Any]) -> EmbeddingPlan:
 
 
 def shard_path(path: Path, key: str, number: int) -> Path:
-    """Return the path of a shard of a store, with which the paths of its files begin."""
+    """Return the common prefix of the paths of a shard's files."""
     return path / key[:16] / f"{number:06d}"
 
 

@@ -1,6 +1,6 @@
-"""Encode texts in one process, in the order of the texts: a thread reads the next ones while an encoder works.
+"""Encode texts in one process, in their order. A thread tokenizes the next texts while the encoder works.
 
-`models.inference` has the batches, and the protocol of an encoder.
+`models.inference` makes the batches and defines the protocol of an encoder.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ def encode_queries(
     title: str = "queries",
     prompts: Prompts | None = None,
 ) -> Float32[ndarray, "queries width"]:
-    """Return the embeddings of queries of a data set, each with its prompt: its own, that of `prompts`, or that which
-    the retriever has for the name of the data set."""
+    """Return the embeddings of queries of a data set, each with its prompt.
+
+    This is the query's own prompt, else that of `prompts`, else the one that the retriever has for the name of the data
+    set.
+    """
     default = (prompts or retriever.prompts_of(dataset.name)).query
     queries = [int(query) for query in positions]
     prompt = dataset.prompts_of(queries, default)
@@ -46,12 +49,12 @@ def encode_texts(
     title: str = "encode",
     prompt: str | Sequence[str] | None = None,
 ) -> Float32[ndarray, "texts width"]:
-    """Return the embeddings of texts of one side, in the arithmetic of the retriever's weights.
+    """Return the embeddings of texts of one side, in the precision of the retriever's weights.
 
-    `prompt` is in front of all texts, or has one for each; by default it is the prompt of the side.
+    `prompt` is put before all texts, or is a list with one for each text. By default it is the prompt of the side.
     """
     embeddings = np.empty((len(texts), retriever.width), np.float32)
-    before: tuple[int, Pending] | None = None  # the window that a GPU encodes while the next is launched
+    before: tuple[int, Pending] | None = None  # the window that the GPU encodes while the next one is launched
 
     def tokenize(start: int) -> tuple[Sequence[Any], str | Sequence[str] | None]:
         own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
@@ -60,7 +63,7 @@ def encode_texts(
     starts = range(0, len(texts), WINDOW)
     retriever.announce(content for start in starts for content in tokenize(start)[0])
     with Progress(title, len(texts), "text") as progress, ThreadPoolExecutor(1) as reader:
-        reading = None  # of the next texts; a few queries start no thread
+        reading = None  # future of the next texts; a few queries need no thread
         for start in starts:
             contents, own = tokenize(start) if reading is None else reading.result()
             reading = reader.submit(tokenize, start + WINDOW) if start + WINDOW < len(texts) else None
@@ -75,9 +78,9 @@ def encode_texts(
 
 
 def encode_contents(retriever: TextEncoder, contents: Sequence[Any], side: Side) -> Float32[ndarray, "texts width"]:
-    """Return the embeddings of contents (`Retriever.contents`), finite or not, in the arithmetic of the weights.
+    """Return the embeddings of contents (`Retriever.contents`), finite or not, in the precision of the weights.
 
-    The retriever is put into evaluation mode. `side` decides the tower and the length to which texts are cut.
+    The retriever is put into evaluation mode. `side` decides the tower and the maximum length of texts.
     """
     return _start_contents(retriever, contents, side).result()
 

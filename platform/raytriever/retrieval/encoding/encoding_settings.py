@@ -1,4 +1,4 @@
-"""Settings of encoding a data set. Imports nothing heavy: the command line reads this file for `--help`."""
+"""Settings of encoding a data set. This module imports nothing heavy, because `--help` reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raytriever.core.options import option
 
 
 def pool_size(value: Any) -> str:
-    """Check the size of an actor pool, `N` or `MIN:MAX`, each at least 1; raises `ValueError` with the remedy."""
+    """Check the size of an actor pool, `N` or `MIN:MAX`, each at least 1. Raises `ValueError` with the remedy."""
     fewest, colon, most = str(value).partition(":")
     sizes = [fewest, most if colon else fewest]
     if not all(size.isdecimal() and 1 <= int(size) <= 9_999 for size in sizes) or int(sizes[0]) > int(sizes[1]):

@@ -1,7 +1,8 @@
-"""Load a retriever for encoding only, with its weights in the chosen precision and with faster layers on a CPU.
+"""Loader of retrievers for encoding only: weights in the chosen precision, and faster layers on a CPU.
 
-Linear layers on a CPU sum in another order, so the last bits differ. Such a retriever cannot be trained or written.
-Attention is that of torch."""
+The linear layers on a CPU add numbers in another order, so the last bits differ. Such a retriever cannot be trained or
+saved. Attention is torch's own.
+"""
 
 from __future__ import annotations
 
@@ -22,32 +23,32 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.endpoints.encode_function import open_function
 
-# Types of models whose embeddings in int8 were compared with those in fp32.
+# Types of models whose int8 embeddings we have compared with those in fp32.
 INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
-# Largest integers of states and weights. The products of two pairs fit into 16 bits, where AVX2 adds them:
-# 2 x (127 + 128) x 64 < 2^15. So sums are exact on every processor.
+# Largest integers of states and weights. AVX2 adds the products of two pairs in 16 bits, and they fit: 2 x (127 + 128)
+# x 64 < 2^15. So sums are exact on every processor.
 LARGEST_STATE, LARGEST_WEIGHT = 127, 64
 
 
 def load_for_encoding(
     config: ModelConfig, precision: str | None, device: torch.device | None = None, weights: bool = True
 ) -> Retriever:
-    """Load a retriever whose weights are stored in `precision`, which is faster than a cast at every call.
+    """Load a retriever for inference with its weights cast to `precision` once, which is faster than at every call.
 
-    The retriever is for encoding only: on a CPU its layers can no longer be trained or written.
+    On a CPU its layers can no longer be trained or saved.
 
     Args:
-        config: names the model, or a checkpoint of a run, and how it reads texts.
-        precision: `fp32`, `bf16` or `int8`; None for the faster of the first two on the device.
+        config: settings that name the model, or a checkpoint of a run, and say how it reads texts.
+        precision: `fp32`, `bf16` or `int8`; None for the faster of `fp32` and `bf16` on the device.
         device: device of the retriever; by default the GPU if there is one, else the CPU.
-        weights: whether weights are read; otherwise the retriever only describes the model and reads texts.
+        weights: whether to read the weights; without them the retriever only describes the model and tokenizes.
 
     Raises:
         ModelError, ConfigError: see `load_retriever`; or the model or the device does not compute in `precision`.
     """
     device = device or default_device()
     precision = choose_precision(precision, device)
-    # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
+    # `.to(torch.bfloat16)` would be wrong here: it also rounds the frequencies of rotary position embeddings.
     retriever = load_retriever(config, type_of(precision), weights)
     if not weights:
         return retriever
@@ -63,21 +64,21 @@ def load_for_encoding(
 
 def _endpoint(config: ModelConfig) -> TextEncoder:
     from raytriever.retrieval.endpoints.openai_embeddings import (
-        open_endpoint,  # imported here: other models need no HTTP client
+        open_endpoint,  # imported here, because other models need no HTTP client
     )
 
     return open_endpoint(config)
 
 
-# Beginning of a name -> opener of encoders that have no files.
+# Prefix of a name -> function that opens an encoder without files.
 OPENERS: dict[str, Callable[[ModelConfig], TextEncoder]] = {OPENAI: _endpoint, FUNCTION: open_function}
 
 
 def open_encoder(config: ModelConfig, precision: str | None, device: torch.device | None = None) -> TextEncoder:
-    """Return the encoder that a configuration names: a model, which is loaded, an endpoint or a function.
+    """Open the encoder that a configuration names: load a model, or connect to an endpoint or a function.
 
     Args:
-        precision: arithmetic of a model; see `load_for_encoding`.
+        precision: precision of a model; see `load_for_encoding`.
         device: device of a model; see `load_for_encoding`.
 
     Raises:
@@ -90,7 +91,7 @@ def open_encoder(config: ModelConfig, precision: str | None, device: torch.devic
 
 
 def report_prompts(retriever: TextEncoder, dataset: str, report: Callable[[str], None]) -> None:
-    """Report the prompts that a model has for one data set alone."""
+    """Report the special prompts that a model has for one data set."""
     retriever.prompts.check([dataset])
     prompts = retriever.prompts_of(dataset)
     if prompts.query_name or prompts.passage_name:
@@ -98,7 +99,7 @@ def report_prompts(retriever: TextEncoder, dataset: str, report: Callable[[str],
 
 
 def speed_up(retriever: Retriever) -> Retriever:
-    """Replace linear layers of a retriever on a CPU, in place; it cannot be trained or written afterwards."""
+    """Replace the linear layers of a retriever on a CPU, in place. Afterwards it cannot be trained or saved."""
     dtype = next(retriever.parameters()).dtype
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return retriever
@@ -110,7 +111,7 @@ def speed_up(retriever: Retriever) -> Retriever:
 
 
 def _backbones(retriever: Retriever) -> list[Any]:
-    """Return the transformers of a retriever. Its heads stay float32, because they are small."""
+    """Return the transformers of a retriever. Heads are left out: they are small and stay in float32."""
     return list({id(each): each for each in (retriever.query.backbone, retriever.passage.backbone)}.values())
 
 
@@ -121,12 +122,12 @@ def _replace_linear(module: nn.Module, kind: Callable[[nn.Linear], nn.Module]) -
 
 
 class PackedLinear(nn.Module):
-    """Linear layer whose weight is packed once, in the layout of oneDNN.
+    """Linear layer whose weight is packed once, into the layout of oneDNN.
 
-    oneDNN multiplies fp32 2.2 times as fast as MKL, which torch uses otherwise, on AMD processors with AVX2.
+    On AMD processors with AVX2, oneDNN multiplies fp32 2.2 times as fast as MKL, which torch uses by default.
 
     Attributes:
-        weight: packed weight; models such as T5 read its type.
+        weight: packed weight, under this name because models such as T5 read its dtype.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -145,7 +146,7 @@ class Int8Linear(nn.Module):
 
     Weights are quantized once, one scale for each output. States are quantized at every call, one scale for each token
     (LLM.int8(), Dettmers et al., 2022, arXiv:2208.07339, section 2.1, without its outliers in 16 bits). So the result
-    of a token does not depend on the other tokens of the batch. A NaN in a weight or a state stays in the results.
+    of a token does not depend on the other tokens of the batch. A NaN in a weight or a state shows in the results.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

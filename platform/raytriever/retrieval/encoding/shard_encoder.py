@@ -1,7 +1,8 @@
-"""Encoder of shards of a store: read or make the tokens, encode them, and write the embeddings, as a pipeline.
+"""Encoder of the shards of a store. A pipeline reads or makes the tokens, encodes them, and writes the embeddings.
 
-Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenized. A shard over
-which `TRIES` processes died ends the job with an error that names its rows."""
+Prepared tokens are used if this tokenizer and prompt made them; otherwise the texts are tokenized. If `TRIES` processes
+die over one shard, the job ends with an error that names its rows.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +32,11 @@ from raytriever.models.tokenization import content_tokenizer_json
 from raytriever.retrieval.encoding.embedding_store import StoredRows
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import EarlierEmbeddings, StoreWriter
 
-_WRITES_BEHIND = 1  # encoded shards that may wait for their commit
+_WRITES_BEHIND = 1  # number of encoded shards that may wait for their commit
 
 
 class SideTexts:
-    """Texts and contents of one side of a data set, by position. By default its prompts are those that the retriever
-    has for its name."""
+    """Texts and contents of one side of a data set, by position. By default the data set's name chooses the prompts."""
 
     def __init__(self, dataset: RetrievalDataset, side: Side, prompts: Prompts | None = None) -> None:
         self.side = side
@@ -48,13 +48,13 @@ class SideTexts:
         tokens = dataset.tokens
         self._tokens = None if tokens is None else tokens.documents if side == "passage" else tokens.queries
         self._token_digest = tokens.digest if tokens else None
-        self._fits: bool | None = None  # whether the tokens are those of the retriever; None before the first reading
+        self._fits: bool | None = None  # whether the stored tokens fit the retriever; None before the first read
 
     def read(self, retriever: TextEncoder, rows: Sequence[int]) -> tuple[Sequence[Any], str | list[str]]:
-        """Return the contents of some rows, and their prompt: one for all, or one for each.
+        """Return the contents of some rows and their prompt: one for all, or one for each row.
 
-        Tokens of the data set are used if the tokenizer and the prompts of this retriever made them. It is the same
-        retriever at each call.
+        Tokens of the data set are used if the tokenizer and the prompts of this retriever made them. Every call must
+        pass the same retriever, because this is checked only once.
         """
         prompts = self._prompts or retriever.prompts_of(self.name)
         texts, own = self._prompted(rows, prompts[self.side])
@@ -68,7 +68,7 @@ class SideTexts:
         return self._tokens.take(np.array(rows)) if self._fits else retriever.contents(texts, self.side, own), own
 
     def keys(self, rows: range, prompt: str) -> Keys:
-        """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `writer`."""
+        """Return the keys of the texts of some rows with their prompts; `prompt` is the default."""
         texts, own = self._prompted(rows, prompt)
         return keys_of(map(key_of, repeat(own) if isinstance(own, str) else own, texts))
 
@@ -81,14 +81,14 @@ class SideTexts:
 
 @dataclass
 class ShardEncoder:
-    """Encoder of shards; it is sent to worker processes, which load the encoder and open the data set.
+    """Encoder of shards. It is sent to worker processes, which then load the encoder and open the data set.
 
     Args:
-        load: loads the encoder onto the device of this process.
+        load: function that loads the encoder onto the device of the calling process.
         dataset_path: path or name under which any process opens the data set; see `RetrievalDataset`.
-        on_progress: called with the number of encoded texts after each batch.
-        prompts: prompts of the data set; by default those that the encoder has for its name.
-        earlier: embeddings that are copied, if there are any.
+        on_progress: function that gets the number of encoded texts after each batch.
+        prompts: prompts of the data set; by default its name chooses them.
+        earlier: embeddings to copy, if there are any.
     """
 
     writer: StoreWriter
@@ -100,22 +100,22 @@ class ShardEncoder:
 
     @cached_property
     def retriever(self) -> TextEncoder:
-        """Encoder, loaded on first use, when the attempt is already counted."""
+        """Encoder, loaded on first use: then the attempt is already counted, in case loading kills the process."""
         return self.load()
 
     @cached_property
     def side_texts(self) -> SideTexts:
-        """Texts of the side that is encoded, opened on first use."""
+        """Texts of the encoded side, opened on first use."""
         return SideTexts(open_dataset(self.dataset_path, []), self.writer.plan.side, self.prompts)
 
     def texts_to_encode(self, number: int) -> int:
-        """Return the number of texts of a shard whose embeddings are not copied."""
+        """Return the number of texts of a shard that must be encoded because no earlier embedding exists."""
         return len(self.writer.plan.rows_of(number)) - (self.earlier.count(number) if self.earlier else 0)
 
     def encode(self, numbers: Sequence[int]) -> Iterator[int]:
-        """Encode shards, and yield the number of each when it is committed.
+        """Encode shards, and yield the number of each one as soon as it is committed.
 
-        While one shard is encoded, a thread reads the next one and another writes those before.
+        While one shard is encoded, one thread reads the next shard and another writes the previous ones.
         """
         with (
             Attempts(self.writer.work) as attempts,
@@ -146,7 +146,7 @@ class ShardEncoder:
                 yield committed()
 
     def _read(self, number: int) -> _ShardTexts | None:
-        """Return the texts of a shard; None if it is committed, by a process that died before it could report."""
+        """Return the texts of a shard. None means that a process had committed it, but died before reporting it."""
         if self.writer.is_whole(number):
             return None
         shard_rows = self.writer.plan.rows_of(number)
@@ -199,10 +199,10 @@ class _ShardTexts:
     """Texts of a shard, ready to be encoded.
 
     Args:
-        rows: positions of the texts that are encoded, ascending.
-        copied: its other rows.
+        rows: positions of the texts to encode, ascending.
+        copied: the other rows of the shard, copied from earlier stores.
         inputs: texts with special tokens; see `Retriever`.
-        batches: texts of each batch, by their numbers in `rows`.
+        batches: texts of each batch, as indices into `rows`.
     """
 
     number: int
@@ -216,7 +216,7 @@ class _ShardTexts:
 
 
 def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of: Callable[[int], str]) -> None:
-    """Raise `ModelError` if an embedding is not finite; the error names the first such text."""
+    """Raise a `ModelError` that names the first text whose embedding is not finite, if there is one."""
     bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
     if len(bad):
         what = f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}"
@@ -225,13 +225,13 @@ def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of
 
 
 def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
-    """Encode the missing shards in this process; see `corpus.Runner`."""
+    """Encode the missing shards in this process; see `embed_corpus.Runner`."""
     encoder.on_progress = advance
     for _ in encoder.encode(missing):
         pass
 
 
 def tokenization_of(retriever: TextEncoder) -> Tokenization:
-    """Return the settings with which data sets are tokenized for a retriever: tokenizer and prompts, not lengths."""
+    """Return the settings that decide the tokens of a data set for a retriever: tokenizer and prompts, not lengths."""
     table = retriever.prompts
     return Tokenization(content_tokenizer_json(retriever.tokenizer), table.query, table.passage, table)

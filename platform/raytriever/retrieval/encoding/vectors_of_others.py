@@ -1,13 +1,13 @@
-"""Embeddings that another program made: a folder with those of the passages and of the queries, and their ids.
+"""Embeddings from another program: a folder with the vectors of passages and queries, and their ids.
 
     passages.parquet              columns `id` and `embedding`, a list of floats
     passages.npy                  array [passages, width] of float16, float32 or float64, and in
     passages.ids.txt              the id of each row, one on a line
     passages.jsonl, .jsonl.gz     rows {"id": ..., "embedding": [...]}
 
-The queries are in files called `queries` of any of these forms. One side may have several files, such as
-`passages-0.npy` and `passages-1.npy`, read in the order of their names. Arrays are mapped a block at a time; files of
-the other forms become an array in the cache once.
+Files of the queries are called `queries` and have any of these formats. One side may have several files, such as
+`passages-0.npy` and `passages-1.npy`, which are read in the order of their names. Arrays are memory-mapped block by
+block. Files of the other formats are converted once to an array in the cache.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PASSAGES, QUERIES = "passages", "queries"
 _FORMS = (".parquet", ".npy", ".jsonl", ".jsonl.gz")
 _COLLECTION, _ARRAY, _IDS, _ID_FILE = "vectors", "embeddings.f32", "ids.txt", ".ids.txt"
 _BLOCK_BYTES, _ROWS = 1 << 26, 8_192
-UNIT = 1e-3  # difference from length 1 up to which a vector has unit length
+UNIT = 1e-3  # largest difference from length 1 of a unit vector
 _REMEDY = "write the folder again; see docs/how-to/evaluate.md"
 
 
 @dataclass(frozen=True)
 class _MappedArray:
-    """Rows of components in a file, from `offset` bytes on."""
+    """Array of vectors in a file, whose rows begin after `offset` bytes."""
 
     file: Path
     dtype: np.dtype[Any]
@@ -55,23 +55,23 @@ class _MappedArray:
     shape: tuple[int, int]
 
     def read(self, rows: slice | ndarray) -> Float32[ndarray, "some width"]:
-        """Return some rows; nothing stays mapped but a slice of float32 that is in use."""
+        """Return some rows. Only a slice of float32 stays memory-mapped while the caller uses it."""
         first = rows.start if isinstance(rows, slice) else 0
         count = (rows.stop if isinstance(rows, slice) else self.shape[0]) - first
         start = self.offset + first * self.shape[1] * self.dtype.itemsize
         mapped = np.memmap(self.file, self.dtype, "r", start, (count, self.shape[1]))
         chosen = mapped if isinstance(rows, slice) else mapped[rows]
-        with np.errstate(over="ignore"):  # infinite values are reported where they are checked
+        with np.errstate(over="ignore"):  # an overflow becomes infinite, and `lengths` reports it
             return np.asarray(chosen if chosen.dtype == np.float32 else chosen.astype(np.float32))
 
 
 @dataclass(frozen=True)
 class StoredVectors:
-    """Vectors of one side, in files.
+    """Vectors of one side of a data set, in files.
 
     Args:
         name: folder and side, for errors.
-        ids: id of each vector, as an Arrow array of distinct texts.
+        ids: ids of the vectors, as an Arrow array of distinct strings.
     """
 
     name: str
@@ -105,7 +105,7 @@ class StoredVectors:
 
     @cached_property
     def lengths(self) -> tuple[float, float]:
-        """Smallest and largest length of a vector.
+        """Smallest and largest length of the vectors.
 
         Raises:
             DataError: a component is not finite.
@@ -128,10 +128,10 @@ class StoredVectors:
 
 
 def open_vectors(folder: str, side: str) -> StoredVectors:
-    """Open the vectors of a side, `PASSAGES` or `QUERIES`, of a folder.
+    """Open the vectors of one side of a folder: `PASSAGES` or `QUERIES`.
 
     Raises:
-        DataError: there are none, a row is broken, an id is repeated, or the widths differ.
+        DataError: there are no vectors, a row is broken, an id is repeated, or the widths differ.
     """
     import pyarrow as pa
 
@@ -159,7 +159,7 @@ def open_vectors(folder: str, side: str) -> StoredVectors:
 
 
 def state_of(folder: str) -> list[Any]:
-    """Return names, sizes and times of the files of a folder, by which a later command knows them."""
+    """Return names, sizes and times of the files in a folder, by which a later command recognizes them."""
     found = [file for side in (PASSAGES, QUERIES) for some in _files(Path(folder), side).values() for file in some]
     return [_state(file) for file in found]
 
@@ -197,7 +197,7 @@ def _read_ids(file: Path) -> Any:
 
 
 def _open_converted(form: str, file: Path) -> tuple[Any, _MappedArray]:
-    """Return ids and array of a file, which is converted in the cache once."""
+    """Return the ids and the array of a file. It is converted once, and the cache keeps the result."""
     key = hashlib.sha256(json.dumps(_state(file)).encode()).hexdigest()[:32]
     entry = cache_folder() / _COLLECTION / key
     read = _parquet_rows if form == ".parquet" else _json_rows
@@ -226,7 +226,7 @@ def _open_converted(form: str, file: Path) -> tuple[Any, _MappedArray]:
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
-    """Yield ids and vectors of rows of a Parquet file, of one width each time."""
+    """Yield ids and vectors from a Parquet file, in groups of rows with the same width."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -273,7 +273,7 @@ def _json_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
 
 
 def _checked_ids(names: list[Any], file: Path) -> list[str]:
-    """Return ids as texts; numbers are ids too."""
+    """Return ids as strings. Whole numbers are valid ids too."""
     for name in names:
         if type(name) not in (str, int) or "\n" in str(name):
             raise DataError(f"{name!r} is no id", str(file), "write ids as texts or whole numbers")

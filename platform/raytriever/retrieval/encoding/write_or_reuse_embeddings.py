@@ -1,17 +1,18 @@
-"""Writer of an embedding store: finds the missing shards, writes shards, and commits the store at the end.
+"""Writer of an embedding store. It finds the missing shards, writes them, and commits the store at the end.
 
 A shard depends only on the plan and its number, so every process writes the same bytes, and a finished shard is never
 encoded again. It is finished when its report is written, `work/000000.json` with the digests of its files. A shard
 whose bytes differ from them is missing.
 
-If the directory has the embeddings of an earlier version of the data set, both are in it until the new store is
-finished: their folders have the names of their keys.
+If the directory has the embeddings of an earlier version of the data set, it holds both until the new store is
+finished. Their folders are named after their keys.
 
-Embeddings that earlier encodings have are found by their texts, and copied. A shard has a key for each row, the hash of
-the text with its prompt. `EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. A store of
-the same encoder has the embedding of every text with the same key, so only the other texts are encoded. The stores are
-those in the cache, finished or not, and those that `encode` wrote elsewhere (`store.cache`). A damaged shard is not
-used. If a store is removed while its rows are copied, the texts are encoded."""
+If an earlier store has the embedding of a text, it is copied. Each row has a key, the hash of the text with its prompt.
+`EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. So in a store of the same encoder,
+the same key means the same embedding, and only the other texts are encoded. Earlier stores are those in the cache,
+finished or not, and those that `encode` wrote elsewhere (`store.cache`). Damaged shards are ignored. If a store is
+removed while its rows are copied, the texts are encoded.
+"""
 
 from __future__ import annotations
 
@@ -55,17 +56,17 @@ from raytriever.retrieval.encoding.embedding_store import (
 
 EMBEDDINGS = "embeddings"  # collection of the cache
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
-_DURABLE_FROM = 64 << 20  # bytes of a store of the cache that are waited for until the disk has them
+_DURABLE_FROM = 64 << 20  # from this size in bytes on, a store in the cache is synced to disk
 
 
 def shard_rows(rows: int) -> int:
-    """Return the rows of a shard: up to a few hundred shards, each within size limits."""
+    """Return the number of rows of a shard. It gives at most a few hundred shards, each within size limits."""
     return min(_LARGEST, max(_SMALLEST, -(-rows // _SHARDS)))
 
 
 @dataclass(frozen=True)
 class StoreWriter:
-    """Writer of the directory of a store; it is sent to the processes that encode."""
+    """Writer of a store's directory. It is sent to the processes that encode."""
 
     path: Path
     plan: EmbeddingPlan
@@ -81,19 +82,19 @@ class StoreWriter:
         return self.folder / WORK
 
     def check(self) -> None:
-        """Raise `StorageError` if the directory has other content than embeddings of versions of the data set."""
+        """Raise `StorageError` if the directory holds anything but embeddings of versions of the data set."""
         if not self.has_own_content():
             remedy = f"give another {setting('output')}, or remove it"
             raise StorageError("has other content than these embeddings", str(self.path), remedy)
 
     def has_own_content(self) -> bool:
-        """Return true if the directory has no files, or embeddings of a version of the data set by this encoder."""
+        """Return True if the directory is empty, or holds embeddings of a version of the data set by this encoder."""
         own = (self.plan.encoder, self.plan.dataset)
         plans = [plan for plan, _ in stored_files(self.path)]
         return not has_content(self.path) or any((plan.encoder, plan.dataset) == own for plan in plans)
 
     def begin(self) -> None:
-        """Make the folders, or continue an earlier attempt; raises the errors of `check`."""
+        """Create the folders, or continue an earlier attempt. Raises the errors of `check`."""
         self.check()
         written = sum(file.stat().st_size for file in files_below(self.folder)) if self.folder.exists() else 0
         check_disk(self.path, self.plan.bytes - written, "the embeddings")
@@ -101,7 +102,7 @@ class StoreWriter:
         commit.write_atomically(self.work / PLAN, json.dumps(asdict(self.plan), indent=1), self._is_durable)
         for plan, files in stored_files(self.path):
             shards = by_shard(files) if plan.key == self.plan.key else {}
-            for number in range(self.plan.shards):  # of a finished store that is damaged: the whole ones stay
+            for number in range(self.plan.shards):  # if a finished store is damaged, its intact shards stay
                 own = shards.get(f"{self.folder.name}/{number:06d}")
                 if own and not self._report_file(number).exists():
                     self._report(number, own)
@@ -111,7 +112,7 @@ class StoreWriter:
         return [number for number in range(self.plan.shards) if not self.is_whole(number)]
 
     def is_whole(self, number: int) -> bool:
-        """Return true if a shard is finished and every byte is as it was written."""
+        """Return True if a shard is finished and every byte is unchanged."""
         with suppress(OSError, StorageError):
             files = self._read_report(number)
             commit.check_files(self.path, files)
@@ -126,11 +127,11 @@ class StoreWriter:
         keys: Keys | None = None,
         copied: StoredRows | None = None,
     ) -> None:
-        """Write the files of a shard, and its report.
+        """Write the files of a shard and its report.
 
         Args:
             embeddings: all rows of the shard, except those that are copied.
-            keys: keys of the texts of all rows; without them no later encoding copies the rows.
+            keys: keys of the texts of all rows; without them no later encoding can copy the rows.
         """
         shard, files = shard_path(self.path, self.plan.key, number), dict[str, commit.FileEntry]()
         values = stored_values(embeddings, self.plan.dtype, copied) | ({} if keys is None else {KEYS: keys})
@@ -142,8 +143,8 @@ class StoreWriter:
         self._report(number, files)
 
     def finish(self) -> EmbeddingStore:
-        """Commit the store when no shard is missing, and remove the earlier one."""
-        remote_folders.pull(self.work, owned=False)  # the reports of other hosts
+        """Commit the store, which must have all shards, and remove the earlier one."""
+        remote_folders.pull(self.work, owned=False)  # fetch the reports of other hosts
         files: dict[str, commit.FileEntry] = {}
         for number in range(self.plan.shards):
             files |= self._read_report(number)
@@ -157,7 +158,7 @@ class StoreWriter:
         return EmbeddingStore(self.path, self.plan)
 
     def remove_others(self) -> None:
-        """Remove what a finished store does not need: the work folder, and the embeddings of other versions."""
+        """Remove files that a finished store does not need: the work folder and the embeddings of other versions."""
         commit.remove(self.work)
         for folder in self.path.glob("[0-9a-f]" * len(self.folder.name)):
             if folder != self.folder:
@@ -174,16 +175,16 @@ class StoreWriter:
 
     @property
     def _is_durable(self) -> bool:
-        """Few embeddings in the cache are computed again in minutes, should the machine crash."""
+        """Whether files are synced to disk. A small store in the cache is not: it takes minutes to compute again."""
         return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
 
 
 @dataclass(frozen=True)
 class EarlierEmbeddings:
-    """Places of the embeddings of a new store in earlier stores; sent to the processes that encode.
+    """Locations in earlier stores of the embeddings of a new store. It is sent to the processes that encode.
 
     Args:
-        sources: index of an earlier shard and the row in it, for each row; -1 for a text without embedding.
+        sources: index of an earlier shard and the row in it, for each row; -1 for a text without an earlier embedding.
         shards: paths of the earlier shards.
     """
 
@@ -196,7 +197,7 @@ class EarlierEmbeddings:
         return int((self._sources(number)[:, 0] >= 0).sum())
 
     def copy(self, number: int) -> StoredRows | None:
-        """Copy the rows of a shard that earlier stores have; None if they cannot be read any more."""
+        """Copy the rows of a shard that earlier stores have. Return None if they can no longer be read."""
         sources = self._sources(number)
         rows = np.flatnonzero(sources[:, 0] >= 0)
         shards, within = sources[rows].T
@@ -221,7 +222,7 @@ class EarlierEmbeddings:
 def find_earlier(
     writer: StoreWriter, missing: Sequence[int], keys_of_rows: Callable[[range], Keys]
 ) -> EarlierEmbeddings | None:
-    """Find the embeddings that earlier stores of the same encoder have; None if they have none."""
+    """Find the embeddings that earlier stores of the same encoder have. Return None if there are none."""
     earlier = list(_earlier_shards(writer)) if missing else []
     if not earlier:
         return None
@@ -231,7 +232,7 @@ def find_earlier(
     first = index.first()  # equal texts have one embedding
     found, shards = np.full((len(keys), 2), -1, np.int32), list[Path]()
     for store, shard, files in earlier:
-        with suppress(OSError, StorageError):  # damaged, or removed meanwhile
+        with suppress(OSError, StorageError):  # the store is damaged, or was just removed
             commit.check_files(store, files)
             rows = index.find(read_array(file_of(shard, KEYS), ["uint64"], (None, 2), "encode again"))
             there = np.flatnonzero(rows >= 0)
@@ -250,8 +251,10 @@ def find_earlier(
 
 
 def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[str, commit.FileEntry]]]:
-    """Yield the finished shards of other stores of the same encoder, those of the newest store first: the directory of
-    the store, the path of the shard, and its files."""
+    """Yield the finished shards of other stores of the same encoder, newest store first.
+
+    Each is the directory of the store, the path of the shard, and its files.
+    """
     times: dict[str, float] = {}
     for path in (writer.path, *(cache_folder() / EMBEDDINGS).glob("*"), *recorded_locations()):
         with suppress(OSError):

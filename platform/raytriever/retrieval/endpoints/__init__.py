@@ -1,1 +1,1 @@
-"""Encoders outside this program: services with OpenAI's interface, which are paid once for a text, and functions."""
+"""External encoders: functions, and services with OpenAI's API, whose embeddings are paid for only once."""

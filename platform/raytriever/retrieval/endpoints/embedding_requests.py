@@ -1,4 +1,4 @@
-"""Requests for embeddings in OpenAI's form, and their answers."""
+"""Requests for embeddings in OpenAI's format, and the parser of their responses."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from raytriever.retrieval.endpoints.openai_client import ServiceError, Temporary
 
 @dataclass(frozen=True)
 class Vectors:
-    """Embeddings of the texts of a request, and their tokens; None without a count."""
+    """Embeddings of the texts of a request, and their number of tokens; None if the service does not report it."""
 
     values: Float32[ndarray, "texts width"]
     tokens: int | None
 
 
 def read_vectors(body: bytes, texts: Sequence[str]) -> Vectors:
-    """Parse the body of a response: a list of numbers, or their bytes as base64, for each text.
+    """Parse the body of a response, which holds a list of numbers or base64-encoded bytes for each text.
 
     Raises:
-        TemporaryFailure: it is no answer, such as the page of a proxy.
-        ServiceError: it has other vectors than one of finite numbers, of one width, for each text.
+        TemporaryFailure: the body is not a response of the service, but for example the page of a proxy.
+        ServiceError: there is not exactly one vector for each text, or vectors are not finite or differ in width.
     """
     try:
         whole = json.loads(body)
@@ -61,7 +61,7 @@ def _vector(value: Any) -> Float32[ndarray, " width"]:
 
 
 class EmbeddingDialect:
-    """Parameters that a service accepts; see `client.Dialect`. Some services have no embeddings as base64."""
+    """Parameters that a service accepts; see `openai_client.Dialect`. Some services do not support base64."""
 
     def __init__(self, model: str, dimensions: int | None) -> None:
         self.version = 0
@@ -70,11 +70,11 @@ class EmbeddingDialect:
             self._base["dimensions"] = dimensions
 
     def body(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Build the body of a request. No service takes an empty text."""
+        """Build the body of a request. A space replaces an empty text, which no service accepts."""
         return {**self._base, "input": [text or " " for text in texts]}
 
     def adapt(self, sent: int, message: str) -> bool:
-        """Drop the form of the embeddings if an error names it."""
+        """Stop requesting base64 if an error names the parameter."""
         if sent == self.version and ("encoding_format" not in message or "encoding_format" not in self._base):
             return False
         if sent == self.version:

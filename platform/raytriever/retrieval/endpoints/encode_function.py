@@ -1,6 +1,6 @@
-"""Encoder of a program: a function of texts and their side, or a model of sentence-transformers, as a `TextEncoder`.
+"""`TextEncoder` for a user's function of texts and their side, or for a sentence-transformers model.
 
-A function gets a name as long as its encoder lives, so that all that takes a model by its name takes it.
+A function is registered under a name as long as its encoder lives, so that it works wherever a model is named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _encoders: weakref.WeakValueDictionary[str, FunctionEncoder] = weakref.WeakValue
 
 
 class OutsideEncoder:
-    """Encoder without weights here: its contents are texts, and it knows the limit of its prompts."""
+    """Encoder whose weights this process does not have. Its contents are texts, and it limits prompts itself."""
 
     tokenizer = None
     is_local = is_int8 = False
@@ -44,15 +44,15 @@ class OutsideEncoder:
         return self.prompts.of(*names, task_type=task_type)
 
     def check_prompt(self, prompt: str, side: Side) -> None:
-        """Accept any prompt."""
+        """Do nothing: any prompt is accepted."""
 
     def assemble(self, contents: Sequence[str], side: Side) -> Sequence[str]:
-        """Return contents as they are."""
+        """Return the contents unchanged."""
         return contents
 
 
 class FunctionEncoder(OutsideEncoder):
-    """Function `encode(texts, side) -> array [texts, width]`; the score of two texts is their dot product."""
+    """Encoder that calls `encode(texts, side) -> array [texts, width]`. The score of two texts is their dot product."""
 
     precision = "function"
 
@@ -71,23 +71,23 @@ class FunctionEncoder(OutsideEncoder):
         return f"a function, {self.width:,} components, dot product"
 
     def digest(self, config: ModelConfig, side: Side) -> str:
-        """Return a digest that no other function has: what it computes cannot be known."""
+        """Return a digest that is unique to this object, because nobody can know what the function computes."""
         return hashlib.sha256(f"{self._digest} {side}".encode()).hexdigest()
 
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[str]:
-        """Return the texts with the prompts that single queries have."""
+        """Return the texts, after the prompts of those queries that have their own."""
         prompts = [prompt or ""] * len(texts) if prompt is None or isinstance(prompt, str) else prompt
         return [one + text for one, text in zip(prompts, texts, strict=True)]
 
     def announce(self, contents: Iterable[str]) -> None:
-        """Report nothing."""
+        """Do nothing: a function costs nothing."""
 
     def token_budget(self, device: str | None = None) -> int:
-        """Return a number that nothing reads."""
+        """Return 1: this encoder makes its own batches, so nothing reads the number."""
         return 1
 
     def batches(self, inputs: Sequence[str], budget: int) -> list[list[int]]:
-        """Return one batch: the function makes its own."""
+        """Return a single batch: the function makes its own batches."""
         return [list(range(len(inputs)))] if inputs else []
 
     def start(
@@ -120,7 +120,7 @@ class FunctionEncoder(OutsideEncoder):
 
 
 def function_encoder(encode: Any, title: str) -> FunctionEncoder:
-    """Return the encoder of a function or a model of sentence-transformers; raises `ConfigError` for another object."""
+    """Return the encoder of a function or a sentence-transformers model. Raises `ConfigError` for other objects."""
     if hasattr(encode, "encode_query") and hasattr(encode, "encode_document"):
         is_cosine = getattr(encode, "similarity_fn_name", None) in (None, "cosine")
 

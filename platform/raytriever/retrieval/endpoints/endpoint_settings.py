@@ -1,4 +1,4 @@
-"""Settings of a service with OpenAI's interface, and of an encoder that may be one. Imports nothing heavy."""
+"""Settings of a service with OpenAI's API, and of an encoder that may be one. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raytriever.core.options import Need, option
 from raytriever.core.paths import OPENAI
 from raytriever.models.model_settings import READING, ModelConfig
 
-# Paths of requests after the base address. A full address is accepted too.
+# Paths of requests below the base address. The user may also pass a full address.
 CHAT, EMBEDDINGS = "/chat/completions", "/embeddings"
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """Service, its timeouts and retries, and the budget."""
+    """Settings of a service: address, key, timeouts, retries and budget."""
 
     base_url: str = option(
         "https://api.openai.com/v1", "address of an OpenAI-compatible service, such as http://localhost:8000/v1"
@@ -49,7 +49,7 @@ class ServiceConfig:
 
     @property
     def base(self) -> str:
-        """Address without the path of requests."""
+        """Address of the service without the path of requests."""
         return self.base_url.rstrip("/").removesuffix(CHAT).removesuffix(EMBEDDINGS)
 
     @property
@@ -60,7 +60,7 @@ class ServiceConfig:
 
 # Settings of the service that do not decide an embedding.
 _PACE = tuple(field.name for field in fields(ServiceConfig) if field.name != "base_url")
-# Settings of reading that an endpoint has.
+# Settings of `ModelConfig` that apply to an endpoint.
 _READING = ("model", "similarity", "query_prompt", "passage_prompt", "dataset_prompts", "truncate_dim")
 # Names of the settings of an encoder.
 ENCODER = (*READING, *(field.name for field in fields(ServiceConfig)))
@@ -68,7 +68,7 @@ ENCODER = (*READING, *(field.name for field in fields(ServiceConfig)))
 
 @dataclass(frozen=True)
 class EncoderConfig(ServiceConfig, ModelConfig):
-    """Settings of an encoder that is used and not trained: a model, or the endpoint `openai:NAME`."""
+    """Settings of an encoder for inference: a model, or the endpoint `openai:NAME`."""
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide an embedding."""
@@ -77,7 +77,7 @@ class EncoderConfig(ServiceConfig, ModelConfig):
 
 
 def endpoint_needs(name: str = "model") -> dict[str, tuple[Need, ...]]:
-    """Return the needs of the settings of a service, for a command whose models are in `name`."""
+    """Return what the settings of a service need to have an effect, for a command whose models are in `name`."""
     return {field.name: (Need(name, OPENAI),) for field in fields(ServiceConfig)}
 
 
@@ -93,7 +93,7 @@ def check_service(config: ServiceConfig) -> None:
     if address.username is not None or address.password is not None or address.query or address.fragment:
         remedy = f"store a key in the variable that {setting('key_variable')} names"
         raise ConfigError("contains more than host and path", setting("base_url"), remedy)
-    # A user may pass the key itself, so no message shows this value.
+    # A user may pass the key itself by mistake, so no message may show this value.
     if not _VARIABLE.fullmatch(config.key_variable):
         what = "is not the name of an environment variable"
         raise ConfigError(what, setting("key_variable"), "give the name, never the key")
@@ -104,15 +104,17 @@ def check_service(config: ServiceConfig) -> None:
 
 
 def check_reading(config: EncoderConfig) -> None:
-    """Raise `ConfigError` for a setting of reading that no endpoint has."""
+    """Raise `ConfigError` for a setting that has no effect on an endpoint."""
     for name in READING:
         if name not in _READING and getattr(config, name) is not None:
             raise ConfigError(f"has no effect on {config.model}", setting(name), "leave it out: the service decides it")
 
 
 def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> str | None:
-    """Return the key from the environment, None if the default variable is not set. Raise `ConfigError` if another
-    variable is named but not set, or its value cannot be sent."""
+    """Return the key from the environment, or None if the default variable is not set.
+
+    Raise `ConfigError` if another variable is named but not set, or if its value cannot be sent.
+    """
     key = os.environ.get(config.key_variable, "").strip()
     if not key:
         if config.key_variable != ServiceConfig().key_variable:

@@ -1,11 +1,10 @@
-"""Client of a service with OpenAI's interface: requests, their rate, retries, errors.
+"""Client of a service with OpenAI's API: requests, rate limit, retries and errors.
 
-- Temporary failures are retried: refused or dropped connections, timeouts, 408, 409, 425, 429, 5xx, and a body that
-  is no answer. The pause is random with an exponentially growing bound (full jitter), and at least
-  Retry-After.
-- A refused key, an unknown model or used-up credit is a `ServiceError`, which ends the job.
-- A request that the service rejects (too long, filtered) is `RequestRefused`.
-- A `Dialect` leaves out the parameters that a service rejects by name.
+- Temporary failures are retried: refused or dropped connections, timeouts, 408, 409, 425, 429, 5xx, and a body that is
+  not a response. The pause is random with an exponentially growing bound (full jitter), and at least Retry-After.
+- A refused key, an unknown model or used-up credit raises `ServiceError`, which ends the job.
+- A single rejected request (too long, filtered) raises `RequestRefused`.
+- A `Dialect` leaves out a parameter once the service has rejected it by name.
 
 The key comes from the environment, goes into one header, and is removed from all text quoted from the service.
 """
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 
 class TemporaryFailure(Exception):
-    """Failure after which the request is sent again, at the earliest after `wait` seconds."""
+    """Failure after which the request is sent again, after at least `wait` seconds."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -42,7 +41,7 @@ class TemporaryFailure(Exception):
 
 
 def error_message(body: bytes) -> str:
-    """Return the message in the body of an error, in the forms that services use."""
+    """Return the message in the body of an error, in any of the formats that services use."""
     try:
         result = json.loads(body)
         error = result.get("error", result.get("detail", result.get("message", result)))
@@ -55,7 +54,7 @@ def error_message(body: bytes) -> str:
 
 
 def model_names(body: bytes) -> list[str]:
-    """Return the models that a service lists, an empty list if the body is not such a list."""
+    """Return the models that a service lists, or an empty list if the body is not such a list."""
     try:
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -77,10 +76,10 @@ def retry_after(value: str | None) -> float:
 
 
 FIRST_BOUND = 0.5  # bound of the first pause in seconds
-LONGEST_ASKED = 600.0  # seconds; if a service asks for a longer pause, the job stops
+LONGEST_ASKED = 600.0  # seconds; the job stops if a service asks for a longer pause
 _LARGEST = 64 << 20  # bytes of a response
 _TEMPORARY_STATUSES = {408, 409, 425, 429}
-_SPARE_CONNECTIONS = 4  # connections are reused, and a service that closes one causes a retry
+_SPARE_CONNECTIONS = 4  # idle connections to keep; each may be closed by the service, which costs a retry
 
 
 class ServiceError(UserError):
@@ -92,23 +91,24 @@ class RequestRefused(Exception):
 
 
 class Dialect(Protocol):
-    """Parameters that a service accepts, as far as known."""
+    """Parameters that a service is known to accept."""
 
     version: int
 
     def adapt(self, sent: int, message: str) -> bool:
-        """Drop the parameter that an error names; return True if the request may be sent again.
+        """Drop the parameter that an error message names. Return True if the request may be sent again.
 
-        `sent` is the `version` of the rejected request: parallel requests may be rejected for the same reason.
+        `sent` is the `version` of the rejected request. Parallel requests may fail for the same reason, which counts
+        once.
         """
 
 
 class Client:
-    """Service with its connections, as an asynchronous context manager.
+    """Asynchronous context manager with the connections to a service.
 
     Args:
-        named_by: setting that holds the name.
-        path: path of requests after the base address.
+        named_by: setting that holds the name of the model.
+        path: path of requests below the base address.
         key: bearer token, if the service needs one.
     """
 
@@ -137,8 +137,10 @@ class Client:
         await self._session.close()
 
     async def check(self) -> None:
-        """Request the list of models, so that a wrong address, key or model name shows before any slow step. Raise
-        `ServiceError` if the service cannot be reached, rejects the key, or does not list the model."""
+        """Request the list of models, so that a wrong address, key or model name shows before any slow step.
+
+        Raise `ServiceError` if the service cannot be reached, rejects the key, or does not list the model.
+        """
         try:
             status, body, _ = await self._exchange("GET", "/models", None)
         except TemporaryFailure as failure:
@@ -151,12 +153,12 @@ class Client:
             raise ServiceError(f"the service has no model {self._model!r}", self._named_by, self._clean(remedy))
 
     async def post(self, dialect: Dialect, body: Callable[[], dict[str, Any]], read: Callable[[bytes], T]) -> T:
-        """Send one request, and return what `read` makes of the answer.
+        """Send one request and return the response, parsed by `read`.
 
         Args:
-            dialect: leaves out the parameters that the service rejects.
-            body: builds the request for the dialect as it is now.
-            read: parses a body; it may raise `TemporaryFailure`.
+            dialect: parameters that the service accepts.
+            body: function that builds the request for the current dialect.
+            read: function that parses a body; it may raise `TemporaryFailure`.
 
         Raises:
             ServiceError: the service cannot answer this or any other request.
@@ -190,7 +192,7 @@ class Client:
                 attempt += 1
 
     def _turn(self) -> float:
-        """Return the time of the next request. Requests are spread evenly over a minute if their number is limited."""
+        """Return the time of the next request. A rate limit spreads the requests evenly over a minute."""
         if self._config.requests_per_minute is None:
             return self._not_before
         now = time.monotonic()

@@ -1,8 +1,8 @@
-"""Encoder `openai:NAME`: embeddings of a service with OpenAI's `/embeddings`, each text of which is paid once.
+"""Encoder `openai:NAME`: embeddings from a service with OpenAI's `/embeddings`. Each text is paid for only once.
 
-A text is looked up by its content, with its prompt, among the embeddings that were paid before (`paid`), also by other
-commands. The others are sent in batches by count and tokens, in parallel. An answer is on disk before it is used.
-A batch that the service rejects is halved; a single text that is too long for the model is cut until it fits.
+Each text with its prompt is first looked up among the embeddings that any earlier command paid for (`paid_embeddings`).
+The others are sent in parallel batches, limited by count and tokens. An answer is on disk before it is used. A batch
+that the service rejects is halved. A single text that is too long for the model is cut until it fits.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from raytriever.retrieval.endpoints.openai_client import Client, RequestRefused,
 from raytriever.retrieval.endpoints.paid_embeddings import PaidEmbeddings
 from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
-# Largest batch. A service may take up to 2,048 texts, but a kill loses what is in flight.
+# Largest batch. Services accept up to 2,048 texts, but a killed command loses all requests in flight.
 MOST_TEXTS, MOST_TOKENS = 64, 8_192
-_PROBE = "width"  # text of the first request, which shows the width and errors of the settings
-_FEW_BYTES = 2_000  # of texts that say too little about the bytes of a token
-_UNIT = 1e-3  # largest difference of a length from 1
+_PROBE = "width"  # text of the first request, which reveals the width and any error in the settings
+_FEW_BYTES = 2_000  # with fewer bytes of text, the estimate of bytes per token is too uncertain
+_UNIT = 1e-3  # largest difference from length 1 of a unit vector
 _TOO_LONG = re.compile(r"too (long|large|many)|length|token|context|exceed|\b413\b", re.IGNORECASE)
 _CUT = 0.75  # share of a text that is kept when it is too long
 
 
 class _Session:
-    """Connections, slots and the reason to stop, while requests are pending."""
+    """State while requests are pending: connections, free slots and the reason to stop."""
 
     def __init__(self, client: Client, spending: Spending, in_flight: int) -> None:
         self.client, self.spending = client, spending
@@ -63,7 +63,7 @@ class _Session:
 
 
 class Endpoint(OutsideEncoder):
-    """Model of a service as a `TextEncoder`; the requests run in a thread that lives as long as some are pending."""
+    """`TextEncoder` for the model of a service. Requests run in a thread that lives while some are pending."""
 
     precision = "service"
 
@@ -111,7 +111,7 @@ class Endpoint(OutsideEncoder):
         return f"at {self._config.base}, {self.width:,} components, {unit}, {self.description.similarity}"
 
     def digest(self, config: ModelConfig, side: Side) -> str:
-        """Return the SHA-256 over the address, the model and its dimensions; the service may change what it runs."""
+        """Return the SHA-256 over address, model and dimensions. It cannot notice if the service changes its model."""
         return self._digest
 
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[str]:
@@ -122,9 +122,9 @@ class Endpoint(OutsideEncoder):
         return [as_utf8(one + text) for one, text in zip(prompts, texts, strict=True)]
 
     def announce(self, contents: Iterable[str]) -> None:
-        """Report the texts, tokens and money of contents that are not paid, if they are more than a batch.
+        """Report texts, tokens and cost of contents that are not paid yet, if they are more than one batch.
 
-        What is paid counts for the budget, so to repeat a command does not double it.
+        The budget includes the texts that are already paid, so repeating a command does not double it.
         """
         new, size, known = 0, 0, 0
         texts = iter(contents)
@@ -146,7 +146,7 @@ class Endpoint(OutsideEncoder):
         return MOST_TOKENS
 
     def batches(self, inputs: Sequence[str], budget: int) -> list[list[int]]:
-        """Return the texts of each request, the longest first: a service pads texts of a request too."""
+        """Return the texts of each request, the longest first: texts of similar length suit a service that pads."""
         sizes = [len(text.encode()) for text in inputs]
         batches: list[list[int]] = []
         tokens = 0
@@ -167,7 +167,7 @@ class Endpoint(OutsideEncoder):
         on_progress: Callable[[int], None] | None = None,
         prompt: str | Sequence[str] | None = None,
     ) -> _PendingAnswers:
-        """Send the batches without the texts that are paid, and return their embeddings as soon as they are read."""
+        """Send the batches without the texts that are already paid. Return a handle to the embeddings of all texts."""
         keys = [key_of(text) for text in inputs]
         _, is_paid, _ = self._paid.find(keys)
         asked: set[bytes] = set()
@@ -183,7 +183,7 @@ class Endpoint(OutsideEncoder):
         return _PendingAnswers(self, keys, answers)
 
     def collect(self, keys: Sequence[bytes], answers: Future[None] | None) -> Float32[ndarray, "texts width"]:
-        """Wait for answers, and return the embeddings of texts; see `_PendingAnswers`."""
+        """Wait for the answers and return the embeddings of the texts; see `_PendingAnswers`."""
         try:
             if answers is not None:
                 answers.result()
@@ -216,7 +216,7 @@ class Endpoint(OutsideEncoder):
             return asyncio.run_coroutine_threadsafe(self._run(work, self._loop), self._loop)
 
     async def _run(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
-        """Run a coroutine with the connections, which the first one opens and the last one closes."""
+        """Run a coroutine with shared connections. The first coroutine opens them, and the last one closes them."""
         config = self._config
         if self._session is None:
             client = Client(config, self._name, setting("model"), EMBEDDINGS, self._key)
@@ -246,7 +246,7 @@ class Endpoint(OutsideEncoder):
             warn(f"{self._config.model}: embeddings have other lengths than 1 (the first: {length:.4g}); {scaled}")
 
     async def _ask(self, batches: Sequence[dict[bytes, str]], done: Callable[[int], None]) -> None:
-        """Pay for all batches. All requests in flight are answered and stored before an error is raised."""
+        """Pay for all batches. Before an error is raised, all requests in flight are answered and stored."""
         session = self._session
         assert session is not None
 
@@ -269,7 +269,7 @@ class Endpoint(OutsideEncoder):
             raise session.failure
 
     async def _pay(self, session: _Session, batch: dict[bytes, str], done: Callable[[int], None]) -> None:
-        """Pay for a batch, store its embeddings, and call `done`."""
+        """Pay for a batch, store its embeddings and call `done`."""
         keys, texts = list(batch), list(batch.values())
         sizes = [len(text.encode()) for text in texts]
         reserved = await session.spending.reserve(sum(sizes), 0)
@@ -295,7 +295,7 @@ class Endpoint(OutsideEncoder):
             await self._pay(session, {keys[0]: self._shorter(texts[0], error)}, done)
 
     def _shorter(self, text: str, refusal: RequestRefused) -> str:
-        """Return the beginning of a text that is too long for the model; the first one is reported."""
+        """Cut a text that is too long for the model and return its beginning. Only the first such text is reported."""
         if not _TOO_LONG.search(str(refusal)) or len(text) < 2:
             remedy = "remove or change the text; what is paid is kept"
             raise ServiceError(f"rejects the text {text[:60]!r} ({refusal})", self._config.base, remedy)
@@ -331,13 +331,13 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _PendingAnswers:
-    """Embeddings of texts of which some are still asked for; see `inference.Pending`."""
+    """Embeddings of texts, some of which are still requested; see `inference.Pending`."""
 
     def __init__(self, endpoint: Endpoint, keys: Sequence[bytes], answers: Future[None] | None) -> None:
         self._endpoint, self._keys, self._answers = endpoint, keys, answers
 
     def result(self) -> Float32[ndarray, "texts width"]:
-        """Wait for the answers, and return the embeddings in the order of the texts.
+        """Wait for the answers and return the embeddings in the order of the texts.
 
         Raises:
             UserError: the service does not answer, or the budget is used up.
@@ -346,7 +346,7 @@ class _PendingAnswers:
 
 
 def open_endpoint(config: ModelConfig) -> Endpoint:
-    """Return the endpoint that a configuration names; raises `UserError` if it does not answer."""
+    """Open the endpoint that a configuration names. Raises `UserError` if it does not answer."""
     if not isinstance(config, EncoderConfig):
         remedy = f"encode, evaluate, mine, search and index have {setting('base_url')}"
         raise ConfigError("is an endpoint, whose settings this command has not", config.model, remedy)

@@ -1,8 +1,8 @@
-"""Embeddings that a service was paid for: rows on disk, found by the hash of the text, that are never removed.
+"""Store of paid embeddings. Rows on disk are found by the hash of the text, and are never removed.
 
-A folder belongs to one model of one service. `rows.bin` has for each row the hash of the text, its tokens, its bytes,
-and the checksum of its embedding, which is in the same row of `embeddings.bin`. An embedding is on disk before its row,
-so a row that a kill cut short, or whose checksum is wrong, was never there. Several processes may append.
+A folder belongs to one model of one service. A row of `rows.bin` holds the hash of a text, its number of tokens and
+bytes, and the checksum of its embedding. The embedding is in the same row of `embeddings.bin`, and reaches the disk
+first. So a row that is cut short (by a kill) or has a wrong checksum does not count. Several processes may append.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ABOUT, _ROWS, _EMBEDDINGS = "about.json", "rows.bin", "embeddings.bin"
 
 
 class PaidModel(TypedDict):
-    """Model of a service, the width of its embeddings, and the length of the first one."""
+    """Description of a model: its service, the width of its embeddings, and the length of the first one."""
 
     base_url: str
     model: str
@@ -40,12 +40,12 @@ class PaidModel(TypedDict):
 
 
 class PaidEmbeddings:
-    """Embeddings of a folder; `about` is None until `begin` was called once."""
+    """Paid embeddings in a folder. `about` is None until `begin` was called once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.about: PaidModel | None = None
-        self.tokens = self.bytes = 0  # of all rows
+        self.tokens = self.bytes = 0  # totals over all rows
         self._row: dict[bytes, int] = {}
         self._crcs, self._tokens = array("L"), array("L")
         self._lock = threading.Lock()
@@ -53,14 +53,14 @@ class PaidEmbeddings:
             self.about = read_json(folder / _ABOUT, PaidModel, "remove the folder: its texts are encoded again")
 
     def begin(self, about: PaidModel) -> None:
-        """Make the folder."""
+        """Create the folder."""
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / _ABOUT, json.dumps(about, indent=1))
         self.about = about
 
     def find(self, keys: Sequence[bytes]) -> tuple[Float32[ndarray, "texts width"], Bool[ndarray, " texts"], int]:
-        """Return the embeddings of texts, 0 for those without, which texts have one, and the tokens of these."""
+        """Return the embeddings of texts (0 for missing ones), a mask of those that exist, and their total tokens."""
         assert self.about is not None
         width = self.about["width"]
         embeddings, is_found = np.zeros((len(keys), width), np.float32), np.zeros(len(keys), bool)
@@ -87,10 +87,10 @@ class PaidEmbeddings:
         tokens: Sequence[int],
         sizes: Sequence[int],
     ) -> None:
-        """Store the embeddings of texts, and return when they are on disk.
+        """Store the embeddings of texts. Return when they are on disk.
 
         Args:
-            tokens: tokens of each text, as the service counted them.
+            tokens: number of tokens of each text, as counted by the service.
             sizes: bytes of each text.
         """
         assert self.about is not None

@@ -1,9 +1,8 @@
 """Costs of a job: tokens, prices, and a budget that no request may exceed.
 
 The largest possible cost of a request is reserved before it is sent. The actual cost replaces it when the answer
-arrives. So requests in flight do not exceed the budget, except by the difference between estimated and counted tokens.
-The budget belongs to the job, not to the run: it includes the costs of earlier runs of the same job. To repeat the
-command does not double it.
+arrives. So requests in flight exceed the budget at most by the difference between estimated and counted tokens. The
+budget belongs to the job and includes earlier runs of the same job, so repeating the command does not double it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 
 from raytriever.retrieval.endpoints.endpoint_settings import ServiceConfig
 
-# Bytes of UTF-8 per token, until a service has counted tokens: typical of English text and byte-pair vocabularies.
+# Bytes of UTF-8 per token until a service has counted tokens. It is typical of English text and BPE vocabularies.
 BYTES_A_TOKEN = 4.0
 
 
@@ -36,7 +35,7 @@ class TokenCounts:
 
 @dataclass
 class TokenEstimator:
-    """Estimator of the tokens of a prompt: bytes per token, measured on the answers so far."""
+    """Estimator of the tokens of a prompt. It uses the bytes per token of the answers so far."""
 
     read_bytes: int = 0
     read_tokens: int = 0
@@ -54,7 +53,7 @@ class TokenEstimator:
 
 @dataclass
 class Spending:
-    """Spent costs, also of earlier runs of the job, and reserved costs, within the budgets of the settings."""
+    """Spent costs, including earlier runs of the job, and reserved costs, within the budget of the settings."""
 
     config: ServiceConfig
     spent: TokenCounts = field(default_factory=TokenCounts)
@@ -69,8 +68,10 @@ class Spending:
         return self.spent.cost(self.config)
 
     async def reserve(self, prompt_bytes: int, max_tokens: int) -> TokenCounts:
-        """Reserve the largest possible cost of a request, as soon as the budget allows it next to those in flight.
-        Raise `BudgetReached` if the request exceeds the budget although no other is in flight."""
+        """Wait until the budget allows a request in addition to those in flight, and reserve its largest possible cost.
+
+        Raise `BudgetReached` if the request exceeds the budget although no other is in flight.
+        """
         while True:
             needed = TokenCounts(self.estimator.estimate(prompt_bytes), max_tokens)
             if self._fits(needed):

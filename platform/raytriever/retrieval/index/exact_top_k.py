@@ -1,20 +1,22 @@
 """Exact top-k by dot product over the blocks of a corpus, with an order that depends only on scores and ids.
 
 Equal scores are ordered by descending document id, as in trec_eval, so a run file gives the same metrics in any tool.
-Scores are those of `index.pair_scores`, so the result has the same bytes for any blocks, any order of blocks, any
-number of threads and any device. Block after block, for as many queries as the memory allows:
+Scores are those of `index.pair_scores`, so the result has the same bytes for any blocks in any order, any number of
+threads and any device. The search goes through the blocks, with as many queries as the memory allows:
 
-1. A matrix product gives quick scores in float32. Each query keeps a few more than k documents with the highest ones.
+1. A matrix product gives quick scores in float32. Each query keeps the documents with the highest quick scores, a few
+    more than k.
 2. At least k documents score no less than the k-th highest quick score minus its error. A document whose quick score
    plus its error is below that, or below the k-th score of the earlier blocks, is excluded.
-3. The others are scored exactly and merged into the ranking. If even the last document that was kept is among them,
-   others may be missing, and the query is searched again with four times as many documents.
+3. The others are scored exactly and merged into the ranking. If not even the last kept document is excluded, others may
+    be missing. Then the query is searched again with four times as many documents.
 4. If a quarter of the block is kept, one product in float64 scores all of it, which takes less time.
 
 The error of a quick score is at most g |q| |d| + t, g = m u / (1 - m u), u = 2^-22, m = n + 16, in any order of
-summation (Higham, Accuracy and Stability, section 3.1). This u is four times the unit of float32, because a GPU may
-truncate. t covers numbers below 2^-126, which may be replaced by 0. For norms above 2^60 float32 might overflow, and
-the block is scored exactly."""
+summation (Higham, Accuracy and Stability, section 3.1). This u is four times the unit roundoff of float32, because a
+GPU may truncate. t covers numbers below 2^-126, which may become 0. If norms exceed 2^60, float32 might overflow, so
+the whole block is scored exactly.
+"""
 
 from __future__ import annotations
 
@@ -45,28 +47,30 @@ from raytriever.retrieval.index.pair_scores import (
 )
 from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, scores_of
 
-# Embeddings of a block, and scores or float64 embeddings of a tile.
+# Bytes of a block's embeddings, and of a tile's scores or float64 embeddings on a CPU and on a GPU.
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
-# Quick scores of all threads of a CPU. A product repacks all documents of the block, so it should have many queries.
+# Bytes of the quick scores of all CPU threads. A product repacks all documents of a block, so it should have many
+# queries.
 SCORE_BYTES = 2**27
-# Smaller blocks are joined.
+# Blocks with fewer rows are joined.
 FEWEST_ROWS = 32_768
-# Documents in addition to k, the growth of their number, and the share of a block from which all of it is scored.
+# Documents kept in addition to k; growth of their number at a new search; and the whole block is scored if 1 / `_WHOLE`
+# of it is kept.
 MORE, _GROWTH, _WHOLE = 32, 4, 4
-# Shares of the free memory of a GPU: of documents that stay there, and of a tile.
+# Shares of a GPU's free memory: for documents that stay there, and for a tile.
 DOCUMENT_SHARE, TILE_SHARE = 0.6, 0.06
-# Queries that a thread searches for at least.
+# Smallest number of queries for one thread.
 FEWEST_QUERIES = 8
 _LARGEST_NORM, _TINY = 2.0**60, 2.0**-126
 _precision_lock = Lock()
 
-# Pairs of the position of the first row, and embeddings.
+# Blocks of a corpus: position of the first row, and embeddings.
 Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
 
 
 @dataclass(frozen=True)
 class DocumentBlock:
-    """Documents on a device: embeddings, tie ranks, and an upper bound of the norms."""
+    """Block of documents on a device: embeddings, tie ranks, and an upper bound of the norms."""
 
     vectors: Float32[Tensor, "rows width"]
     ranks: Int64[Tensor, " rows"]
@@ -74,7 +78,7 @@ class DocumentBlock:
 
 
 class _Search:
-    """Rankings of queries over the blocks added so far; one query per row."""
+    """Rankings of queries over the blocks added so far, with one row per query."""
 
     def __init__(self, queries: Float32[ndarray, "queries width"], k: int, device: torch.device) -> None:
         refuse_forked()
@@ -105,12 +109,12 @@ class _Search:
     def _search(
         self, rows: Int64[Tensor, " some"], wanted: int, errors: Float64[Tensor, " queries"], b: DocumentBlock
     ) -> None:
-        """Merge a block into the rankings of some queries; `wanted` documents of each are kept."""
+        """Merge a block into the rankings of some queries, after keeping `wanted` documents for each."""
         if not len(rows):
             return
         is_whole = wanted * _WHOLE >= len(b.vectors)
         count = max(1, self._tile // (16 * self._piece(b)) if is_whole else self._scores // (4 * len(b.vectors)))
-        # Made once, because the first access to each of its pages takes time.
+        # Allocate the buffer once, because the first access to each memory page is slow.
         scores = b.vectors.new_empty(0 if is_whole else min(count, len(rows)), len(b.vectors))
         again = []
         for some in rows.split(count):
@@ -153,12 +157,14 @@ class _Search:
 
 
 def _highest(scores: Float32[Tensor, "queries rows"], count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` highest scores of each query, descending, and their columns. They are in the `count` groups of
-    columns with the highest maxima, so `topk` reads only these and the maxima."""
+    """Return the `count` highest scores of each query, descending, and their columns.
+
+    They are in the `count` groups of columns with the highest maxima, so `topk` reads only these groups and the maxima.
+    """
     queries, rows = scores.shape
-    size = max(1, int((rows / (4 * count)) ** 0.5))  # of a group
+    size = max(1, int((rows / (4 * count)) ** 0.5))  # number of columns in a group
     groups = rows // size
-    # A group has every `groups`-th column.
+    # A group consists of every `groups`-th column.
     maxima = scores[:, : groups * size].unflatten(1, (size, groups)).amax(1)
     chosen = maxima.topk(min(count, groups), sorted=False).indices
     members = torch.arange(0, groups * size, groups, device=scores.device)
@@ -173,8 +179,10 @@ def _smallest(keys: Int64[Tensor, "queries _"], k: int) -> Int64[Tensor, "querie
 
 
 def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], device: torch.device) -> None:
-    """Search for rows of queries, on a CPU in threads that each search alone for some. With several threads in each
-    operation of torch, all wait for the slowest one after every operation."""
+    """Search for all queries. On a CPU, each thread searches alone for some of them.
+
+    If each operation of torch used several threads, all would wait for the slowest one after every operation.
+    """
     threads = torch.get_num_threads()
     parts = min(2 * threads, len(rows) // FEWEST_QUERIES) if threads > 1 and device.type == "cpu" else 1
     if parts < 2:
@@ -182,7 +190,7 @@ def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], 
         return
 
     def alone(some: Tensor) -> None:
-        torch.set_num_threads(1)  # of this thread, and of threads that begin meanwhile
+        torch.set_num_threads(1)  # setting of this thread, and of threads that start while it is set
         search(some)
 
     try:
@@ -193,7 +201,7 @@ def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], 
 
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """Multiply in float32, also where the caller allows TF32 or autocast; the precision is that of the process."""
+    """Multiply in full float32, even if the caller allows TF32 or autocast. The setting is global to the process."""
     with _precision_lock, torch.autocast(device.type, enabled=False):
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
@@ -206,7 +214,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 def even_blocks(
     blocks: Blocks, width: int, documents: int
 ) -> Iterator[tuple[Int64[ndarray, " rows"], Float32[ndarray, "rows width"]]]:
-    """Yield positions and embeddings, up to `BLOCK_BYTES` at a time; only blocks below `FEWEST_ROWS` are copied.
+    """Yield positions and embeddings of up to `BLOCK_BYTES`. Only blocks with fewer than `FEWEST_ROWS` are copied.
 
     Raises:
         ModelError: a block has another width than the queries.
@@ -242,12 +250,12 @@ def _join(blocks: list[tuple[ndarray, ndarray]]) -> tuple[ndarray, ndarray]:
 
 
 def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
-    """Return each document's rank among documents with equal scores: 0 for the id that sorts last."""
+    """Return each document's rank among documents with equal scores. The id that sorts last has rank 0."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     ids = iter(document_ids)
-    # As UTF-8, which sorts like the characters and needs less memory than Python's strings.
+    # UTF-8 sorts in the order of the characters, and needs less memory than Python's strings.
     pieces = iter(lambda: pa.array(islice(ids, FEWEST_ROWS), pa.string()), pa.array([], pa.string()))
     order = pc.sort_indices(pa.chunked_array(pieces, pa.string())).to_numpy()[::-1]
     ranks = np.empty(len(order), np.int64)
@@ -262,14 +270,14 @@ def check_count(k: int) -> None:
 
 
 class Corpus:
-    """Corpus for any number of searches. A GPU gets a copy of its documents once for all of them, if they fit.
+    """Corpus for any number of searches. Its documents are copied to a GPU only once, if they fit.
 
     Args:
-        blocks: returns the position of the first row, and embeddings, in any order and of any sizes. It is called for
-            each search, unless the documents stay on a GPU.
+        blocks: function that returns blocks of any sizes in any order: position of the first row, and embeddings. Each
+            search calls it, unless the documents stay on a GPU.
         order: order of equal scores in the whole corpus.
         device: device of the search; by default a CUDA device if there is one.
-        documents: largest number of documents in the blocks, by default that of the whole corpus.
+        documents: largest total number of documents in the blocks; by default the size of the corpus.
     """
 
     def __init__(
@@ -282,8 +290,8 @@ class Corpus:
         self._blocks, self._order, self._device = blocks, order, device or default_device()
         self._documents = len(order.ranks) if documents is None else documents
         self._resident: list[DocumentBlock] = []
-        self._stays: bool | None = None  # on the GPU; None before the first search
-        self._largest: dict[int, float] = {}  # upper bounds of the norms of blocks that are read again
+        self._stays: bool | None = None  # whether documents stay on the GPU; None before the first search
+        self._largest: dict[int, float] = {}  # upper bound of the norms of each block, for when it is read again
 
     def top_k(
         self, queries: Float32[ndarray, "queries width"], k: int
@@ -292,7 +300,7 @@ class Corpus:
         return self._order.read(self.keys(queries, k))
 
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
-        """Return the k best documents of each query as keys, for `ranking.merge_keys` and `TieOrder.read`."""
+        """Return the k best documents of each query as keys, for `rank_keys.merge_keys` and `TieOrder.read`."""
         check_count(k)
         width = queries.shape[1]
         if self._stays is None:
@@ -339,9 +347,9 @@ def top_k_of_blocks(
     """Return the k highest dot products of each query and their documents, best first.
 
     Args:
-        blocks: position of the first row, and embeddings, in any order and of any sizes. Each block is read once.
-        k: number of documents per query, at least 1; at most `len(ties)` are returned.
-        ties: result of `tie_order` for the whole corpus; decides the order of equal scores.
+        blocks: blocks of any sizes in any order: position of the first row, and embeddings. Each is read once.
+        k: number of documents per query, at least 1. At most `len(ties)` are returned.
+        ties: result of `tie_order` for the whole corpus, which decides the order of equal scores.
         device: device of the search; by default a CUDA device if there is one.
 
     Returns:

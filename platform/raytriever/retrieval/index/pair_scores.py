@@ -1,9 +1,11 @@
-"""Scores of query-document pairs: the dot product, rounded to float64 and then to float32.
+"""Scores of query-document pairs: the exact dot product, rounded to float64 and then to float32.
 
 The product of two float32 numbers is exact in float64, but a sum of products depends on the order of its additions. In
 any order its error is at most (n + 2) 2^-53 |q| |d| for vectors of n components (Higham, Accuracy and Stability,
-section 3.1). A sum that rounds to one float32 number with and without this error needs no order. The others, about two
-of 100,000, are summed exactly. So a score has the same bits in every block, shard, thread, device and library."""
+section 3.1). If a sum rounds to the same float32 number with and without this error, the order does not matter. The
+others, about two of 100,000, are summed exactly. So a score has the same bits in every block, shard, thread, device and
+library.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from raytriever.core.errors import ConfigError, ModelError
 from raytriever.core.numba_threads import in_threads
 
 _CHECKED_ROWS, _GATHERED_ROWS = 1 << 16, 1 << 12
-# Components that are multiplied at a time on a CPU: they stay in the cache.
+# Components that a CPU multiplies at once, so that they stay in its cache.
 _CPU_PIECE = 1 << 15
-# Embeddings are memory-mapped, and nothing here writes to them.
+# torch warns that memory-mapped embeddings are read-only. Nothing here writes to them.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
@@ -34,7 +36,7 @@ def pair_scores(
     query_rows: Int64[ndarray, " pairs"],
     document_rows: Int64[ndarray, " pairs"],
 ) -> Float32[ndarray, " pairs"]:
-    """Return the scores of pairs of rows, bit for bit equal to those of a search.
+    """Return the scores of pairs of rows. They have the same bits as those of a search.
 
     Raises:
         IndexError: a row is out of range.
@@ -49,14 +51,14 @@ def pair_scores(
 
 
 def as_float32(vectors: ndarray) -> Float32[ndarray, "rows width"]:
-    """Return contiguous float32 embeddings, without a copy if they are that already."""
+    """Return contiguous float32 embeddings; copy them only if necessary."""
     return np.ascontiguousarray(vectors, np.float32)
 
 
 def norms(vectors: Float32[Tensor, "rows width"]) -> Float64[Tensor, " rows"]:
-    """Return upper bounds of the norms, not finite for a vector that is not.
+    """Return upper bounds of the norms. If a vector is not finite, neither is its bound.
 
-    They cover what sums of squares in float32 lose: less than 1 %, and numbers below 2^-63.
+    They cover the error of a sum of squares in float32: less than 1 %, and numbers below 2^-63.
     """
     quick = torch.linalg.vector_norm(vectors, dim=1).double() * 1.01 + 2.0**-50
     return quick if bool(quick.isfinite().all()) else torch.linalg.vector_norm(vectors.double(), dim=1) * 1.01
@@ -74,11 +76,11 @@ def scores_of_pairs(
 
     Args:
         lengths: upper bounds of the products of their norms.
-        gpu_bytes: of temporary tensors on a GPU.
+        gpu_bytes: largest size of temporary tensors on a GPU.
     """
     sums = torch.empty_like(lengths)
     if queries.device.type == "cpu":
-        # By NumPy in threads of ours: torch synchronizes its threads after each of these small operations.
+        # Use NumPy in our own threads: torch would synchronize its threads after each of these small operations.
         in_threads(_sum_pairs, len(of), *(values.numpy() for values in (queries, documents, of, to, sums)))
     else:
         step = max(1, gpu_bytes // (32 * max(1, queries.shape[1])))
@@ -106,9 +108,9 @@ def round_sums(
     """Return the scores of pairs.
 
     Args:
-        sums: their products, summed in float64 in any order.
+        sums: dot products of the pairs, summed in float64 in any order.
         lengths: upper bounds of the products of their norms.
-        rows: returns the rows of the queries and documents of a selection of the pairs.
+        rows: function that returns the rows of the queries and documents of selected pairs.
     """
     errors = lengths * ((queries.shape[1] + 2) * 2.0**-53)
     is_unsure = ((sums - errors).float() != (sums + errors).float()) & sums.isfinite()
@@ -123,7 +125,7 @@ def round_sums(
 
 
 def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, positions: ndarray | None = None) -> None:
-    """Raise `ModelError` unless all vectors are finite, a block at a time. The positions count from 0 if None."""
+    """Raise `ModelError` unless all vectors are finite. By default `positions` count from 0."""
     for start in range(0, len(vectors), _CHECKED_ROWS):
         finite = np.isfinite(vectors[start : start + _CHECKED_ROWS]).all(axis=1)
         if not finite.all():
@@ -133,7 +135,7 @@ def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, position
             raise ModelError(what, remedy=remedy)
 
 
-# The threads of OpenMP do not survive a fork: FAISS and torch would hang there.
+# OpenMP's threads do not survive a fork, so FAISS and torch would hang in the forked process.
 _has_searched = _was_forked = False
 
 
@@ -145,7 +147,7 @@ def refuse_forked() -> None:
     """
     global _has_searched
     if _was_forked:
-        what = "this process was forked from a process that had searched, and lacks its threads"
+        what = "this process was forked after a search, so its worker threads are missing"
         raise ConfigError(what, remedy='start processes that search with multiprocessing.get_context("spawn")')
     _has_searched = True
 

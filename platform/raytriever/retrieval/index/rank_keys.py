@@ -1,9 +1,9 @@
 """Rankings as ascending 64-bit keys: the descending score in the high bits, the tie rank in the low bits.
 
-One integer holds everything that decides the order. So partial rankings are merged by sorting integers, take eight
-bytes per entry, and give the same bytes in any order of merging. The high half of a key is the float32 score with its
-bits changed so that higher scores give smaller integers. The low half is the document's rank among ties. The scores
-of a key are never -0 or NaN.
+One integer holds everything that decides the order. So partial rankings take eight bytes per entry, are merged by
+sorting integers, and give the same bytes in any order of merging. The high half of a key is the float32 score with its
+bits changed so that higher scores give smaller integers. The low half is the document's rank among ties. The score of a
+key is never -0 or NaN.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import Tensor
 
 from raytriever.core.errors import DataError
 
-# Fills the unused entries of a ranking; greater than the key of any score.
+# Key of an unused entry of a ranking. It is greater than the key of any score.
 NONE = 2**63 - 1
 _LOW = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class TieOrder:
-    """Order of documents with equal scores: the rank of each document, and the document of each rank."""
+    """Order of documents with equal scores: the rank of each document, and its inverse."""
 
     ranks: UInt32[ndarray, " documents"]
     documents: Int64[ndarray, " documents"]
 
     @classmethod
     def of(cls, ties: Int64[ndarray, " documents"]) -> TieOrder:
-        """Create the order from `tie_order`, or from any numbers that ascend in the wanted order.
+        """Create the order from the result of `tie_order`, or from any numbers that ascend in the desired order.
 
         Raises:
             DataError: there are more documents than 32 bits can number.
@@ -48,7 +48,7 @@ class TieOrder:
     def read(
         self, keys: Int64[ndarray, "queries k"]
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Return the scores and documents of keys; -inf and -1 for `NONE`."""
+        """Decode keys to scores and documents; `NONE` becomes -inf and -1."""
         documents = np.full(keys.shape, -1)
         is_document = keys != NONE
         documents[is_document] = self.documents[keys[is_document] & _LOW]
@@ -69,7 +69,7 @@ def scores_of(keys: Int64[Tensor, "*shape"]) -> Float32[Tensor, "*shape"]:
 
 
 def merge_keys(partial: Sequence[Int64[ndarray, "queries _"]], k: int) -> Int64[ndarray, "queries k"]:
-    """Merge partial rankings: return the k smallest keys of each query, ascending, in any order of the rankings."""
+    """Merge partial rankings, in any order: return the k smallest keys of each query, ascending."""
     keys = np.concatenate(partial, axis=1)
     keys.sort(axis=1)
     if keys.shape[1] < k:

@@ -1,1 +1,1 @@
-"""Mining of hard negatives: BM25, finders of candidates with their scorers, and filters."""
+"""Mining of hard negatives: BM25, search for candidates, scorers, and filters of false negatives."""

@@ -1,10 +1,11 @@
-"""BM25 over passages: baseline of the evaluation tables and first source of hard negatives.
+"""BM25 over passages: the baseline of evaluations and the default source of hard negatives.
 
-A score is the sum of a document's weights (`postings`) in the order of the query's terms, in float32, as that of bm25s
-to the last bit. Ties are broken by position. A query's ranking depends neither on the other queries nor on the number
-of threads.
+A score is the sum of a document's weights (`postings`) in the order of the query's terms, in float32. It equals the
+score of bm25s to the last bit. Ties are broken by position. A query's ranking depends neither on the other queries nor
+on the number of threads.
 
-A ranking is made of keys of 64 bits: the score, never negative, above the position, counted downwards.
+A ranking consists of 64-bit keys. The high half is the score, which is never negative, and the low half is the
+position, counted from the end.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from raytriever.data.prepare.corpus_tokenization import flat
 from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 from raytriever.retrieval.mining.postings import Postings
 
-# Documents of a corpus whose postings are kept in memory: those of passages take up to 75 MB.
+# Largest corpus whose postings are kept in memory, where they take up to 75 MB for passages.
 IN_MEMORY = 1 << 17
-_CHUNK = 128  # queries of one task of a thread
+_CHUNK = 128  # number of queries in one task of a thread
 _LAST = 0xFFFF_FFFF
 _INT64 = np.dtype(np.int64)
 
 
 class Bm25Index:
-    """BM25 index of texts, at least one; results identify them by their positions."""
+    """BM25 index of at least one text. Results identify texts by position."""
 
     def __init__(self, texts: Sequence[str], analyzer: Analyzer = ENGLISH_ANALYZER) -> None:
         self._analyzer = analyzer
@@ -42,10 +43,11 @@ class Bm25Index:
 
     @classmethod
     def of(cls, documents: Documents) -> Bm25Index:
-        """Return the index of a corpus in its language, in memory, or of a large one in the cache for all commands.
+        """Return the index of a corpus, analyzed in its language. The postings of a large corpus are in the cache, for
+        all commands.
 
         Raises:
-            DataError: processes that analyze texts die.
+            DataError: the processes that analyze texts died.
             StorageError: the cache cannot be written.
         """
         if len(documents) <= IN_MEMORY:
@@ -86,7 +88,7 @@ class Bm25Index:
     def scores_of(
         self, queries: Sequence[str], documents: Int64[ndarray, "queries any"]
     ) -> Float32[ndarray, "queries any"]:
-        """Return the scores of the passed documents for each query, NaN for a position of -1."""
+        """Return the scores of the given documents for each query; NaN for the position -1."""
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
         self._in_threads(_gather, queries, np.ascontiguousarray(documents), scores)
         return scores
@@ -97,7 +99,7 @@ class Bm25Index:
 
     @activity("searching with BM25")
     def _in_threads(self, kernel: Any, queries: Sequence[str], *rows: ndarray) -> None:
-        """Run a kernel, which releases the interpreter's lock, over chunks of queries and of their rows of arrays."""
+        """Run a kernel, which releases the GIL, over chunks of queries and the matching rows of arrays."""
         postings, vocabulary = self._postings, self._postings.vocabulary
         terms = [
             [vocabulary[term] for term in words if term in vocabulary] for words in self._analyzer.analyze(queries)
@@ -115,9 +117,12 @@ class Bm25Index:
 
 @numba.njit(cache=True, nogil=True)
 def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ignore[no-untyped-def]
-    """Fill each row of `keys`, `[queries, k]`, zeros before, with the highest keys of documents that share a term. The
-    terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term counts each time. The postings of term t
-    are at the indices `starts[t]` to `starts[t + 1]`. `scores` are zeros, one for each document of the corpus."""
+    """Fill each row of `keys` `[queries, k]`, which must be zeros, with the highest keys of documents that share a
+    term.
+
+    The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term counts each time. The postings of term
+    t are at the indices `starts[t]` to `starts[t + 1]`. `scores` are zeros, one for each document of the corpus.
+    """
     for query in range(len(keys)):
         own, heap = terms[offsets[query] : offsets[query + 1]], keys[query]
         _add(weights, documents, starts, own, scores)
@@ -125,7 +130,7 @@ def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ig
             for posting in range(starts[term], starts[term + 1]):
                 document = documents[posting]
                 score = np.float32(scores[document])
-                scores[document] = 0  # so that it is entered once
+                scores[document] = 0  # so that the document enters the heap only once
                 key = (np.uint64(score.view(np.uint32)) << np.uint64(32)) | np.uint64(_LAST - document)
                 if score > 0 and key > heap[0]:
                     _replace_lowest(heap, key)
@@ -133,7 +138,7 @@ def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ig
 
 @numba.njit(cache=True, nogil=True)
 def _gather(weights, documents, starts, terms, offsets, scores, wanted, gathered):  # type: ignore[no-untyped-def]
-    """Fill `gathered` with the scores of the documents `wanted`, `[queries, any]`; skip entries of -1. See `_rank`."""
+    """Fill `gathered` with the scores of the documents `wanted` `[queries, any]`; skip entries of -1. See `_rank`."""
     for query in range(len(wanted)):
         own = terms[offsets[query] : offsets[query + 1]]
         _add(weights, documents, starts, own, scores)
@@ -172,15 +177,15 @@ def compare_best(
     best: Int64[ndarray, " queries"],
     left_out: Sequence[Int64[ndarray, " any"]] | None = None,
 ) -> tuple[Float32[ndarray, "queries 3"], Bool[ndarray, " queries"]]:
-    """Return what BM25 says of the best document that another system found for each query.
+    """Compare BM25 with the best document that another system found for each query.
 
     Args:
         best: position of the document that the other system found; -1 for none.
-        left_out: positions of documents that are not searched for each query.
+        left_out: positions of the documents to leave out of the search, for each query.
 
     Returns:
-        Highest and second highest score of BM25 and its score for the other system's document, 0 for none; and whether
-        both found the same document.
+        The highest and second highest BM25 score, and the BM25 score of the other system's document, 0 if there is
+        none; and whether both systems found the same document.
     """
     most = max((len(each) for each in left_out), default=0) if left_out else 0
     scores, found = index.search(queries, 2 + most)

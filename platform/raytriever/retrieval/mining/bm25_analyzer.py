@@ -1,14 +1,14 @@
-"""BM25's analyzer: splits a text into terms by the rules of its language, and detects corpora that it does not suit.
+"""BM25's analyzer. It splits a text into terms by the rules of its language, and detects unsuitable corpora.
 
-- All: Unicode's NFKC, without soft hyphens and characters that have no width.
+- All languages: Unicode's NFKC, without soft hyphens and zero-width characters.
 - English: runs of two or more letters, digits and underscores, in lower case, without stop words, stemmed by Snowball.
 - Chinese, Japanese and Korean: pairs of adjacent characters, as Lucene's CJKAnalyzer makes them. Thai, Lao, Khmer and
   Burmese: three adjacent characters. Words of other scripts stay whole.
-- Other languages: words and, for Arabic and Hindi, Lucene's normalization of letters. Stop words are removed and
-  Snowball stems the rest, where they exist for the language.
+- Other languages: words and, for Arabic and Hindi, Lucene's normalization of letters. If they exist for the language,
+  stop words are removed and Snowball stems the rest.
 
-A wrong language makes a clause or a piece of a word a term, and BM25 finds almost nothing. Such a BM25 result is no
-baseline, so the user is warned.
+In a wrong language, a term is a whole clause or a piece of a word, and BM25 finds almost nothing. Such a result is not
+a baseline, so the user is warned.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from raytriever.core.reading.characters import remove_invisible
 from raytriever.data.dataset import Documents, Passages
 from raytriever.data.languages import AUTO, ENGLISH, LANGUAGES, NGRAMS, OTHER, UNSPACED, detect
 
-SAMPLE_SIZE = 1_000  # documents that are examined, evenly spread over the corpus
+SAMPLE_SIZE = 1_000  # number of documents to examine, evenly spread over the corpus
 _ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
 _UNSPACED = re.compile(f"[{UNSPACED}]+")
-_RUN = re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")  # of characters that become n-grams, or else a word
-# Segmented texts have runs of about 2 (Chinese) to 5 (Thai) characters; clauses have 8 and more.
+_RUN = re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")  # a run of characters that become n-grams, or else a word
+# Runs have about 2 (Chinese) to 5 (Thai) characters in segmented texts, and 8 or more if they are clauses.
 _LONGEST_WORD, _MOST_UNSPACED = 5.5, 0.2
-# English, German, Indonesian and code have 6 to 13 characters per term, including the characters of stop words.
+# English, German, Indonesian and code have 6 to 13 characters per term, counting stop words too.
 _MOST_CHARACTERS = 30.0
 # Letters that Lucene's ArabicNormalizer, PersianNormalizer and HindiNormalizer replace or remove.
 _FOLDED: dict[str, dict[int, Any]] = {
@@ -65,7 +65,7 @@ class Analyzer:
 
     @classmethod
     def of(cls, documents: Documents) -> Analyzer:
-        """Return the analyzer of a corpus: of the language that the user names, or of the one that is detected."""
+        """Return the analyzer of a corpus, for the language that the user names or the one that is detected."""
         named = documents.bm25_language
         return cls(detect(Passages(documents)) if named in (None, AUTO) else str(named))
 
@@ -100,10 +100,10 @@ class Analyzer:
     def number_terms(
         self, texts: Sequence[str]
     ) -> tuple[list[str], Int64[ndarray, " tokens"], Int64[ndarray, " texts"]]:
-        """Analyze many texts, in half the time of `analyze` and less memory.
+        """Analyze many texts, in half the time of `analyze` and with less memory.
 
         Returns:
-            The distinct terms, sorted; the number of each term of text after text; the number of terms of each text.
+            The distinct terms, sorted; the numbers of all terms, text after text; and the count of terms of each text.
         """
         numbers: defaultdict[str, int] = defaultdict()
         numbers.default_factory = numbers.__len__
@@ -158,7 +158,7 @@ ENGLISH_ANALYZER = Analyzer()
 
 @cache
 def _stop_word_lists() -> dict[str, Any]:
-    """Load the stop words of bm25s alone: the whole package starts JAX where it is installed, on most of a GPU."""
+    """Load only the stop words of bm25s: the whole package would start an installed JAX, which takes most of a GPU."""
     package = importlib.util.find_spec("bm25s")
     assert package is not None
     assert package.origin is not None
@@ -174,27 +174,29 @@ def _stemmer(name: str) -> Any:
 
 @cache
 def _word_pattern() -> re.Pattern[str]:
-    """Return the pattern of a word of two or more characters, or of one digit. Marks, such as vowels of Hindi, belong
-    to the letter before them."""
+    """Return the pattern of a word of two or more characters, or of one digit.
+
+    Marks, such as the vowels of Hindi, belong to the letter before them.
+    """
     marks = (chr(point) for point in range(0x300, 0x10000) if unicodedata.category(chr(point)).startswith("M"))
     return re.compile(rf"\w[\w{''.join(marks)}]+|\d")
 
 
 def analyzer_line(analysis: Mapping[str, Any]) -> str:
-    """Return a description, in one line, of the analyzer of stored statistics; see `Analysis.content`."""
+    """Describe in one line the analyzer in stored statistics; see `Analysis.content`."""
     language = analysis["language"]
     return Analyzer(language if language in LANGUAGES else OTHER).line
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Statistics of the analyzer's output, as means over a sample of a corpus.
+    """Statistics of the analyzer's output: means over a sample of a corpus.
 
     Args:
         tokens_per_document: number of terms, including repeated ones.
         characters_per_document: number of characters that are not white space.
         unspaced_share: share of these characters in scripts without spaces between words, 0 to 1.
-        unspaced_run: length of a run of such characters without a space or punctuation.
+        unspaced_run: mean length of a run of such characters without a space or punctuation.
     """
 
     analyzer: Analyzer
@@ -222,7 +224,7 @@ class Analysis:
 
     @cached_property
     def warning(self) -> str:
-        """One line for a corpus whose terms are not words; empty for other corpora."""
+        """Warning in one line if the terms of the corpus are not words; otherwise empty."""
         summary = (
             f"BM25 finds {self.tokens_per_document:.1f} tokens per document of {self.characters_per_document:.0f} "
             "characters"
@@ -245,10 +247,10 @@ class Analysis:
 
     @property
     def lines(self) -> list[str]:
-        """Return the analyzer in a line, and the warning if there is one."""
+        """Return a line about the analyzer, and the warning if there is one."""
         return [self.analyzer.line, *filter(None, [self.warning])]
 
     @property
     def notes(self) -> list[str]:
-        """Return the lines to log: the warning, and the analyzer unless it is that of English, which is the rule."""
+        """Return the lines to log: the warning, and the analyzer unless it is the usual one, English."""
         return self.lines[self.analyzer.language == ENGLISH :]

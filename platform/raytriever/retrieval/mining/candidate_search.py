@@ -1,10 +1,11 @@
-"""Candidates of each method: documents for a block of a split's queries, best first.
+"""Search for the candidates of each method: documents for a block of a split's queries, best first.
 
-Every search is so deep that the requested ranks exist after the excluded documents are removed. So the result of a
-query depends only on the query.
+Every search is deep enough that the requested ranks exist after the excluded documents are removed. So the result of a
+query does not depend on its block.
 
-One scorer of pairs is used for a whole table, so thresholds do not depend on the finder. It is the judge if there is
-one, else the encoder if a method needs it anyway, else BM25."""
+One scorer of pairs serves the whole table, so that thresholds mean the same for all methods. It is the judge if there
+is one, else the encoder if a method needs it anyway, else BM25.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +31,15 @@ from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.retrieval.mining.filters import ExcludedDocuments, entries
 from raytriever.retrieval.mining.mining_settings import MiningConfig
 
-# A judge scores pairs of texts; higher scores are more relevant.
+# Function that scores pairs of texts, usually a cross-encoder. Higher means more relevant.
 Judge = Callable[[Sequence[str], Sequence[str]], Float32[ndarray, " pairs"]]
-_GATHERED = 1 << 25  # components of embeddings that are gathered for scoring at a time
+_GATHERED = 1 << 25  # components of embeddings that are gathered at once for scoring
 _JUDGED = 4_096  # pairs of texts in one call of a judge
 
 
 @dataclass(frozen=True)
 class ArrayEmbeddings:
-    """Embeddings of all documents by position, in an array. Every document has one."""
+    """Embeddings of all documents in an array, by position."""
 
     array: Float32[ndarray, "documents width"]
 
@@ -58,14 +59,14 @@ DocumentEmbeddings = EmbeddingStore | ArrayEmbeddings
 
 
 class SearchedCorpus(Protocol):
-    """Corpus for several searches; see `index.exact_top_k.Corpus`."""
+    """Protocol of a corpus for several searches; see `index.exact_top_k.Corpus`."""
 
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys."""
 
 
 def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
-    """Return a corpus that this process searches."""
+    """Open a corpus that this process searches."""
     return Corpus(documents.blocks, order)
 
 
@@ -74,7 +75,7 @@ class Embeddings:
     """Embeddings of a split's queries, in the order of `dataset.positives(split)`, and of all documents.
 
     Args:
-        open_corpus: makes the corpus that is searched, from `documents`; by default this process searches it.
+        open_corpus: function that opens `documents` for search; by default in this process.
     """
 
     queries: Float32[ndarray, "split_queries width"]
@@ -87,9 +88,9 @@ class PairScorer:
     """Scorer of query-document pairs.
 
     Args:
-        name: `encoder`, `bm25`, `judge` or empty, if there are no scores; stored in the table's manifest.
-        score: returns the score of every document `[block, any]` for the query of its row `[block]`; NaN for a
-            document of -1, and for one without an embedding.
+        name: `encoder`, `bm25` or `judge`, for the table's manifest; empty if there are no scores.
+        score: function of query rows `[block]` and documents `[block, any]` that returns their scores; NaN for the
+            document -1 and for one without an embedding.
     """
 
     name: str
@@ -97,7 +98,7 @@ class PairScorer:
 
     @classmethod
     def by_encoder(cls, embeddings: Embeddings) -> PairScorer:
-        """Score by dot products, equal to the scores of a search."""
+        """Create the scorer of an encoder. Its dot products equal the scores of a search."""
 
         def score(queries: ndarray, documents: ndarray) -> ndarray:
             wanted, indices = np.unique(documents, return_inverse=True)
@@ -108,7 +109,7 @@ class PairScorer:
 
     @classmethod
     def by_judge(cls, judge: Judge, texts: Sequence[str], passages: Sequence[str]) -> PairScorer:
-        """Score by a judge; `texts` are the split's queries, `passages` all documents."""
+        """Create the scorer of a judge. `texts` are the split's queries, and `passages` all documents."""
 
         def score(queries: ndarray, documents: ndarray) -> ndarray:
             return judge([texts[query] for query in queries], [passages[document] for document in documents.tolist()])
@@ -120,8 +121,10 @@ class PairScorer:
 def _of_pairs(
     score: Callable[[ndarray, ndarray], ndarray], step: int, name: str, remedy: str
 ) -> Callable[[ndarray, ndarray], ndarray]:
-    """Return the function of a `PairScorer` from one that scores at most `step` pairs; a score that is not finite
-    raises `ModelError`."""
+    """Return the `score` of a `PairScorer` that calls a function with at most `step` pairs at once.
+
+    It raises `ModelError` for a score that is not finite.
+    """
 
     def score_all(rows: ndarray, documents: ndarray) -> ndarray:
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
@@ -136,9 +139,9 @@ def _of_pairs(
     return score_all
 
 
-# Purposes of draws; see `sampling.batch_order.words`.
+# Purposes of random draws; see `sampling.batch_order.words`.
 DOCUMENTS, CHOICE = 11, 12
-# Normalized passages in the cache; queries share candidates.
+# Number of normalized passages to cache: queries share many candidates.
 _PASSAGES = 1 << 17
 
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
@@ -146,7 +149,7 @@ Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block colu
 
 @dataclass(frozen=True)
 class MiningInputs:
-    """Arguments of `mine`, with texts, indexes and scorer, each made once and only when it is needed."""
+    """Arguments of `mine`, with texts, indexes and scorer. Each of these is made once, when it is first needed."""
 
     dataset: RetrievalDataset
     split: str
@@ -158,13 +161,13 @@ class MiningInputs:
     round: int
 
     def find(self, method: str, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Return the candidates of a method, best first, and their scores; -1 and NaN in unused columns.
+        """Return the candidates of a method, best first, and their scores, padded with -1 and NaN.
 
         Args:
             method: one of `config.METHODS`.
             rows: indices of queries in the split.
-            depth: Return at least this many non-excluded documents per query, or all if there are fewer; all for
-                `gold`.
+            depth: Return at least this many documents per query that are not excluded, or all if there are fewer.
+                `gold` always returns all.
         """
         finders = {
             "bm25": self._find_by_bm25,
@@ -177,12 +180,12 @@ class MiningInputs:
 
     @cached_property
     def positives(self) -> Positives:
-        """Queries of the split, and their positives."""
+        """Queries of the split with their positives."""
         return self.dataset.positives(self.split)
 
     @cached_property
     def excluded(self) -> ExcludedDocuments:
-        """Documents that are no negatives of each query."""
+        """Documents that must not become negatives, for each query."""
         return ExcludedDocuments.of_split(self.dataset, self.split)
 
     @cached_property
@@ -192,7 +195,7 @@ class MiningInputs:
 
     @cached_property
     def keys(self) -> UInt64[ndarray, " split_queries"]:
-        """A number for each query, computed from its id alone."""
+        """Number of each query, computed only from its id."""
         return keys_of(map(key_of, entries(self.dataset.queries.ids, self.positives.queries)))[:, 0]
 
     @cached_property
@@ -247,8 +250,10 @@ class MiningInputs:
         return embeddings.open_corpus(embeddings.documents, order), order
 
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
-        """Find the positives of similar queries, with the scores of these. A document has the rank of the most similar
-        query it is a positive of."""
+        """Find the positives of similar queries, scored by the similarity of these queries.
+
+        A positive of several queries has the rank of the most similar one.
+        """
         queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
         corpus, order = self._similar_queries
         k = 2 * wanted
@@ -259,7 +264,7 @@ class MiningInputs:
             starts = self.positives.offsets[similar].ravel()
             found = self.positives.documents[positions_of_runs(starts, counts.ravel())]
             documents, scores = _tabulate(row, found, scores[row, column], len(similar))
-            # Documents repeat if they are positives of many queries, so search on until every query has enough.
+            # A document repeats if it is a positive of many queries, so search deeper until every query has enough.
             if k >= len(queries) or (documents.shape[1] >= wanted and (documents[:, wanted - 1] >= 0).all()):
                 return documents, scores
             k *= 2
@@ -281,7 +286,7 @@ class MiningInputs:
 
     def _find_random(self, rows: ndarray, depth: int) -> Candidates:
         size = len(self.dataset.documents)
-        # Draws with repetition might not end in a small corpus; there every document gets a random word.
+        # Draws with repetition might never end in a small corpus. There, random words sort all documents instead.
         whole = 8 * depth >= size
         columns = np.arange(size if whole else 2 * self._most(rows, depth))
         drawn = words(self.seed, np.full(len(rows), self.round), self.keys[rows], DOCUMENTS, columns)
@@ -294,7 +299,7 @@ class MiningInputs:
 
 
 def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> Candidates:
-    """Turn ordered pairs into a table with one row per query; a repeated document keeps its first column."""
+    """Turn ordered pairs into a table with one row per query. A repeated document keeps its first column."""
     pairs = row * (int(documents.max(initial=0)) + 1) + documents
     first = np.sort(np.unique(pairs, return_index=True)[1])
     row, documents, scores = row[first], documents[first], scores[first]

@@ -4,12 +4,13 @@
    same text as one of these (`data.hashed_ids`); and the document with the query's own id, which BEIR also removes from
    rankings.
 2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
-   of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
-   an answer may begin anywhere there.
+    of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
+    there an answer may begin anywhere.
 3. Scores that are too high: the thresholds of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831, section 3.1).
 
-A candidate gets one verdict, the first of `REASONS` that holds. So the counts of all verdicts add up to the number of
-candidates."""
+The verdict on a candidate is the first of `REASONS` that applies. So the counts of all verdicts add up to the number of
+candidates.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +39,10 @@ Verdicts = Int8[ndarray, "queries ranks"]
 
 
 def contains_answer(passage: str, answers: Iterable[str]) -> bool:
-    """Return true if the passage contains one of the answers, as whole words. Empty answers are never contained.
+    """Return True if the passage contains one of the answers as whole words. An empty answer never matches.
 
-    A match is rejected if it begins or ends inside a word, that is between two cased letters or digits. All texts are
-    `normalize`d.
+    A match is rejected if it begins or ends inside a word, that is, between two cased letters or digits. The caller
+    must `normalize` all texts.
     """
     for answer in filter(None, answers):
         start = passage.find(answer)
@@ -59,13 +60,13 @@ def _is_inside_word(left: str, right: str) -> bool:
 
 
 def _is_word_character(character: str) -> bool:
-    """Return true for a digit or a letter with a capital form (texts are case folded); false for an empty string."""
+    """Return True for a digit or a letter that has a capital (texts are case-folded), False for an empty string."""
     return character.isdigit() or character.upper() != character
 
 
 @dataclass(frozen=True)
 class ExcludedDocuments:
-    """Documents that must not become negatives of a query, each once, with the reason (`RELEVANT` and so on).
+    """Documents that must not become negatives of each query, without repetitions, with the reason (`RELEVANT`, ...).
 
     The documents of query i are `documents[offsets[i]:offsets[i + 1]]`.
     """
@@ -76,14 +77,14 @@ class ExcludedDocuments:
 
     @classmethod
     def of_split(cls, dataset: RetrievalDataset, split: str) -> ExcludedDocuments:
-        """Collect the excluded documents of the queries of a split that have a relevant document, in their order.
+        """Collect the excluded documents of each query of a split that has a relevant document.
 
         Documents judged relevant in any open split of the data set are excluded.
         """
         queries = dataset.positives(split).queries
         judged = [each.where(each.scores > 0) for each in dataset.judgements.values()]
         relevant = np.concatenate([each.documents for each in judged])
-        query_groups, document_groups = (  # one number for equal texts
+        query_groups, document_groups = (  # equal texts have equal numbers
             each.copies.first(np.arange(len(each))) for each in (dataset.queries, dataset.documents)
         )
         owners = query_groups[np.concatenate([each.queries for each in judged])]
@@ -97,7 +98,7 @@ class ExcludedDocuments:
         rows = np.concatenate([rows, rows[twins], with_own])
         reasons = np.repeat([RELEVANT, SAME_TEXT, OWN_ID], [len(documents), len(same), len(with_own)])
         documents = np.concatenate([documents, same, own[with_own]])
-        # Each document once, for the smallest reason.
+        # Keep each document once, with its first reason.
         order = np.lexsort((reasons, documents, rows))
         first = np.ones(len(order), dtype=bool)
         first[1:] = (rows[order[1:]] != rows[order[:-1]]) | (documents[order[1:]] != documents[order[:-1]])
@@ -111,7 +112,7 @@ class ExcludedDocuments:
         return np.diff(self.offsets)
 
     def padded(self, rows: Int64[ndarray, " block"]) -> tuple[ndarray, ndarray]:
-        """Return documents and reasons of some queries, `[block, most]` each, padded with -1 and 0."""
+        """Return documents and reasons of some queries, each `[block, most]`, padded with -1 and 0."""
         counts = self.counts[rows]
         columns = np.arange(int(counts.max(initial=0)))[None, :]
         is_used = columns < counts[:, None]
@@ -123,14 +124,14 @@ class ExcludedDocuments:
 
 
 def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list[str]:
-    """Return the entries of some queries, ascending, in one pass over a column."""
+    """Return the entries of a column for some queries, which must ascend, in a single pass."""
     wanted = np.zeros(len(column), dtype=bool)
     wanted[queries] = True
     return list(compress(column, wanted))
 
 
 def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the values of each wanted group as pairs: an index into `wanted`, and a value."""
+    """Return the values of each wanted group as pairs of an index into `wanted` and a value."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
@@ -144,15 +145,15 @@ def initial_verdicts(
     first: int,
     end: int,
 ) -> tuple[Verdicts, Int64[ndarray, "queries columns"]]:
-    """Return the verdicts that need no scores, and the rank of every document.
+    """Return the verdicts that need no scores, and the rank of each document.
 
-    A rank counts the earlier documents that are not excluded. Documents from rank `end` on are no candidates.
+    A rank counts the earlier documents that are not excluded. Documents from rank `end` on are not candidates.
 
     Args:
-        ranking: documents of each query, best first, -1 for none.
+        ranking: documents of each query, best first, padded with -1.
         excluded: documents and reasons, padded with -1; see `ExcludedDocuments.padded`.
-        first: smaller ranks are skipped.
-        end: rank at which the ranking ends.
+        first: first rank that is used.
+        end: rank before which the candidates end.
     """
     verdicts = np.zeros(ranking.shape, dtype=np.int8)
     for documents, reasons in zip(excluded[0].T, excluded[1].T, strict=True):
@@ -177,12 +178,12 @@ def apply_score_bounds(
 
     Args:
         verdicts: only candidates with the verdict `KEPT` are examined.
-        scores: scores of every candidate that is kept so far.
-        lowest: lowest score of the query's positives; NaN if none has a score, and then every candidate is removed.
+        scores: scores of the candidates; only those of candidates kept so far are read.
+        lowest: lowest score of the query's positives; NaN if none has a score. Then every candidate is removed.
         max_score: higher scores are removed.
         absolute_margin: scores above `lowest` minus this margin are removed (TopK-MarginPos).
-        relative_margin: scores above `lowest` minus this share of its size are removed (TopK-PercPos). The bound is
-            s - r |s| for a lowest score s and a share r: unlike (1 - r) s, it lies below s for s < 0 too.
+        relative_margin: scores above `lowest` minus this share of its absolute value are removed (TopK-PercPos). The
+            bound s - r |s| of a lowest score s and a share r is below s even if s < 0, unlike (1 - r) s.
     """
     bounds: list[tuple[int, ndarray]] = []
     if max_score is not None:
@@ -196,12 +197,12 @@ def apply_score_bounds(
 
 
 def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries columns"] | None) -> None:
-    """Keep `count` remaining candidates of each query, in place: the first, or those with the smallest draws."""
+    """Keep `count` remaining candidates of each query, in place: the first ones, or those with the smallest draws."""
     is_kept = verdicts == KEPT
     if draws is None:
         is_surplus = is_kept & (np.cumsum(is_kept, axis=1) > count)
     else:
-        # Random words use all 64 bits; the largest marks entries that are not drawn.
+        # Candidates that are already removed get the largest 64-bit word, so that they sort last.
         keys = np.where(is_kept, draws, np.uint64(2**64 - 1))
         ranks = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
         is_surplus = is_kept & (ranks >= count)

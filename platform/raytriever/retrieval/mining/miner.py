@@ -1,14 +1,15 @@
-"""Mine the hard negatives of a split: make a table from a data set, a BM25 index or embeddings, and settings.
+"""Miner of a split's hard negatives: it makes a table from a data set, a BM25 index or embeddings, and settings.
 
-1. Each method finds candidates for each query (`finders`), block by block.
+1. Each method finds candidates for each query (`candidate_search`), block by block.
 2. Excluded documents are removed, then passages that contain an answer, then candidates whose scores are too high
    (`filters`).
-3. The first of the remaining candidates, or random ones, are kept. Draws depend on (seed, round, query id) alone.
-4. The negatives of all methods become one table. A document that two methods keep for a query is in it once.
+3. The first of the remaining candidates, or random ones, are kept. Draws depend only on (seed, round, query id).
+4. The negatives of all methods become one table. A document that two methods keep for a query appears once.
 
-`build_negatives_table` makes the table of a training run: the table that the user names, the rows of the data set, and
-BM25's negatives if these have none or the mix asks for them. No Ray: the table is the same after encoding and during
-training."""
+`build_negatives_table` makes the table of a training run: the table that the user names, the hard negatives of the data
+set, and BM25's negatives if there are no others or the mix requests them. This module does not use Ray, so that mining
+gives the same table in a command and during training.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +38,19 @@ from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.retrieval.mining.candidate_search import CHOICE, Embeddings, Judge, MiningInputs
 from raytriever.retrieval.mining.mining_settings import MiningConfig
 
-# Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
+# Number of candidates in a block. Their positions, scores, ranks and verdicts take a few hundred megabytes.
 BLOCK = 1 << 22
-# Queries of a block of BM25, which reads all postings for some hundred queries: small blocks show progress and cost
-# nothing. A dense search reads all documents for each block.
+# Number of queries in a block of BM25. BM25 reads the postings again for every hundred queries anyway, so small blocks
+# cost nothing and show progress. A dense search, in contrast, reads all documents for each block.
 BM25_QUERIES = 1 << 14
 REPEATED = "found by another method too"
-# Negatives per query that `build_negatives_table` mines.
+# Number of negatives per query that `build_negatives_table` mines.
 DEFAULT_NEGATIVES = 30
 _BM25 = ORIGINS.index("bm25")
-# Methods whose scores are those of a scorer.
+# Methods whose candidates already have the scores of a scorer.
 _SCORER_OF = {"bm25": "bm25", "dense": "encoder"}
 _FILE = "block.npz"
-# Type and shape of each array in the file.
+# Types and shape of each array in the file.
 _EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {
     **{name: (["int64"], (None,)) for name in ("queries", "documents", "ranks")},
     "scores": (["float32"], (None,)),
@@ -60,15 +61,15 @@ _EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {
 class MinedBlock(NamedTuple):
     """Result of mining a block of queries with one method: columns of the kept candidates, and counts.
 
-    A finished block is a part (`store.unfinished_parts`) with one file, so a mining that was killed continues after the
-    last of them. Blocks follow from the inputs alone, and the folder of the parts is named after these.
+    A finished block is stored as a part (`store.unfinished_parts`) with one file, so that a killed job continues after
+    it. Blocks depend only on the inputs, whose digest names the folder of the parts.
 
     Args:
         queries: index of the query in the split.
         documents: position in the corpus.
-        ranks: rank in the method's ranking, without the excluded documents.
-        scores: by the scorer of the table; NaN if there is none.
-        verdicts: number of candidates of each of `filters.REASONS`.
+        ranks: rank in the method's ranking after the excluded documents are removed.
+        scores: scores by the scorer of the table; NaN if there is none.
+        verdicts: number of candidates for each of `filters.REASONS`.
     """
 
     queries: Int64[ndarray, " kept"]
@@ -83,20 +84,23 @@ class MinedBlock(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path, meta: object = None) -> MinedBlock:
-        """Read a block from a folder; raises `StorageError` if the file has other contents."""
+        """Read a block from a folder. Raises `StorageError` if the file is damaged."""
         return cls(**read_arrays(folder / _FILE, _EXPECTED, "delete it, and run the command again"))
 
 
 @dataclass(frozen=True)
 class CandidateFilter:
-    """Filter of the candidates of one method after another; `finished` blocks are not mined again."""
+    """Search and filter of the candidates, one method after another. `finished` blocks are not mined again."""
 
     inputs: MiningInputs
     finished: Parts
 
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
-        """Mine with one method. Return columns of the kept candidates (index of the query in the split, document, rank,
-        score), and the number of candidates of each verdict."""
+        """Mine with one method. Return the columns of the kept candidates, and the number of candidates for each
+        verdict.
+
+        The columns are the index of the query in the split, document, rank and score.
+        """
         excluded = self.inputs.excluded
         first, end = self._ranks(method)
         order = np.argsort(excluded.counts, kind="stable")
@@ -105,7 +109,7 @@ class CandidateFilter:
         start = 0
 
         def next_rows() -> Int64[ndarray, " block"]:
-            """Return a block as wide as its last query needs, which has the most excluded documents."""
+            """Return the next block. Its last query has the most excluded documents and decides the width."""
             cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
             return order[start : start + max(1, min(most, int(np.searchsorted(cells, BLOCK, side="right"))))]
 
@@ -137,7 +141,7 @@ class CandidateFilter:
         return MinedBlock(rows[row], documents[row, column], ranks[row, column], scores[row, column], counts)
 
     def _ranks(self, method: str) -> tuple[int, int]:
-        """Return the first rank that is used and the rank at which the ranking ends; only rankings have a range."""
+        """Return the first rank that is used and the rank before which candidates end. Only rankings have a range."""
         config, negatives = self.inputs.config, self.inputs.dataset.negatives
         if method == "gold":
             assert negatives is not None
@@ -149,14 +153,14 @@ class CandidateFilter:
     def _remove_false_negatives(
         self, method: str, rows: ndarray, documents: ndarray, scores: ndarray, verdicts: ndarray
     ) -> Float32[ndarray, "block columns"]:
-        """Remove candidates that contain an answer or score too high, in place; return scores by the table's scorer."""
+        """Remove candidates that contain an answer or score too high, in place. Return scores by the table's scorer."""
         config, scorer = self.inputs.config, self.inputs.scorer
         if config.drop_answers:
             self._drop_answers(rows, documents, verdicts)
         if scorer is not None and scorer.name != _SCORER_OF.get(method):
             scores = scorer.score(rows, np.where(verdicts == filters.KEPT, documents, -1))
         if config.has_score_bounds:
-            assert scorer is not None, "the settings would be refused"
+            assert scorer is not None, "such settings are refused earlier"
             excluded, reasons = self.inputs.excluded.padded(rows)
             positive_scores = scorer.score(rows, np.where(reasons == filters.RELEVANT, excluded, -1))
             lowest = np.fmin.reduce(positive_scores, axis=1)
@@ -177,11 +181,11 @@ class CandidateFilter:
 
 @dataclass(frozen=True)
 class MiningResult:
-    """Result of mining.
+    """Result of a mining job.
 
     Args:
-        counts: for each method the number of `candidates`, of `kept` ones, and of those removed for each reason. The
-            kept and the removed ones add up to the candidates. Reasons that removed nothing are omitted.
+        counts: for each method, the number of `candidates`, of `kept` ones and of those removed for each reason. The
+            kept and removed ones add up to the candidates. Reasons without candidates are omitted.
         wanted: number of negatives that each query should get from all methods together.
         counts_per_query: number of negatives of each query, in the order of `dataset.positives(split)`.
         scorer: name of the scorer of the table: `encoder`, `bm25`, `judge`, or empty.
@@ -220,14 +224,14 @@ def mine(
     """Mine the negatives of the queries of a split.
 
     Args:
-        dataset: opened with the split; documents judged relevant in any of its open splits are excluded.
+        dataset: data set opened with the split. Documents judged relevant in any of its open splits are excluded.
         config: settings of the methods and the filters, checked with `check_options`.
-        embeddings: needed by `dense` and `cross-query`.
-        bm25: returns the index of all passages; by default the index is built when it is needed.
-        judge: scores pairs of texts if the settings name a judge.
-        seed, round: decide the random draws; the round is stored in the table.
-        finished: folder of the blocks that an earlier call with the same arguments finished before it was killed. They
-            are not mined again, and new ones are added.
+        embeddings: embeddings for `dense` and `cross-query`.
+        bm25: function that returns the index of all passages; by default the index is built when needed.
+        judge: scorer of pairs of texts, if the settings name a judge.
+        seed, round: numbers that decide the random draws; the table records the round.
+        finished: folder of the blocks that an earlier, killed call with the same arguments has finished. They are not
+            mined again, and new blocks are added.
 
     Raises:
         ConfigError: the range lies beyond the corpus, or gold negatives or answers are requested from a data set that
@@ -266,7 +270,7 @@ def mine(
 
 
 def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> None:
-    """Check the settings against a data set in a short time; raises the errors of `mine`."""
+    """Check quickly whether the settings suit a data set. Raises the errors of `mine`."""
     if not (dataset.judgements[split].scores > 0).any():
         raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
     if config.range_min >= len(dataset.documents):
@@ -286,10 +290,10 @@ def build_negatives_table(
     """Build the negatives table of one data set for training.
 
     Args:
-        dataset: opened with its training split, and the splits whose positives must not become negatives.
-        config: names the training split and the mix of origins.
+        dataset: data set opened with its training split and with the splits whose positives must not become negatives.
+        config: settings with the training split and the mix of origins.
         table: path of a negatives table, or empty.
-        bm25: returns the index of all passages; called only if it is needed.
+        bm25: function that returns the index of all passages; called only if needed.
     """
     tables = [read_negatives(table, dataset)] if table else []
     if rows := dataset.negatives:

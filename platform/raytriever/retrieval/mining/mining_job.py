@@ -1,4 +1,4 @@
-"""Mining job: open and check all inputs, encode if a method needs embeddings, mine, and write the table."""
+"""Mining job: it checks all inputs, encodes if a method needs embeddings, mines, and writes the table."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def run_mining(
     round: int = 0,
     embeddings: Path | None = None,
 ) -> tuple[MiningResult, str | None]:
-    """Mine, and commit the table to `output`, which does not exist yet; `check_options` has checked the settings.
+    """Mine and commit the table to `output`, which must not exist. `check_options` has already checked the settings.
 
     Args:
         model: encoder, used if a method needs embeddings.
         split: split whose queries get negatives.
-        precision: arithmetic of the encoder; None for the fastest on this hardware.
-        seed, round: decide the random draws; the round is stored in the table.
-        embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
+        precision: precision of the encoder; None for the fastest on this hardware.
+        seed, round: numbers that decide the random draws; the table records the round.
+        embeddings: store of the passage embeddings that `model` wrote for this data set; by default the cache.
 
     Returns:
         The result, and a line about quarantined rows if there are any.
 
     Raises:
-        UserError: an error that the user can correct; nothing is written.
+        UserError: an error that the user can correct. Nothing is written.
     """
     if embeddings and not mining.needs_embeddings:
         reason = f"{setting('method')} {mining.method} needs no embeddings"
@@ -73,7 +73,7 @@ def run_mining(
     device = default_device()
     chosen = choose_precision(precision, device)
     judge = None
-    if mining.judge:  # no cross-encoder has int8
+    if mining.judge:  # cross-encoders do not support int8
         judge = CrossEncoder(mining.judge, device, "fp32" if chosen == "int8" else chosen)
     dataset = open_all_splits(
         data.dataset,
@@ -145,7 +145,7 @@ def _digests(
 
 
 def format_counts(mined: MiningResult) -> str:
-    """Format the counts of candidates, of those removed for each reason and of kept ones: one column per method."""
+    """Format the numbers of candidates, of those removed for each reason and of kept ones: one column per method."""
     reasons = {name for counts in mined.counts.values() for name in counts}
     rows = ["candidates", *(name for name in (*REASONS[1:], REPEATED) if name in reasons), "kept"]
     cells = [[name, *(f"{counts.get(name, 0):,}" for counts in mined.counts.values())] for name in rows]

@@ -1,4 +1,4 @@
-"""Settings of mining and of teacher scoring. Imports nothing heavy: the command line reads this file for `--help`.
+"""Settings of mining and of teacher scoring. This module imports nothing heavy, because `--help` reads it.
 
 `MiningConfig` uses the names and meanings of sentence-transformers' `mine_hard_negatives`, so that settings can be
 copied from there."""
@@ -13,9 +13,9 @@ from raytriever.core.paths import NEGATIVES, RANKING, TEACHER
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 
-# Candidates that are examined for each requested negative if some of them may be removed or skipped.
+# Number of candidates to examine for each requested negative if some may be removed or skipped.
 CANDIDATES_PER_NEGATIVE = 10
-# Only these have scores that a bound can be compared with, unless a judge scores the candidates.
+# Only these methods give scores to compare with a bound, unless a judge scores the candidates.
 _SCORED = (Need("method", "bm25", "dense", "cross-query"), "judge")
 
 
@@ -63,22 +63,22 @@ class MiningConfig:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Return the methods in their order."""
+        """Return the methods in the given order."""
         return tuple(name.strip() for name in self.method.split(","))
 
     @property
     def needs_embeddings(self) -> bool:
-        """Return true if a method searches embeddings."""
+        """Return True if a method searches embeddings."""
         return not {"dense", "cross-query"}.isdisjoint(self.methods)
 
     @property
     def has_score_bounds(self) -> bool:
-        """Return true if candidates with too high scores are removed."""
+        """Return True if candidates with high scores are removed."""
         return any(bound is not None for bound in (self.max_score, self.absolute_margin, self.relative_margin))
 
     @property
     def depth(self) -> int:
-        """Return the rank at which a ranking ends."""
+        """Return the rank before which the candidates of a ranking end."""
         if self.range_max is not None:
             return self.range_max
         needs_spare = self.has_score_bounds or self.drop_answers or self.sampling_strategy == "random"

@@ -1,9 +1,9 @@
-"""Postings of a corpus for BM25: which documents contain a term, how often, and what that adds to their scores.
+"""Postings of a corpus for BM25: the documents that contain a term, how often, and the weight that it adds to a score.
 
-1. A block of documents becomes a `PostingsBlock`: its terms (`analyzer`), with the rows and the frequencies of each.
-2. `merge` numbers the terms of all blocks, computes their weights from the whole corpus, and copies the postings of a
-   term into a row, in the order of the documents. Those of a large corpus lie in the cache, memory-mapped. Processes
-   analyze its blocks; each is committed when it is complete, so that a command that was killed continues there.
+1. A block of documents becomes a `PostingsBlock`: its terms (`bm25_analyzer`), with the rows and frequencies of each.
+2. `merge` numbers the terms of all blocks, computes their weights from the whole corpus, and joins the postings of each
+    term, in the order of the documents. The postings of a large corpus are memory-mapped in the cache. Processes
+    analyze its blocks and commit each one, so that a killed command continues after the last block.
 
 Weights are those of bm25s to the last bit (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): Lucene's formula in
 float64, with the inverse document frequency and the weight rounded to float32.
@@ -38,23 +38,23 @@ from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents
 _TOGETHER = 1 << 16  # postings
-_FORMAT = 2  # changes with the files, the terms or the weights; the postings are made again
+_FORMAT = 2  # version of files, terms and weights; increase it to discard cached postings
 _TYPES = {"counts": "int64", "lengths": "int64", "starts": "int64", "weights": "float32"}
 _TYPES |= dict.fromkeys(("rows", "frequencies", "documents"), "uint32")
 _TERMS = "terms.txt"
-# Makes an array of the postings: (name, length, type).
+# Function that allocates an array of the postings: (name, length, type) -> array.
 _Allocate = Callable[[str, int, Any], ndarray]
 
 
 @dataclass(frozen=True)
 class PostingsBlock:
-    """Terms of some documents.
+    """Terms of a block of documents.
 
     Args:
-        terms: sorted.
+        terms: distinct terms, sorted.
         counts: number of documents that contain each term.
-        rows: for term after term, the rows of these documents, ascending.
-        frequencies: how often the document contains the term; aligned with `rows`.
+        rows: rows of these documents, term after term, ascending within a term.
+        frequencies: how often the document contains the term, aligned with `rows`.
         lengths: number of terms of each document, including repeated ones.
     """
 
@@ -94,10 +94,10 @@ class Postings:
     """Postings of a corpus, in memory or memory-mapped.
 
     Args:
-        vocabulary: number of each term.
+        vocabulary: term -> number of the term.
         starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
-        documents: positions, ascending within a term.
-        weights: what the term adds to the score of the document; above 0.
+        documents: positions of documents, ascending within a term.
+        weights: weight that the term adds to the score of the document, above 0.
     """
 
     size: int
@@ -115,7 +115,7 @@ class Postings:
 
     @classmethod
     def cached(cls, documents: Documents, analyzer: Analyzer) -> Postings:
-        """Open the postings of a corpus in the cache; they are made first if necessary. Raises as `Bm25Index.of`."""
+        """Open the postings of a corpus in the cache, or make them. Raises the errors of `Bm25Index.of`."""
         versions = [version(package) for package in ("bm25s", "PyStemmer")]
         content = [_FORMAT, documents.digest, analyzer.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -130,11 +130,11 @@ class Postings:
 
 
 def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocate) -> Postings:
-    """Compute the postings of blocks in a row.
+    """Compute the postings of a corpus from its blocks.
 
     Args:
-        read_blocks: returns the blocks; called twice.
-        allocate: makes the arrays of the result.
+        read_blocks: function that returns the blocks in order. It is called twice.
+        allocate: function that allocates the arrays of the result.
     """
     vocabulary: dict[str, int] = {}
     numbers, counts, lengths = [], np.zeros(0, np.int64), []
@@ -144,7 +144,7 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
             number = np.arange(len(vocabulary), dtype=np.int32)
         else:
             number = np.fromiter((vocabulary.setdefault(term, len(vocabulary)) for term in block.terms), np.int32)
-        if len(vocabulary) > len(counts):  # twice as many, because a copy for each block would be quadratic
+        if len(vocabulary) > len(counts):  # double the size, because a copy for every block would take quadratic time
             counts = np.concatenate([counts, np.zeros(2 * len(vocabulary) - len(counts), np.int64)])
         counts[number] += block.counts
         numbers.append(number)
@@ -156,7 +156,7 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
     documents = allocate("documents", int(starts[-1]), np.uint32)
     weights = allocate("weights", int(starts[-1]), np.float32)
     distinct, index = np.unique(counts, return_inverse=True)
-    # By the logarithm that bm25s uses.
+    # bm25s uses Python's logarithm; NumPy's may differ in the last bit.
     logarithms = [math.log(1 + (size - count + 0.5) / (count + 0.5)) for count in distinct.tolist()]
     rarities = np.array(logarithms, np.float32)[index]
     ends, first = starts[:-1].copy(), 0
@@ -164,9 +164,9 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
         if len(number):
             norms = K1 * ((1 - B) + B * each / (length / size))
             begins = np.concatenate([[0], np.cumsum(block.counts)])
-            # The postings of a term go where those of the block before end.
+            # The postings of a term continue where those of the previous block end.
             shifts, rarity = ends[number] - begins[:-1], rarities[number].astype(np.float64)
-            # Some terms at a time, so that what is computed of them stays in the processor's cache.
+            # Process a few terms at a time, so that intermediate results stay in the processor's cache.
             cuts = np.unique(np.searchsorted(begins, np.arange(0, begins[-1], _TOGETHER)))
             for low, high in zip(cuts, [*cuts[1:], len(number)], strict=True):
                 some = slice(begins[low], begins[high])
@@ -224,7 +224,7 @@ def _write_block(parts: Parts, analyzer: Analyzer, block: tuple[str, list[str]])
 
 
 def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:
-    """Map an array. Nothing writes to it, but code that is compiled for arrays in memory takes no read-only array."""
+    """Memory-map an array, writable because compiled code for arrays in memory rejects read-only ones."""
     remedy = f"delete {folder}, and run the command again"
     return np.asarray(read_array(folder / f"{name}.npy", [_TYPES[name]], (length,), remedy, "c"))
 

@@ -1,9 +1,10 @@
-"""Job of teacher scoring: open and check all inputs, score part after part, and commit the result.
+"""Teacher scoring job: it checks all inputs, scores the pairs part by part, and commits the result.
 
 Each query of a split is scored with its positives and its candidates: the rows of a negatives table and the best
-documents of a TREC run. If neither is passed, they are the hard negatives of the data set. Scores are the
-cross-encoder's logits, before any activation. Finished parts are kept in the cache, as blocks of a mining are, so after
-an interruption the same command continues and writes the same bytes."""
+documents of a TREC run. If neither is passed, the candidates are the hard negatives of the data set. Scores are the
+cross-encoder's logits, before any activation. The cache keeps finished parts, so after an interruption the same command
+continues and writes the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ from raytriever.models.resolve_model import commit_of, resolve_model
 from raytriever.retrieval.mining.mining_settings import ScoreConfig
 
 _SCORES = "scores.npy"
-# A few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
+# Pairs of a part: a few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
 PART_PAIRS = 8_192
-# Values of the manifest by which existing scores may differ from these, as the error describes them.
+# Value of the manifest -> description of scores that differ in it, for the error message.
 _DIFFERENCES = {
     "model_digest": "by another model",
     "queries": "of other queries",
@@ -57,9 +58,9 @@ class ScoringResult:
 
     Args:
         positives, candidates: scores of the positives and of the candidates.
-        above: share of candidates that score above their query's lowest positive, which are likely false negatives.
+        above: share of candidates that score above their query's lowest positive: likely false negatives.
         activation: activation that sentence-transformers would apply to the scores.
-        scored, seconds: number of pairs scored by this call, and its duration.
+        scored, seconds: number of pairs that this call scored, and its duration.
         quarantined: a line about quarantined rows, if there are any.
     """
 
@@ -83,11 +84,11 @@ def run_scoring(
     precision: str | None = None,
     part: int = PART_PAIRS,
 ) -> ScoringResult:
-    """Score, and commit the scores to `output`; if it has these scores already, they are read.
+    """Score the pairs and commit the scores to `output`. If it already has these scores, read them.
 
     Args:
         split: split whose queries are scored.
-        precision: arithmetic of the cross-encoder; None for the fastest on this hardware.
+        precision: precision of the cross-encoder; None for the fastest on this hardware.
         part: number of pairs that are committed together.
 
     Raises:
@@ -137,7 +138,7 @@ def run_scoring(
 
 
 def _check_same(output: Path, decides: Mapping[str, Any]) -> None:
-    """Raise `StorageError` unless a directory has the scores that these values decide."""
+    """Raise `StorageError` unless the scores in a directory have these values in their manifest."""
     stored = read_manifest(output)["meta"] if (output / MANIFEST).exists() else {}
     if all(stored.get(name) == value for name, value in decides.items()):
         return
@@ -150,7 +151,7 @@ def _check_same(output: Path, decides: Mapping[str, Any]) -> None:
 def _score(
     finished: Parts, part: int, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
 ) -> tuple[Float32[ndarray, " pairs"], int]:
-    """Score the parts that are not finished. Return all scores, and the number of pairs in these parts."""
+    """Score the parts that are not finished. Return all scores, and the number of pairs scored now."""
     scores, passages, missing = np.empty(len(pairs), np.float32), dataset.passages(), dict[str, slice]()
     for start in range(0, len(pairs), part):
         rows, name = slice(start, min(len(pairs), start + part)), f"part-{start // part:06d}"
@@ -196,10 +197,10 @@ def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Distinct pairs of positions, sorted by query, then document.
+    """Distinct pairs of positions, sorted by query and then by document.
 
     Args:
-        positive: true if the document is relevant to the query.
+        positive: True if the document is relevant to the query.
     """
 
     queries: Int64[ndarray, " pairs"]

@@ -1,1 +1,1 @@
-"""Search of a data set: exact, or by an approximate index."""
+"""Search of a data set: exact, or with an approximate index."""

@@ -1,4 +1,4 @@
-"""Index job: build or open the approximate index of a data set's passages, search it, measure its recall."""
+"""Index job: build or open the approximate index of a data set's passages, search it, and measure its recall."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from raytriever.retrieval.index.exact_top_k import tie_order, top_k
 from raytriever.retrieval.search.calibration_file import current_calibration
 from raytriever.retrieval.search.exact_search import PassageIndex, format_hits
 
-# Split of RoarGraph's training queries; other kinds need none.
+# Default split of RoarGraph's training queries; other kinds need none.
 _TRAINING_SPLIT = "train"
 CUTOFFS = (10, 100)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexResult(PassageIndex):
-    """Index in memory with its inputs; `seconds` is the time of building it, None if it was opened."""
+    """Index in memory with its inputs. `seconds` is the time it took to build; None if it was opened."""
 
     index: ApproximateIndex
     seconds: float | None
@@ -73,19 +73,19 @@ def run_index(
     embeddings: Path | None = None,
     calibration: Path | None = None,
 ) -> IndexResult:
-    """Build an index and commit it to `output`, or open the one that is there.
+    """Build an index and commit it to `output`, or open the existing one.
 
-    An index that exists is opened from its own files: no passage is encoded. If the passages of the data set have
-    changed since, it is built again.
+    An existing index is opened from its own files, without encoding a passage. If the passages of the data set have
+    changed, it is built again.
 
     Args:
-        precision: arithmetic of the encoder; None for the fastest on this hardware.
+        precision: precision of the encoder; None for the fastest on this hardware.
         split: split whose queries the caller will use, if any.
-        embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
-        calibration: a file that the user names; see `current_calibration`.
+        embeddings: store of the passage embeddings that `model` wrote for this data set; by default the cache.
+        calibration: file that the user names; see `current_calibration`.
 
     Raises:
-        UserError: an error that the user can correct, such as another index at `output`; nothing is written.
+        UserError: an error that the user can correct, such as another index at `output`. Nothing is written.
     """
     training_split = (config.training_split or _TRAINING_SPLIT) if config.index == "roargraph" else None
     if training_split and training_split == split:
@@ -118,7 +118,7 @@ def run_index(
     training = _queries(retriever, dataset, training_split) if training_split else None
     report(f"{model.model}: {retriever.summary()}")
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
-        if existing and read_meta(output)["key"] == meta["key"]:  # another command has built it meanwhile
+        if existing and read_meta(output)["key"] == meta["key"]:  # another command has just built it
             return result(index=_opened(output, config), seconds=None)
         with committed_directory(output, meta, replace=output.exists()) as folder:
             vectors = write_embeddings(folder, (block for _, block in store.blocks()), (rows, width))
@@ -156,22 +156,22 @@ def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) ->
 
 
 def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
-    """Estimate the bytes of an index without its embeddings, on the disk and in memory."""
+    """Estimate the bytes of an index without its embeddings. They are the same on disk and in memory."""
     vectors, halves, positions = 4 * width, 2 * width, 8
     neighbors = 4 * config.value("degree")
     of_row = {
         "flat": 0,
         "ivf": vectors + positions,
         "ivfpq": (config.code_bytes or default_code_bytes(width)) + positions,
-        "hnsw": halves + 2 * neighbors,  # the lowest layer, which nearly all nodes are in alone, has twice the degree
+        "hnsw": halves + 2 * neighbors,  # most nodes are only in the lowest layer, which has twice the degree
         "vamana": vectors + neighbors,
-        "roargraph": 2 * neighbors,  # and those that connect all nodes
+        "roargraph": 2 * neighbors,  # the second half connects all nodes
     }[config.index]
     return rows * of_row
 
 
 def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
-    """Estimate the memory that building an index takes: its structures, and the embeddings that it reads many times."""
+    """Estimate the memory for building an index: its structures, and the embeddings that it reads many times."""
     points = POINTS * (config.lists or default_lists(rows))
     read_again = {"ivf": points, "ivfpq": points, "vamana": rows, "roargraph": rows}
     return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
@@ -193,8 +193,10 @@ def _meta(
     store: EmbeddingStore | None,
     training_split: str | None,
 ) -> dict[str, Any]:
-    """Return the entries of the manifest; `key` is the digest of everything that decides the index. They are known
-    before any passage is encoded. `store` is the one that the user names, if any."""
+    """Return the entries of the manifest, before any passage is encoded.
+
+    `key` is the digest of everything that decides the index. `store` is the store that the user names, if any.
+    """
     settings = {name: value for name, value in asdict(config).items() if name != "effort"}
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}
@@ -215,12 +217,12 @@ def _meta(
 
 
 def format_answers(result: IndexResult, query: str, top: int) -> str:
-    """Search for a query, and format the best passages with their scores as text."""
+    """Search for a query and format the best passages with their scores as text."""
     return format_hits(result.search([query], top)[0])
 
 
 def format_measurements(result: IndexResult, split: str) -> str:
-    """Measure recall against exact search, candidates and queries per second on one thread, and format a table."""
+    """Measure recall against exact search, candidates and queries per second on one thread. Return a text table."""
     queries, index = _queries(result.retriever, result.dataset, split), result.index
     rows = []
     for k in CUTOFFS:

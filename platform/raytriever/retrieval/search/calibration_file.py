@@ -1,10 +1,10 @@
-"""`calibration.json`: what a score of one system means for one corpus.
+"""`calibration.json`: the meaning of one system's scores for one corpus.
 
-It holds thresholds of confidence below which a query has no answer, a threshold of the score of passages to keep, and
-maps to the probability that a passage is relevant. It belongs to a corpus, and to all that decides the scores: weights,
-settings and arithmetic (int8 or not). With others there is no probability, and no query is said to have an answer or
-none. A corpus of which a tenth of the passages at most were added or removed since is the same one; above it the
-decision stays, and is marked as stale.
+It holds thresholds of confidence below which a query has no answer, a score threshold for passages to keep, and maps to
+the probability that a passage is relevant. It belongs to a corpus and to everything that decides the scores: weights,
+settings and precision (int8 or not). For another corpus or system there are no probabilities, and no decision whether a
+query has an answer. A corpus counts as the same if at most a tenth of its passages were added or removed. After more
+changes the decision is still made, but marked as stale.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 
 FILE, FORMAT = "calibration.json", 5
 AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
-_MOST_BYTES = 16 << 20  # two maps of the most knots
-# Share of added or removed passages up to which a calibration is current.
+_MOST_BYTES = 16 << 20  # enough for two maps with the largest number of knots
+# Largest share of added or removed passages for which a calibration is current.
 MOST_CHANGED = 0.1
 _SAMPLE, _MOST_DEPTH = 1_024, 1_000
 _MOST_THRESHOLDS, _MOST_CHARACTERS = 100, 1_000
@@ -57,11 +57,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerThreshold(AnswersAchieved):
-    """Lowest confidence of an answer, and what it achieves on the questions on which it was checked.
+    """Lowest confidence of an answer, and what it achieves on the questions that tested it.
 
     Args:
-        aim, wanted: how it was chosen; see `metrics.answer_threshold`.
-        score: the lowest confidence; of the file's `confidence`.
+        aim, wanted: target for which it was chosen; see `metrics.answer_threshold`.
+        score: the lowest confidence, as a value of the file's `confidence`.
     """
 
     aim: AnswerAim
@@ -71,11 +71,11 @@ class AnswerThreshold(AnswersAchieved):
 
 @dataclass(frozen=True, kw_only=True)
 class PassageThreshold(PassagesKept):
-    """Lowest score of a passage to keep, and what it keeps of the questions on which it was checked.
+    """Lowest score of a passage to keep, and what it keeps for the questions that tested it.
 
     Args:
-        wanted: share of the relevant passages of a later question that is kept, at least, in expectation.
-        depth: best passages of a question among which it is.
+        wanted: smallest expected share of a later question's relevant passages that is kept.
+        depth: number of best passages of a question to which the threshold applies.
     """
 
     wanted: float
@@ -88,21 +88,21 @@ class Calibration:
     """Content of `calibration.json`.
 
     Args:
-        date: day on which it was made, in UTC.
-        system, digest: name of the system in the evaluation, and SHA-256 over all that decides its scores but the
-            passages; see `encoder_digest`.
+        date: day of the calibration, in UTC.
+        system, digest: name of the system in the evaluation, and SHA-256 of everything but the passages that decides
+            its scores; see `encoder_digest`.
         dataset, data: name and digest of the data set.
         corpus: digest of its passages.
-        passages, sample: their number, and a sample of them, by which later changes are estimated; see `sample_of`.
-        chosen_on, chosen_queries: split on which thresholds and maps were fitted, and its number of queries.
-        checked_on, checked_queries: split on which the figures were measured, and its number of queries. With few
-            queries it is the same as `chosen_on`, such as `dev and test`.
-        confidence: what the thresholds are values of.
-        thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
+        passages, sample: number of its passages, and a sample from which later changes are estimated; see `sample_of`.
+        chosen_on, chosen_queries: split that fitted thresholds and maps, and its number of queries.
+        checked_on, checked_queries: split that tested them, and its number of queries. If there are few queries, both
+            are the same, such as `dev and test`.
+        confidence: the measure to which the thresholds apply.
+        thresholds: thresholds in the order of the targets, without targets out of reach. The first one decides.
         first: map from the confidence of a query to the probability that its best passage is relevant.
-        kept: threshold of the passages to keep; None if there is none.
-        later: map from the scores of the passages at ranks 2 to 10.
-        first_error, later_error: calibration error of both maps on the checked split, with its 95 % interval.
+        kept: threshold of the passages to keep, if any.
+        later: map from the score of a passage at ranks 2 to 10 to the probability that it is relevant.
+        first_error, later_error: calibration error of both maps on the testing split, with its 95 % interval.
     """
 
     format: int
@@ -129,18 +129,18 @@ class Calibration:
 
     @property
     def threshold(self) -> AnswerThreshold | None:
-        """The threshold that decides whether a query has an answer; None if no aim was reached."""
+        """The threshold that decides whether a query has an answer; None if no target was reached."""
         return self.thresholds[0] if self.thresholds else None
 
     @property
     def is_checked_apart(self) -> bool:
-        """True if the figures are of other questions than those that chose the thresholds."""
+        """True if other questions tested the thresholds than those that chose them."""
         return self.checked_on != self.chosen_on
 
     def probabilities(
         self, scores: Float[ndarray, "queries hits"], confidence: Float[ndarray, " queries"]
     ) -> Float64[ndarray, "queries hits"]:
-        """Return the probability that each hit is relevant; the first column are the best passages."""
+        """Return the probability that each hit is relevant. The first column holds the best passages."""
         columns = np.asarray(scores, np.float64).T
         rows = [self.later.probability(column) for column in columns]
         if rows:
@@ -155,10 +155,10 @@ class Calibration:
 
 
 def read_calibration(file: Path) -> Calibration | None:
-    """Read a `calibration.json`; return None if there is none.
+    """Read a `calibration.json`. Return None if the file does not exist.
 
     Raises:
-        StorageError: the file is damaged, of another format, or holds values that no calibration has.
+        StorageError: the file is damaged, has another format, or holds impossible values.
     """
     try:
         content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES, format=FORMAT)
@@ -184,15 +184,15 @@ def current_calibration(
     int8: bool,
     file: Path | None = None,
 ) -> Calibration | None:
-    """Return the calibration of a model for a corpus; None if there is none, or if it is damaged or stale.
+    """Return the calibration of a model for a corpus; None if it does not exist, is damaged or does not apply.
 
     Args:
-        report: called with a line if it is damaged or stale.
-        int8: whether the texts are encoded in 8-bit integers.
-        file: the file that the user names; by default that of the model's directory.
+        report: function that gets a line if the calibration is damaged, stale or does not apply.
+        int8: whether texts are encoded in 8-bit integers.
+        file: file that the user names; by default the one in the model's directory.
 
     Raises:
-        UserError: the file that the user names is missing, damaged, or of another system or corpus.
+        UserError: the file that the user names is missing or damaged, or belongs to another system or corpus.
     """
     file_of_model = resolve_model(config.model, config.revision) / FILE if has_files(config.model) else None
     if (used := file or file_of_model) is None:
@@ -210,11 +210,11 @@ def calibration_in(
     *,
     is_named: bool,
 ) -> Calibration | None:
-    """Return the calibration of a file, if it is that of a system, by its digest, and of a corpus.
+    """Return the calibration in a file if it belongs to a system (by its digest) and to a corpus.
 
     Raises:
-        UserError: the user names the file, and it is missing, damaged, or of another system or corpus. If `is_named` is
-            false, `report` is called with a line instead, and there is no calibration.
+        UserError: the user names the file, and it is missing or damaged, or belongs to another system or corpus. If
+            `is_named` is False, `report` gets a line instead, and None is returned.
     """
     try:
         calibration = read_calibration(file)
@@ -246,19 +246,19 @@ def calibration_in(
 def sample_of(documents: Documents) -> list[int]:
     """Return the smallest distinct hashes of a corpus' passages, at most 1,024.
 
-    They are a random sample of its texts, and those of two corpora estimate what they share (bottom-k sketch; Cohen &
-    Kaplan, 2007): a share of 0.1 to within 0.02, in two of three cases to within 0.01.
+    They are a random sample of the texts. The samples of two corpora estimate the share of common texts (bottom-k
+    sketch; Cohen & Kaplan, 2007): a share of 0.1 to within 0.02, and in two of three cases to within 0.01.
     """
-    # The forms of texts are hashes already, but of any distribution if somebody made them so.
-    return np.unique(documents.forms >> np.uint64(1))[:_SAMPLE].tolist()  # a number of JSON has 63 bits
+    # The forms of texts are hashes, but somebody could choose texts to distort their distribution.
+    return np.unique(documents.forms >> np.uint64(1))[:_SAMPLE].tolist()  # so that numbers fit into 63 bits in JSON
 
 
 def changed_share(before: Sequence[int], count: int, documents: Documents) -> float:
-    """Estimate the share of a corpus' passages that were added, or were removed from it, whichever is larger.
+    """Estimate the share of added passages or of removed passages of a corpus, whichever is larger.
 
     Args:
         before: sample of the earlier corpus.
-        count: its number of passages.
+        count: number of passages of the earlier corpus.
         documents: the corpus now.
     """
     then, now = np.array(before, np.uint64), np.array(sample_of(documents), np.uint64)
@@ -269,7 +269,7 @@ def changed_share(before: Sequence[int], count: int, documents: Documents) -> fl
 
 
 def _changed(calibration: Calibration, dataset: str, documents: Documents) -> str:
-    """Return why a calibration is of another corpus; empty if few of the passages have changed since."""
+    """Return why a calibration does not fit a corpus; empty if only few passages have changed."""
     share = changed_share(calibration.sample, calibration.passages, documents) if calibration.sample else 1.0
     if share <= MOST_CHANGED:
         return ""
@@ -281,9 +281,11 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
 
 
 def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False, prompts: Prompts | None = None) -> str:
-    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set; `int8` is
-    whether texts are encoded in 8-bit integers, `prompts` are by default those of the data set's name. An encoder
-    without files is known by its settings alone."""
+    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set.
+
+    `int8` says whether texts are encoded in 8-bit integers. By default the data set's name chooses `prompts`. An
+    encoder without files is identified only by its settings.
+    """
     if not has_files(config.model):
         return digest_of(config.identity(), dataset)
     model = read_files(config)
@@ -299,7 +301,7 @@ def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False, pro
 
 
 def digest_of(*decides: Any) -> str:
-    """Return the SHA-256 over values of JSON that decide the scores of a system."""
+    """Return the SHA-256 over JSON values that decide the scores of a system."""
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
@@ -339,12 +341,13 @@ def _implausible(calibration: Calibration) -> str:
 
 @dataclass(frozen=True)
 class Decider:
-    """Confidence of the queries of a corpus.
+    """Function object that computes the confidence of queries of a corpus.
 
     Args:
-        calibration: says which confidence it is; None without one.
-        documents: the corpus, which BM25 indexes if the confidence asks it.
-        lists_all: whether a ranking has `depth` passages. A reranking of 10 had no more when it was calibrated.
+        calibration: calibration that names the confidence; None if there is none.
+        documents: the corpus, which BM25 indexes if the confidence needs it.
+        lists_all: whether rankings should have `depth` passages. A reranking of 10 had no more when it was calibrated
+            either.
     """
 
     calibration: Calibration | None
@@ -358,7 +361,7 @@ class Decider:
 
     @cached_property
     def bm25(self) -> Bm25Index | None:
-        """Index of the passages; None if BM25 is not asked."""
+        """BM25 index of the passages; None if the confidence does not need it."""
         if self.calibration is None or not self.calibration.confidence.reads_bm25:
             return None
         return Bm25Index.of(self.documents)
@@ -369,14 +372,14 @@ class Decider:
         scores: Float32[ndarray, "queries passages"],
         ranking: Int64[ndarray, "queries passages"],
     ) -> Float64[ndarray, " queries"] | None:
-        """Return the confidence of each query, -inf without a passage; None without a calibration.
+        """Return the confidence of each query, -inf if it has no passage. Return None if there is no calibration.
 
         Args:
-            queries: their texts, without a prompt.
-            scores, ranking: the best passages, best first, -1 for none; `depth` of them if there are so many.
+            queries: texts of the queries, without prompts.
+            scores, ranking: the `depth` best passages, best first, padded with -1 if there are fewer.
 
         Raises:
-            ConfigError: an approximate index has found too few.
+            ConfigError: an approximate index has found too few passages.
         """
         if self.calibration is None:
             return None

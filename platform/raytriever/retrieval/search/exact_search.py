@@ -1,4 +1,4 @@
-"""Exact search of an embedding store, in all or some of its shards, and of a data set."""
+"""Exact search of an embedding store and of a data set, and the hits that every search returns."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from raytriever.retrieval.search.calibration_file import Calibration, Decider, c
 def search_store(
     store: EmbeddingStore, queries: Float32[ndarray, "queries width"], k: int, ties: Int64[ndarray, " documents"]
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """Search a store exactly, with one shard in memory at a time; see `index.exact_top_k.top_k_of_blocks`."""
+    """Search a store exactly, with one shard in memory at once; see `index.exact_top_k.top_k_of_blocks`."""
     return top_k_of_blocks(queries, store.blocks(), k, ties)
 
 
 @dataclass(frozen=True)
 class Hit:
-    """Passage that answers a query.
+    """Passage that a search found for a query.
 
     Attributes:
-        score: cosine or dot product of the embeddings, as the model compares them.
-        document_id: its id in the data set.
-        title: its title, which may be empty.
-        text: its text.
-        probability: probability that it is relevant, by the `calibration.json` of the model; None without one.
+        score: cosine or dot product of the embeddings, depending on the model.
+        document_id: id of the passage in the data set.
+        title: title of the passage, which may be empty.
+        text: text of the passage.
+        probability: probability that the passage is relevant, by the model's `calibration.json`; None if there is none.
 
     Examples:
         >>> rt.Hit(0.73, "d1", "Vienna", "It lies on the Danube.").document_id
@@ -68,15 +68,15 @@ class Hits(list[Hit]):
     """List of the hits of a query, best first, with the decision whether the query has an answer.
 
     Attributes:
-        best_score: score of the best passage, also if it is below the threshold of the search; None without passages.
-        confidence: what is compared with the threshold: the best score, or by `calibration.json` another figure of the
-            ranking; None without passages.
-        confidence_name: its name, such as `score` or `combined`.
-        threshold: lowest confidence of an answer: that of the search, or else that of the model's `calibration.json`;
-            None without both.
-        lowest_score: lowest score of a hit, by the threshold of the search; None without one.
-        answerable: whether the confidence reaches the threshold; None without one.
-        stale: why the threshold is doubtful: the passages have changed much since it was chosen. Empty if it is not.
+        best_score: score of the best passage, even if it is below the threshold of the search; None if there is none.
+        confidence: number that is compared with the threshold: the best score, or another measure of the ranking that
+            `calibration.json` names; None if there is no passage.
+        confidence_name: name of the confidence, such as `score` or `combined`.
+        threshold: lowest confidence of an answer: the one passed to the search, else that of the model's
+            `calibration.json`, else None.
+        lowest_score: lowest score of a hit, if the search has a threshold; else None.
+        answerable: whether the confidence reaches the threshold; None if there is no threshold.
+        stale: reason why the threshold is doubtful: many passages have changed since it was chosen. Empty otherwise.
 
     Examples:
         >>> hits = rt.Hits([rt.Hit(0.31, "d1", "", "It lies on the Danube.")], best_score=0.31, threshold=0.42)
@@ -102,7 +102,7 @@ class Hits(list[Hit]):
 
     @property
     def answerable(self) -> bool | None:
-        """True if the confidence reaches the threshold; None without a threshold or a passage."""
+        """True if the confidence reaches the threshold; None if there is no threshold or no passage."""
         if self.threshold is None or self.confidence is None:
             return None
         return self.confidence >= self.threshold
@@ -116,12 +116,13 @@ def hits_of(
     calibration: Calibration | None = None,
     confidence: Float64[ndarray, " queries"] | None = None,
 ) -> list[Hits]:
-    """Return the passages of rankings, best first; none below the threshold, and none for the padding -1.
+    """Return the passages of rankings, best first, without those below the threshold and without padding.
 
     Args:
-        threshold: lowest score of a hit; `kept` is that of the passages to keep, by the calibration.
-        calibration: gives hits a probability, and decides without a score as `threshold` whether a query has an answer.
-        confidence: of each query, by the calibration.
+        threshold: lowest score of a hit; `kept` means the calibration's threshold of passages to keep.
+        calibration: calibration that gives hits a probability. Unless `threshold` is a score, it also decides whether a
+            query has an answer.
+        confidence: confidence of each query, by the calibration.
     """
     lowest_score: float | None = None
     if not isinstance(threshold, str):
@@ -163,7 +164,7 @@ def hits_of(
 
 
 def format_hits(hits: Hits) -> str:
-    """Format the hits of a query as text: a line on the answer if there is a threshold, then each passage."""
+    """Format the hits of a query as text: a line about the decision if there is a threshold, then each passage."""
     lines = []
     if not hits and hits.lowest_score is not None:
         return f"no answer: no passage scores {hits.lowest_score:g} or more"
@@ -183,10 +184,10 @@ def format_hits(hits: Hits) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PassageIndex(ABC):
-    """Index of the passages of a data set, with their encoder and what its scores mean.
+    """Searchable index of a data set's passages, with their encoder and calibration.
 
     Args:
-        calibration: what the scores mean; None if it is unknown.
+        calibration: meaning of the scores; None if it is unknown.
     """
 
     dataset: RetrievalDataset
@@ -195,25 +196,26 @@ class PassageIndex(ABC):
 
     @property
     def documents(self) -> Documents:
-        """Passages that are searched."""
+        """Passages of the index."""
         return self.dataset.documents
 
     @cached_property
     def decider(self) -> Decider:
-        """Confidence of queries, by the calibration."""
+        """Function that computes the confidence of queries, by the calibration."""
         return Decider(self.calibration, self.dataset.documents)
 
     @abstractmethod
     def rank(
         self, queries: Float32[ndarray, "queries width"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Return scores and positions of the k best passages of each query that the index finds."""
+        """Return scores and positions of the k best passages that the index finds for each query."""
 
     def search(self, queries: Sequence[str], top: int, threshold: float | Literal["kept"] | None = None) -> list[Hits]:
-        """Return for each query the `top` passages of the highest scores, best first, none below the threshold.
+        """Return the `top` passages with the highest scores for each query, best first, without those below the
+        threshold.
 
         Raises:
-            ConfigError: the threshold is `kept`, and the calibration has none.
+            ConfigError: the threshold is `kept`, and the calibration has no such threshold.
             ModelError: the embedding of a query is not finite.
         """
         prompt = self.retriever.prompts_of(self.dataset.name).query
@@ -225,7 +227,7 @@ class PassageIndex(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ExactIndex(PassageIndex):
-    """Passages in memory for any number of searches, and their embeddings, in their order."""
+    """Index of passages and their embeddings in memory, for any number of exact searches."""
 
     embeddings: Float32[ndarray, "passages width"]
 
@@ -233,7 +235,7 @@ class ExactIndex(PassageIndex):
     def build(
         cls, config: ModelConfig, retriever: TextEncoder, dataset: RetrievalDataset, calibration: Path | None = None
     ) -> ExactIndex:
-        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`.
+        """Encode the passages, or read their embeddings from the cache. `retriever` was loaded with `config`.
 
         `calibration` is a file that the user names; see `current_calibration`.
         """
@@ -265,7 +267,7 @@ def search_dataset(
     precision: str | None = None,
     calibration: Path | None = None,
 ) -> Hits:
-    """Return the `top` passages with the highest scores, best first, without those below the threshold."""
+    """Search a data set: return the `top` passages with the highest scores, best first, none below the threshold."""
     dataset = open_dataset(dataset_name, [], run=in_processes)
     retriever = open_encoder(config, precision)
     return ExactIndex.build(config, retriever, dataset, calibration).search([query], top, threshold)[0]

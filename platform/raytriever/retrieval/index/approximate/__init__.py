@@ -1,1 +1,1 @@
-"""Approximate indexes: finders (FAISS, Vamana, RoarGraph), their files, and their measurement."""
+"""Approximate nearest-neighbor (ANN) indexes: FAISS, Vamana and RoarGraph, their files, and their evaluation."""

@@ -1,8 +1,8 @@
-"""Approximate index: a finder proposes documents, and the index scores these exactly.
+"""Approximate nearest-neighbor (ANN) index: a finder proposes documents, and the index scores them exactly.
 
-A finder (`ivf`, `hnsw`, `vamana`, `roargraph`) proposes rows of the embeddings that are likely the best, and counts the
-candidates, the rows that it scored for that. The proposed rows are scored by `score.pair_scores` and ordered like every
-ranking. So an approximate index may miss documents, but the documents it finds are in the right order.
+A finder (`ivf`, `hnsw`, `vamana`, `roargraph`) proposes the rows that are likely the best. It also counts its
+candidates: the rows that it scored to find them. `pair_scores` scores the proposed rows, which are then ordered like
+every ranking. So an approximate index may miss documents, but those that it finds are in the right order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Proposal(NamedTuple):
 
 
 class Finder(Protocol):
-    """Finder of rows in the embeddings from which it was built."""
+    """ANN searcher of the embeddings from which it was built."""
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Propose rows that are likely to have the highest dot products.
@@ -46,9 +46,9 @@ class Finder(Protocol):
         Args:
             queries: embeddings, normalized if those of the documents are.
             k: number of rows, at least 1 and at most the number of all rows.
-            effort: number of probed lists or of documents in the beam of a walk, at least 1. A higher effort finds
-                more of the best rows.
-            threads: number of threads; does not change the result.
+            effort: number of probed lists, or beam width of a graph search, at least 1. A higher effort finds more of
+                the best rows.
+            threads: number of threads, which does not change the result.
         """
 
     def save(self, folder: Path) -> None:
@@ -57,10 +57,10 @@ class Finder(Protocol):
 
 @dataclass(frozen=True)
 class ApproximateIndex:
-    """Index that may miss documents if k is less than half of all documents.
+    """Index that may miss documents. It is exact if k is at least half of the corpus.
 
     Args:
-        finder: built from `embeddings`.
+        finder: finder that was built from `embeddings`.
         embeddings: finite embeddings of all documents, in memory or memory-mapped.
         ties: result of `index.exact_top_k.tie_order`.
         effort: see `Finder.find`.
@@ -74,7 +74,7 @@ class ApproximateIndex:
     def search(
         self, queries: Float32[ndarray, "queries width"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Return scores and documents, best first; -1 and -inf only where the corpus has fewer than k documents.
+        """Return scores and documents, best first; -inf and -1 only if the corpus has fewer than k documents.
 
         Args:
             k: number of documents per query, at least 1.
@@ -94,10 +94,10 @@ class ApproximateIndex:
         return self._order.read(merge_keys([keys], min(k, len(self.ties))))
 
     def propose(self, queries: Float32[ndarray, "queries width"], k: int, threads: int) -> Proposal:
-        """Return the rows that are scored exactly for each query; all rows if k is at least half of them.
+        """Return the rows to score exactly for each query; all rows if k is at least half of them.
 
-        To find half of the documents, a finder visits almost all of them, and never finds those it cannot reach. So the
-        search is exact for such k, including k above the size of the corpus.
+        To find half of the documents, a finder would visit almost all of them, and it never finds those that it cannot
+        reach. So for such k, even above the size of the corpus, the search is exact.
 
         `queries` are those that `check` returns.
         """
@@ -107,7 +107,7 @@ class ApproximateIndex:
             return Proposal(rows, float(count))
         effort = self.effort
         rows, candidates = self.finder.find(queries, k, effort, threads)
-        # The lists or the beam of a query may have fewer than k documents: it is searched again with more effort.
+        # The probed lists or the beam may hold fewer than k documents. Then search again with more effort.
         while effort < count and len(short := np.flatnonzero(np.count_nonzero(rows >= 0, axis=1) < k)):
             effort *= _MORE_EFFORT
             more, further = self.finder.find(np.ascontiguousarray(queries[short]), k, effort, threads)
@@ -122,7 +122,7 @@ class ApproximateIndex:
         return TieOrder.of(self.ties)
 
     def check(self, queries: Float32[ndarray, "queries width"], k: int) -> Float32[ndarray, "queries width"]:
-        """Check the arguments of `search`, and return contiguous queries; raises the errors of `search`."""
+        """Check the arguments of `search` and return contiguous queries. Raises the errors of `search`."""
         check_count(k)
         if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
             width = self.embeddings.shape[1]
@@ -133,13 +133,13 @@ class ApproximateIndex:
 
 
 def check_shape(stored: tuple[int, int], shape: tuple[int, ...], where: Path) -> None:
-    """Raise `StorageError` if the structures of a finder are of other rows or another width than the embeddings."""
+    """Raise `StorageError` if the files of a finder have another number of rows or width than the embeddings."""
     if stored != shape:
         what = f"holds {stored[0]:,} vectors of width {stored[1]}, expected {shape[0]:,} of width {shape[1]}"
         raise StorageError(what, str(where), "build the index again")
 
 
 def recall(retrieved: Int64[ndarray, "queries k"], true: Int64[ndarray, "queries k"]) -> Float64[ndarray, " queries"]:
-    """Return the share of each query's true documents that were retrieved; entries of -1 are ignored."""
+    """Return the share of each query's true documents that were retrieved. Entries of -1 are ignored."""
     hits = ((retrieved[:, :, None] == true[:, None, :]) & (true[:, None, :] >= 0)).any(1)
     return hits.sum(1) / np.maximum((true >= 0).sum(1), 1)

@@ -1,4 +1,4 @@
-"""Build an approximate index from embeddings and settings. An index never changes; a changed corpus gets a new one."""
+"""Builder of approximate indexes. An index never changes: a changed corpus needs a new one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", Ivf, Hnsw)
 
 
 def fill(finder: F, embeddings: Float32[ndarray, "rows width"], threads: int) -> F:
-    """Return a finder with all rows, which are added a block at a time: the embeddings may be memory-mapped."""
+    """Add all rows to a finder, block by block, because the embeddings may be memory-mapped. Return the finder."""
     with Progress("index", len(embeddings), "passage") as progress:
         for start in range(0, len(embeddings), BLOCK):
             block = np.ascontiguousarray(embeddings[start : start + BLOCK])
@@ -42,12 +42,12 @@ def build_index(
     threads: int,
     ties: Int64[ndarray, " documents"] | None = None,
 ) -> ApproximateIndex:
-    """Build an index.
+    """Build an approximate index.
 
     Args:
-        embeddings: those of all documents, at least one.
-        training: queries from which RoarGraph is built; not used by other kinds.
-        threads: only the graph of HNSW depends on their number.
+        embeddings: embeddings of all documents, at least one.
+        training: queries from which RoarGraph is built; other kinds ignore them.
+        threads: number of threads; only the graph of HNSW depends on it.
         ties: result of `index.exact_top_k.tie_order`; by default equal scores are ordered by position.
 
     Raises:

@@ -1,13 +1,13 @@
-"""Finders by FAISS: flat search, inverted files and HNSW, with their files.
+"""Finders that use FAISS: flat search, inverted files and HNSW, with their files.
 
 1. `Flat` scores every document. The approximate finders are compared with it.
 2. `Ivf` (IVF-Flat) groups documents into lists around k-means centers, and reads the lists nearest to a query. With
    codes (IVF-PQ) it stores a few bytes per document, the product-quantized difference to the center. It then proposes
-   more documents than requested, because the full embeddings decide the final order.
-3. `Hnsw` walks from sparse layers of a graph down to the layer of all documents. It has a copy of the embeddings in
-   float16, which is faster to read than float32 and finds nearly as much. The graph is built by dot products between
-   documents, so it suits normalized embeddings. Built by several threads, it depends on their timing. Built by one
-   thread, it depends only on the embeddings and the seed.
+   more documents than requested, because rescoring with the full embeddings changes their order.
+3. `Hnsw` walks from sparse layers of a graph down to the layer of all documents. It copies the embeddings in float16,
+   which is faster to read than float32 and finds nearly as many. The graph is built by dot products between documents,
+   so it suits normalized embeddings. A graph built by several threads depends on their timing. A graph built by one
+   thread depends only on the embeddings and the seed.
 
 FAISS trusts the files that it reads. So they are read only from a directory whose digests match its manifest
 (`store.commit.read_manifest`).
@@ -32,12 +32,12 @@ from raytriever.core.errors import ConfigError, StorageError, setting
 from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
 
 FILE = "index.faiss"
-# Least numbers of training vectors: per list for k-means, and in total for a quantizer of 8 bits. FAISS warns below 39.
+# Smallest numbers of training vectors: per list for k-means, where FAISS warns below 39, and in total for 8-bit codes.
 PER_LIST, CODES = 39, 256
-# Most training vectors of a list, which FAISS draws and copies.
+# Largest number of training vectors per list; FAISS samples and copies them.
 POINTS = 256
 REFINE = 4
-# Typed as Any, because the stubs of FAISS are incomplete.
+# The type is Any because the stubs of FAISS are incomplete.
 faiss: Any = import_module("faiss")
 
 
@@ -54,10 +54,10 @@ def write_faiss(index: Any, folder: Path) -> None:
 
 
 def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
-    """Read a FAISS index over embeddings of this shape; the caller has checked its digest.
+    """Read a FAISS index over embeddings of this shape. The caller must have checked its digest.
 
     Raises:
-        StorageError: this version of FAISS cannot read the index, or the index is of other embeddings.
+        StorageError: this version of FAISS cannot read the index, or the index belongs to other embeddings.
     """
     try:
         index = faiss.read_index(str(folder / FILE))
@@ -75,23 +75,23 @@ def _added(index: Any, embeddings: ndarray, threads: int) -> Any:
 
 @dataclass(frozen=True)
 class Flat:
-    """Finder that scores all embeddings; it has no files."""
+    """Finder that scores all embeddings. It has no files."""
 
     embeddings: Float32[ndarray, "rows width"]
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Find rows; see `Finder`. Effort has no effect."""
+        """Find rows; see `Finder`. `effort` has no effect."""
         faiss.omp_set_num_threads(threads)
         _, rows = faiss.knn(queries, self.embeddings, k, metric=faiss.METRIC_INNER_PRODUCT)
         return Proposal(rows, float(len(self.embeddings)))
 
     def save(self, folder: Path) -> None:
-        """Write nothing."""
+        """Do nothing: there are no files."""
 
 
 @dataclass(frozen=True)
 class Ivf:
-    """Finder by an inverted file; effort is the number of lists that are read.
+    """Finder with an inverted file. The effort is the number of lists that it reads.
 
     Args:
         index: a trained `faiss.IndexIVF`.
@@ -110,7 +110,7 @@ class Ivf:
         seed: int,
         threads: int,
     ) -> Ivf:
-        """Train an inverted file; it has no rows yet.
+        """Train an inverted file, which has no rows yet.
 
         Args:
             embeddings: finite embeddings.
@@ -133,7 +133,7 @@ class Ivf:
             index = faiss.IndexIVFPQ(centers, width, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
             index.pq.cp.seed = seed
         index.cp.seed = seed
-        index.cp.min_points_per_centroid = 1  # the number of lists is set by our rule or by the user
+        index.cp.min_points_per_centroid = 1  # our rule or the user sets the number of lists, so FAISS need not warn
         index.train(embeddings)
         return cls(index, 1 if code_bytes is None else REFINE)
 
@@ -144,12 +144,12 @@ class Ivf:
         wanted = min(self.proposed * k, self.index.ntotal)
         settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist))
         _, rows = self.index.search(queries, wanted, params=settings)
-        # FAISS does not count the centers, which are scored too.
+        # FAISS does not count the centers, although it scores them too.
         candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
         return Proposal(rows, float(candidates))
 
     def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Ivf:
-        """Add rows after those that are there; the centers and the quantizer do not change."""
+        """Append rows. The centers and the quantizer do not change."""
         return replace(self, index=_added(self.index, embeddings, threads))
 
     def save(self, folder: Path) -> None:
@@ -164,12 +164,12 @@ class Ivf:
 
 
 def default_lists(rows: int) -> int:
-    """Return 4 times the square root of the number of rows, or less for few rows, so that each list has `PER_LIST`."""
+    """Return 4 sqrt(rows), or less for few rows, so that each list has `PER_LIST` training vectors."""
     return max(1, min(int(4 * sqrt(rows)), rows // PER_LIST))
 
 
 def default_code_bytes(width: int) -> int:
-    """Return the largest divisor of the width that is at most a quarter of it: 16 times smaller than float32."""
+    """Return the largest divisor of the width up to a quarter of it: codes are then 16 times smaller than float32."""
     return max(size for size in range(1, max(1, width // 4) + 1) if width % size == 0)
 
 
@@ -185,7 +185,7 @@ def _check_codes(rows: int, width: int, code_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class Hnsw:
-    """Finder by an HNSW graph; effort is the number of documents in the beam of a walk (`efSearch`).
+    """Finder with an HNSW graph. The effort is the beam width of a search (`efSearch`).
 
     Args:
         index: a `faiss.IndexHNSWSQ` of float16.
@@ -195,17 +195,18 @@ class Hnsw:
 
     @classmethod
     def empty(cls, width: int, degree: int, beam: int, seed: int, rows: int = 0) -> Hnsw:
-        """Make a graph without rows.
+        """Create a graph without rows.
 
         Args:
             degree: number of neighbors of a document; twice as many in the lowest layer (`M`).
-            beam: number of documents in the beam while a document is inserted (`efConstruction`).
-            rows: number of rows for which memory is reserved: an array that grew would be copied, and be there twice.
+            beam: beam width while a document is inserted (`efConstruction`).
+            rows: number of rows for which to reserve memory. A growing array would be copied and need twice the memory.
         """
         index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
         links, storage = index.hnsw, faiss.downcast_index(index.storage)
         links.efConstruction, links.rng = beam, faiss.RandomGenerator(seed)
-        # One row of `degree` is in the second layer, one of its square in the third. They are drawn: a little more.
+        # One row in `degree` is in the second layer, and one in its square in the third. The numbers are random, so
+        # reserve a little more.
         upper = degree * int(1.1 * rows / (degree - 1) + 100)
         neighbors = rows * links.nb_neighbors(0) + upper
         for array, size in (
@@ -228,8 +229,8 @@ class Hnsw:
         return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
 
     def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Hnsw:
-        """Insert rows after those that are there; with several threads, the graph differs from run to run."""
-        largest = np.finfo(np.float16).max  # what is beyond would be infinite, and the graph broken
+        """Append rows. With several threads, the graph differs from run to run."""
+        largest = np.finfo(np.float16).max  # larger values would become infinite and break the graph
         return replace(self, index=_added(self.index, np.clip(embeddings, -largest, largest), threads))
 
     def save(self, folder: Path) -> None:
@@ -238,5 +239,5 @@ class Hnsw:
 
     @classmethod
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Hnsw:
-        """Read the files of `save`; the caller has checked the digests of the folder."""
+        """Read the files of `save`. The caller must have checked the digests of the folder."""
         return cls(read_faiss(folder, shape))

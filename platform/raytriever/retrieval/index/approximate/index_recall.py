@@ -1,7 +1,8 @@
-"""Measure an approximate index: recall, candidates scored and queries per second, and format them as a text table.
+"""Measurements of an approximate index: recall, candidates scored and queries per second, as a text table.
 
-Measurements use one thread and include the exact scoring of the candidates. Seconds are processor time, the minimum of
-several passes, so they are reproducible on a machine that does other work too."""
+Measurements use one thread and include the exact scoring of the candidates. Times are processor time, the minimum of
+several passes, so other work on the machine hardly changes them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from numpy import ndarray
 
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, recall
 
-# A timed search is repeated for at most this time in seconds, or this number of passes.
+# A timed search is repeated for at most this many seconds and passes.
 SECONDS, PASSES = 0.5, 7
 
 
@@ -39,7 +40,7 @@ class OperatingPoint:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit searches within the context to one thread."""
+    """Limit searches in this context to one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -55,9 +56,9 @@ def measure(
     effort: int,
     timed: bool = True,
 ) -> OperatingPoint:
-    """Measure recall and cost of a search, at an effort, for the k true documents of each query.
+    """Measure recall and cost of a search with a given effort, for the k true documents of each query.
 
-    `true` are the documents of an exact search, -1 in unused entries. `timed` measures queries per second too.
+    `true` holds the documents of an exact search, padded with -1. With `timed`, queries per second are measured too.
     """
     k, index = true.shape[1], replace(index, effort=effort)
     with one_thread():
@@ -80,5 +81,5 @@ def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:
 
 
 def format_count(value: float) -> str:
-    """Format a number of documents or queries; NaN is a number that the library does not report."""
+    """Format a number of documents or queries. NaN means that the library does not report it."""
     return "unknown" if isnan(value) else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""Settings of approximate search. Imports nothing heavy: the command line reads this file for `--help`."""
+"""Settings of approximate search. This module imports nothing heavy, because `--help` reads it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raytriever.core.options import Need, option
 
 INDEXES = ("flat", "ivf", "ivfpq", "hnsw", "vamana", "roargraph")
 GRAPHS = ("hnsw", "vamana", "roargraph")
-# Default numbers of probed lists or of documents in the beam of a walk.
+# Default numbers of probed lists, or beam widths of a graph search.
 EFFORT = {"flat": 1, "ivf": 16, "ivfpq": 16, "hnsw": 64, "vamana": 64, "roargraph": 64}
 _GRAPHS = Need("index", *GRAPHS)
 _ROARGRAPH = Need("index", "roargraph")
@@ -16,7 +16,7 @@ _ROARGRAPH = Need("index", "roargraph")
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """Settings of an index: its kind, how it is built, and how it is searched. Defaults depend on corpus and kind."""
+    """Settings of an index: its kind, its construction and its search. Defaults depend on the corpus and the kind."""
 
     index: str = option("hnsw", "kind of index; flat is exact", choices=INDEXES)
     effort: int | None = option(

@@ -1,21 +1,22 @@
-"""Directed graph over the documents of a corpus: a walk that finds documents near a query, and the choice of edges.
+"""Directed graph over the documents of a corpus: the search for documents near a query, and the choice of edges.
 
-Neighbors are stored in rows of equal width, so a walk reads them by row number, and their file is an array.
+Neighbors are stored in rows of equal width, so a walk reads them by row number, and their file is one array.
 
-The walk is a best-first search with a beam of the best documents scored so far. It expands the best document that is
-not expanded yet: its neighbors that were never scored are scored and inserted into the beam. The walk ends when every
-document of the beam is expanded. A wider beam finds more documents and scores more.
+The walk is a best-first search with a beam of the best documents scored so far. Each step expands the best document
+that is not expanded yet: neighbors without a score are scored and inserted into the beam. The walk ends when every
+document of the beam is expanded. A wider beam finds more documents, but scores more.
 
     score = query . document - half,   half = |document|^2 / 2 for the nearest documents, 0 for the dot product
 
 An entry of the beam is one integer, and smaller integers are better: the inverted score, the document, and a bit for
-expanded documents. So the order depends only on scores and documents, and an insertion moves one array.
+expanded documents. So the order depends only on scores and documents, and an insertion moves entries of a single array.
 
 Pruning chooses the neighbors of a document among near documents, from the nearest on. A candidate is kept if it is
-nearer to the document than to every neighbor kept so far (the rule of the relative neighborhood graph). So edges
-point in many directions, and documents that another neighbor leads to need no edge. HNSW, Vamana and RoarGraph use
-this rule with small differences. Free slots may be filled by the nearest rejected candidates. The result for a document
-depends only on its candidates, so the number of threads does not matter."""
+nearer to the document than to every neighbor kept so far (the rule of the relative neighborhood graph). So edges point
+in many directions, and a document that is near another neighbor needs no edge. HNSW, Vamana and RoarGraph use this rule
+with small differences. Free slots may be filled by the nearest rejected candidates. The result for a document depends
+only on its candidates, so the number of threads does not matter.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _SIGN, _SIGN_OFF = np.uint64(31), np.uint64(0x7FFF_FFFF)
 
 
 def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
-    """Return a read-only view, like memory-mapped embeddings: numba compiles writable arrays separately."""
+    """Return a read-only view, like memory-mapped embeddings: numba would compile writable arrays separately."""
     view = np.ascontiguousarray(vectors, np.float32).view()
     view.flags.writeable = False
     return view
@@ -66,7 +67,7 @@ class Graph:
         """Read the files of `save` for a corpus of `documents` documents.
 
         Raises:
-            StorageError: the files are not a graph of this size, and a walk could leave the corpus.
+            StorageError: the files are not a graph of this size, so a walk could leave the corpus.
         """
         shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
         neighbors, degrees, entry = (
@@ -87,7 +88,7 @@ class Graph:
 
 @numba.njit(cache=True, error_model="numpy")
 def mark_reachable(neighbors, degrees, begin, reached):  # type: ignore[no-untyped-def]
-    """Mark all documents of a graph that are reachable from a document that is not marked yet."""
+    """Mark all documents of a graph that are reachable from the document `begin`, which must not be marked yet."""
     queue = np.empty(len(degrees), np.int64)
     queue[0], reached[begin] = begin, True
     head, count = 0, 1
@@ -110,7 +111,7 @@ def walk_all(
     beam: int,
     threads: int,
 ) -> tuple[Int64[ndarray, "queries k"], Int64[ndarray, " queries"]]:
-    """Return the k best documents that a walk finds for each query by dot product, and the number it scored.
+    """Return the k best documents by dot product that a walk finds for each query, and the number of scored documents.
 
     Embeddings must be finite. Unused entries are -1. The number of threads does not change the result.
     """
@@ -153,7 +154,7 @@ def row_of(key):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def dot_product(query, document):  # type: ignore[no-untyped-def]
-    """Return the dot product in float32, summed in the fastest order."""
+    """Return the dot product in float32. The order of the additions is the fastest one."""
     total = np.float32(0)
     for i in range(np.uint64(len(query))):
         total += query[i] * document[i]
@@ -169,7 +170,7 @@ def _key(score, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, error_model="numpy")
 def walk(query, documents, halves, neighbors, degrees, entry, seen, pool):  # type: ignore[no-untyped-def]
-    """Fill `pool` with the final beam of a walk; return its size and the number of scored documents.
+    """Fill `pool` with the final beam of a walk. Return its size and the number of scored documents.
 
     `halves` is empty for the dot product. `seen` is a buffer with a bit for every document.
     """
@@ -235,8 +236,8 @@ def choose_neighbors(row, candidates, documents, fill, out):  # type: ignore[no-
 
     Args:
         candidates: documents; the document itself and repeated entries are ignored.
-        fill: fill free slots with the nearest rejected candidates.
-        out: receives the chosen documents: first those that the rule keeps, then the filled ones, each nearest first.
+        fill: whether to fill free slots with the nearest rejected candidates.
+        out: receives the chosen documents: first those that the rule keeps, then the fillers, each nearest first.
 
     Returns:
         Number of chosen documents.
@@ -278,11 +279,11 @@ def add_reverse_edges(
     documents: ndarray,
     threads: int,
 ) -> None:
-    """Add an edge from each neighbor of the sources back to them; choose the neighbors of full rows again.
+    """Add an edge from each neighbor of the sources back to them. If a row is full, choose its neighbors again.
 
     Args:
         neighbors, degrees: arrays of a `Graph`; changed in place.
-        firsts: for each row, edges in columns before this one are kept and get no reverse edge.
+        firsts: for each row, edges in columns before this one are kept and get no reverse edges.
         sources: documents whose edges have no reverse edge yet.
     """
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)

@@ -38,11 +38,11 @@ from raytriever.retrieval.index.approximate.ann_index import Proposal
 from raytriever.retrieval.index.exact_top_k import Corpus
 from raytriever.retrieval.index.rank_keys import TieOrder
 
-# An entry of the beam has 31 bits for a document.
+# An entry of the beam has 31 bits for the document.
 MOST_DOCUMENTS = 2**31 - 1
-# Training queries whose closest documents are computed at a time.
+# Number of training queries whose closest documents are computed at once.
 PIECE = 65_536
-# Documents are connected in batches of at least this size, and of at most a fraction of the corpus.
+# Documents are connected in batches of at least `SMALLEST_BATCH`, and of at most the corpus divided by `BATCHES`.
 SMALLEST_BATCH, BATCHES = 256, 64
 
 
@@ -85,9 +85,9 @@ def connect(
     seed: int,
     threads: int = 1,
 ) -> graphs.Graph:
-    """Return the graph of `project` with up to twice as many neighbors, in which every document is reachable.
+    """Return the graph of `project` with up to twice as many neighbors. Every document is then reachable.
 
-    `beam` is the number of documents in the beam of a search for a document; `seed` decides the order of the documents.
+    `beam` is the beam width of a search for a document. `seed` decides the order of the documents.
     """
     documents = graphs.read_only(documents)
     count, degree = neighbors.shape
@@ -111,7 +111,7 @@ def connect(
 
 
 def _entry(documents: Float32[ndarray, "documents width"], degrees: Int32[ndarray, " documents"]) -> int:
-    """Return the document nearest to the mean of all documents; documents without edges count only if none has any."""
+    """Return the document nearest to the mean of all documents. It has edges, unless no document has any."""
     distances = np.square(documents - documents.mean(0, dtype=np.float64)).sum(1)
     return int(np.argmin(np.where((degrees > 0) | (degrees.max() == 0), distances, np.inf)))
 
@@ -161,7 +161,7 @@ def _add_edge_to(document, neighbors, degrees, documents, reached):  # type: ign
 
 @dataclass(frozen=True)
 class RoarGraph:
-    """Finder by RoarGraph; effort is the number of documents in the beam of a walk."""
+    """Finder with a RoarGraph. The effort is the beam width of a search."""
 
     graph: graphs.Graph
     embeddings: Float32[ndarray, "rows width"]
@@ -177,10 +177,10 @@ class RoarGraph:
         seed: int,
         threads: int,
     ) -> RoarGraph:
-        """Build the graph; `build_index` has checked the arguments.
+        """Build the graph. `build_index` has already checked the arguments.
 
         Args:
-            training: queries like those of later searches; about as many as documents are best, a tenth suffices.
+            training: queries like those of later searches. As many as there are documents is best; a tenth is enough.
             degree: number of neighbors that each of the two steps adds to a document.
             nearest: number of documents of each training query.
             beam, seed: see `connect`.
@@ -213,8 +213,10 @@ class RoarGraph:
 def _closest(
     training: Float32[ndarray, "training width"], embeddings: Float32[ndarray, "rows width"], nearest: int
 ) -> Int32[ndarray, "training nearest"]:
-    """Return the closest documents of each training query. Computed in pieces, because scores and 8-byte positions take
-    three times the memory of the result."""
+    """Return the closest documents of each training query.
+
+    They are computed in pieces, because scores and 8-byte positions take three times the memory of the result.
+    """
     close = np.empty((len(training), min(nearest, len(embeddings))), np.int32)
     corpus = Corpus(lambda: [(0, embeddings)], TieOrder.of(np.arange(len(embeddings))))
     for start in range(0, len(training), PIECE):

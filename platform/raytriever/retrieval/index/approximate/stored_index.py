@@ -5,7 +5,7 @@
     DIR/ties.npy           the corpus's order of equal scores
     DIR/finder/            the files of the finder
 
-A directory is opened only after every file was compared with its digest, because FAISS and SVS trust their files.
+Every file is compared with its digest before it is opened, because FAISS and SVS trust their files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FINDER = "finder"
 _REMEDY = "build the index again"
 EMBEDDINGS, TIES = "embeddings.npy", "ties.npy"
 
-# Reader of each kind: called with the folder and the embeddings.
+# Reader of each kind of finder. Its arguments are the folder and the embeddings.
 _READERS: dict[str, Callable[[Path, ndarray], Finder]] = {
     "flat": lambda folder, embeddings: Flat(embeddings),
     "ivf": lambda folder, embeddings: Ivf.load(folder, embeddings.shape),
@@ -52,9 +52,9 @@ class _Meta(TypedDict):
 
 
 def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
-    """Write the embeddings of an index into its folder and map them; `shape` is that of all blocks.
+    """Write the embeddings of an index into its folder and memory-map them. `shape` is the total shape of the blocks.
 
-    The index is built from the file, so that the kernel drops its pages when memory is short.
+    The index is then built from the file, so that the kernel can drop its pages when memory is short.
     """
     file = folder / EMBEDDINGS
     with file.open("xb") as stream:
@@ -62,12 +62,12 @@ def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, 
         np.lib.format.write_array_header_1_0(stream, header)
         for block in blocks:
             stream.write(np.ascontiguousarray(block, "<f4").data)
-    # Copy-on-write: code that is compiled for arrays in memory takes no read-only array.
+    # Copy-on-write, because compiled code for arrays in memory rejects a read-only array.
     return np.asarray(read_array(file, ["float32"], shape, _REMEDY, mapped="c"))
 
 
 def save_index(folder: Path, index: ApproximateIndex, kind: str) -> dict[str, Any]:
-    """Write all of an index but its embeddings, and return its entries of the manifest; `kind` is one of `INDEXES`."""
+    """Write an index except its embeddings, and return its entries for the manifest. `kind` is one of `INDEXES`."""
     np.save(folder / TIES, index.ties, allow_pickle=False)
     (folder / FINDER).mkdir()
     index.finder.save(folder / FINDER)
@@ -76,7 +76,7 @@ def save_index(folder: Path, index: ApproximateIndex, kind: str) -> dict[str, An
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Read the inputs and settings of an index; only names and sizes of files are checked.
+    """Read the inputs and settings of an index. Only the names and sizes of the files are checked.
 
     Raises:
         StorageError: the directory is not a finished index.
@@ -90,7 +90,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 @activity("opening the index")
 def read_index(path: Path) -> ApproximateIndex:
-    """Open an index. Every file is compared with its digest once, and again after it has changed.
+    """Open an index. Each file is compared with its digest once, and again whenever it has changed.
 
     Raises:
         StorageError: the directory is damaged, or is not a finished index.

@@ -1,6 +1,6 @@
-"""Vamana, the graph of DiskANN, by Intel's Scalable Vector Search: the optional extra `vamana` (Linux on x86-64).
+"""Vamana, the graph of DiskANN, from Intel's Scalable Vector Search. It needs the extra `vamana` (Linux, x86-64).
 
-Its source is Apache-2.0; the package is a binary under Intel's own licence, which allows use and unmodified
+Its source is Apache-2.0; the package is a binary under Intel's own license, which allows use and unmodified
 redistribution. It does not report how many candidates a walk scored. In tests, graphs built by different numbers of
 threads gave the same results.
 
@@ -21,14 +21,14 @@ from numpy import ndarray
 from raytriever.core.errors import ConfigError, setting
 from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
 
-# Pruning factor: an edge is removed if a detour is nearer by this factor; below 1 for the dot product.
+# Pruning factor: an edge is removed if a detour is nearer by this factor. It must be below 1 for the dot product.
 ALPHA = 0.95
 _FOLDERS = ("config", "graph", "data")
 
 
 @dataclass(frozen=True)
 class Vamana:
-    """Finder by a Vamana graph; effort is the number of documents in the beam of a walk (`search_window_size`).
+    """Finder with a Vamana graph. The effort is the beam width of a search (`search_window_size`).
 
     Args:
         index: an `svs.Vamana`.
@@ -43,7 +43,7 @@ class Vamana:
         Args:
             embeddings: finite embeddings.
             degree: largest number of neighbors of a document.
-            beam: number of documents in the beam of a search for a document (`window_size`).
+            beam: beam width of a search for a document (`window_size`).
         """
         svs = _svs()
         settings = svs.VamanaBuildParameters(graph_max_degree=degree, window_size=max(beam, degree), alpha=ALPHA)
@@ -55,7 +55,7 @@ class Vamana:
             self.index.num_threads = threads
         self.index.search_window_size = max(effort, k)
         rows, _ = self.index.search(queries, k)
-        # If a walk reaches fewer than k documents, SVS repeats one of them or returns a number beyond the rows.
+        # If a walk reaches fewer than k documents, SVS repeats a document or returns a number beyond the last row.
         valid = (rows < self.index.size) & ~_repeated(rows)
         return Proposal(np.where(valid, rows, -1).astype(np.int64), float("nan"))
 
@@ -65,10 +65,11 @@ class Vamana:
 
     @classmethod
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Vamana:
-        """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder.
+        """Read the files of `save` for embeddings of this shape. The caller must have checked the digests of the
+        folder.
 
         Raises:
-            StorageError: the index is of other embeddings.
+            StorageError: the index belongs to other embeddings.
         """
         svs = _svs()
         config, graph, data = (str(folder / name) for name in _FOLDERS)

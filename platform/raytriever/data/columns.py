@@ -1,10 +1,10 @@
-"""Columns of a data set in memory-mapped shards, read by position; and texts of single queries.
+"""Columns of a data set in memory-mapped shards, read by position; and answers and prompts of single queries.
 
-Texts are Arrow files; tokens are flat arrays with offsets. A column needs the memory of the rows that are read. All
+Texts are stored in Arrow files, tokens in flat arrays with offsets. Only the rows that are read take memory. All
 processes of a node read a corpus larger than memory from one copy in the page cache.
 
-Single queries may have answers, which identify passages that answer the query, and prompts of their own. The data set
-has them in one Arrow file of each kind, ordered by query.
+A query may have answers, which identify the passages that answer it, and its own prompt. The data set has one Arrow
+file for answers and one for prompts, ordered by query.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Rows:
     """Map from positions to shards and rows.
 
     Args:
-        starts: number of rows before each shard, and last the number of all rows.
-        live: rows that count, ascending; None if all count. A document repeated under its id is stored twice and counts
-            once.
+        starts: number of rows before each shard, followed by the number of all rows.
+        live: rows that count, ascending; None if all count. A document that is repeated under its id is stored twice
+            but counts once.
     """
 
     starts: Int64[ndarray, " shards+1"]
@@ -59,7 +59,7 @@ class Rows:
         return shards, rows - self.starts[shards]
 
     def by_shard(self) -> Iterator[tuple[int, ndarray | None]]:
-        """Yield every shard with the rows of it that count, in order; None for all of them."""
+        """Yield every shard with its rows that count, in order; None if all its rows count."""
         for shard, (start, end) in enumerate(zip(self.starts[:-1], self.starts[1:], strict=True)):
             if self.live is None:
                 yield shard, None
@@ -69,7 +69,7 @@ class Rows:
 
 
 class Column(Sequence[str], ABC):
-    """Column of texts that are read when they are asked for."""
+    """Column of texts, each of which is read only on access."""
 
     @overload
     def __getitem__(self, position: int) -> str: ...
@@ -85,7 +85,7 @@ class Column(Sequence[str], ABC):
 
     @abstractmethod
     def take(self, positions: ndarray) -> list[str]:
-        """Return the texts at these positions, from 0, in their order."""
+        """Return the texts at these positions, which count from 0, in the order of the positions."""
 
 
 class TextColumn(Column):
@@ -129,7 +129,7 @@ class TokenColumn:
 
     Args:
         ids: for each shard, the concatenated ids of its texts, memory-mapped.
-        offsets: for each shard, the start of each text, and last the end.
+        offsets: for each shard, the start of each text, followed by the end of the last one.
     """
 
     ids: Sequence[ndarray]
@@ -140,7 +140,7 @@ class TokenColumn:
         return len(self.rows)
 
     def take(self, positions: ndarray) -> list[ndarray]:
-        """Return the token ids of the texts at these positions, views of the shards."""
+        """Return the token ids of the texts at these positions, as views of the shards."""
         token_ids = []
         for shard, row in zip(*self.rows.locate(positions), strict=True):
             start, end = self.offsets[shard][row : row + 2]
@@ -161,7 +161,7 @@ _COLUMNS = {"query": "int64", "text": "string"}
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of queries: ascending query positions, and a text for each."""
+    """Answers of queries: a query position, ascending, and a text for each answer."""
 
     queries: Int64[ndarray, " answers"]
     texts: Sequence[Any]
@@ -177,7 +177,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class QueryPrompts:
-    """Prompts of queries that have their own: ascending query positions, and a text for each."""
+    """Prompts of the queries that have their own: ascending query positions, and a text for each."""
 
     queries: Int64[ndarray, " prompts"]
     texts: Sequence[Any]
@@ -195,7 +195,7 @@ class QueryPrompts:
 
 
 def read_texts(file: Path, full: bool = False) -> tuple[Int64[ndarray, " texts"], Any]:
-    """Return the query positions and the texts of such a file; see `read_arrow` for `full` and the errors."""
+    """Return the query positions and texts of a file of answers or prompts; see `read_arrow` for `full` and errors."""
     table = read_arrow(file, _COLUMNS, PREPARE_AGAIN, full)
     return table["query"].to_numpy(), table["text"].chunk(0)
 

@@ -1,6 +1,6 @@
 """Combination of data sets into one: columns are concatenated and positions shifted, without copies.
 
-Ids do not change unless two data sets share one. Then the name of its data set and `/` precede every id.
+Ids do not change unless two data sets share one. Then every id is preceded by the name of its data set and `/`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raytriever.data.records_and_bad_rows import QuarantineReport
 
 
 class Chained(Column):
-    """Concatenation of columns, each with a prefix of its texts, that reads each text from its own column."""
+    """Concatenation of columns that reads each text from its own column, and puts the column's prefix before it."""
 
     def __init__(self, parts: Sequence[Sequence[str]], prefixes: Sequence[str] | None = None) -> None:
         self._parts = tuple(parts)
@@ -74,7 +74,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     )
 
     def by_split(tables: Sequence[Mapping[str, Any]], join: Callable[[Sequence[tuple[Any, int, int]]], Any]) -> Any:
-        """Join the tables of each split, each with the positions of its first query and document."""
+        """Join the tables of each split; each is passed with the positions of its first query and document."""
         splits = dict.fromkeys(split for table in tables for split in table)
         placed = list(zip(tables, starts, strict=True))
         return {split: join([(table[split], *start) for table, start in placed if split in table]) for split in splits}
@@ -108,13 +108,13 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
 
 
 def _chained_forms(parts: Sequence[Forms | None]) -> Forms | None:
-    """Return the forms of all texts, with which copies are found across data sets; None if a part has none."""
+    """Return the hashes of all texts, which show copies across data sets; None if a data set has none stored."""
     stored = [part for part in parts if part is not None]
     return np.concatenate(stored) if len(stored) == len(parts) else None
 
 
 def starts_of(dataset: RetrievalDataset) -> tuple[Int64[ndarray, " parts+1"], Int64[ndarray, " parts+1"]]:
-    """Return the positions of the first query and the first document of each part, and last the two numbers of all."""
+    """Return the first query position and document position of each data set, followed by the numbers of all."""
     parts = dataset.parts if isinstance(dataset, CombinedDataset) else (dataset,)
     return _starts([len(part.queries) for part in parts]), _starts([len(part.documents) for part in parts])
 
@@ -141,7 +141,7 @@ def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int, int]]) -> A
 
 
 def _chained_ids(columns: Sequence[Sequence[str]], names: Sequence[str]) -> Chained:
-    # By hashes of eight bytes: a collision only adds a prefix.
+    # Hashes of eight bytes are enough, because a collision only adds prefixes.
     together = np.concatenate([np.unique(keys_of(map(key_of, column))[:, 0]) for column in columns])
     return Chained(columns, [f"{name}/" for name in names] if len(np.unique(together)) < len(together) else None)
 

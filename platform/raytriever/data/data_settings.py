@@ -13,7 +13,7 @@ from raytriever.data.languages import AUTO, LANGUAGES
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Division of questions into train, dev and test, where neither a column nor the name of a file decides."""
+    """Division of questions into train, dev and test, if neither a column nor the name of a file decides."""
 
     test_share: float | None = option(
         None,
@@ -34,7 +34,7 @@ class SplitConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Data sets, their splits, the examples made of them, and the share of bad rows that is allowed."""
+    """Data sets, their splits, the training examples made from them, and the allowed share of bad rows."""
 
     dataset: str = option("pydocs", "`pydocs`, path or URI; see docs/reference/formats.md", reads=DATASET, form="PATH")
     extra_datasets: str = option(
@@ -107,12 +107,12 @@ class DataConfig:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Data set that is measured and trained on, then the further ones that are trained on."""
+        """The data set for training and evaluation, followed by the further ones for training only."""
         return (self.dataset, *(name for part in self.extra_datasets.split(",") if (name := part.strip())))
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Path of the teacher's scores of each data set, "" for one without scores; empty without a teacher."""
+        """Path of the teacher's scores for each data set ("" if it has none); empty without a teacher."""
         return tuple(part.strip() for part in self.teacher.split(",")) if self.teacher.strip() else ()
 
     def check(self) -> None:

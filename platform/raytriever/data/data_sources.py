@@ -1,8 +1,8 @@
 """Sources of data files: local path, `pyarrow.fs` URI, data set of the Hugging Face hub, or name of `ir_datasets`.
 
 `Source.open` lists the files. `open_stream` and `open_raw` read one file in any process, given only its `where`.
-Reading from the hub uses `huggingface_hub`, with `HF_ENDPOINT`, `HF_TOKEN` and its other settings. Rows in memory
-become `Files`, written once to the cache under the digest of their content."""
+Reading from the hub uses `huggingface_hub`, which obeys `HF_ENDPOINT`, `HF_TOKEN` and its other settings. Rows in
+memory are `Files`, which are written to the cache once, under the digest of their content."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+
 
 
 def pinned(uri: str) -> str:
-    """Return the URI with its revision as a commit, so that every worker, and a later run, reads the same bytes. Raise
-    `DataError` if the URI has another form, the hub has no such data set or revision, or it cannot be reached."""
+    """Return the URI with its revision as a commit, so that every worker and every later run reads the same bytes.
+    Raise `DataError` if the URI is malformed, or if the hub cannot be reached or has no such data set or revision."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -52,7 +52,7 @@ def pinned(uri: str) -> str:
         raise DataError(
             f"the hub refused it ({message})", where, "check the name, the revision and HF_TOKEN"
         ) from error
-    except Exception as error:  # the client's transport is one of several libraries, each with errors of its own
+    except Exception as error:  # the client uses one of several HTTP libraries, each with its own errors
         what = f"the hub cannot be reached ({_one_line(error)})"
         raise DataError(what, where, "check the network, or give the path of a local copy") from error
     return f"hf://datasets/{match['name']}@{commit}{match['folder'] or ''}"
@@ -66,7 +66,7 @@ IR_DATASETS = "ir_datasets:"
 class SourceFile:
     """File of a source.
 
-    `path` is relative to the source, with `/`. `where` is the absolute path or URI, so it is valid in a worker too.
+    `path` is relative to the source, with `/`. `where` is the absolute path or URI, so that it is valid in workers too.
     `size` is in bytes, and `modified_ns` counts since 1970; it is 0 if the store does not report it.
     """
 
@@ -79,7 +79,7 @@ class SourceFile:
 def open_raw(where: str) -> Any:
     """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`.
 
-    A store that stops answering while the file is read is waited for (`StorageError` after minutes)."""
+    If a store stops answering during a read, the read waits, and raises `StorageError` after minutes."""
     from pyarrow import PythonFile
     from pyarrow.fs import LocalFileSystem
 
@@ -94,13 +94,13 @@ def open_raw(where: str) -> Any:
 
 
 def open_stream(where: str) -> BinaryIO:
-    """Return the bytes of a file from its beginning, unpacked where its name ends in `.gz`.
+    """Return a stream of a file's bytes, decompressed if its name ends in `.gz`.
 
-    Reads of a packed stream raise the errors of `gzip`; `reading` turns them into one line.
+    Reads of a compressed stream raise the errors of `gzip`; `reading` turns them into one line.
     """
     packed = (where.split("?")[0] if is_uri(where) else where).lower().endswith(".gz")
     if is_uri(where):
-        # pyarrow's file as an object of `io`, which `gzip` and readers by line expect.
+        # `gzip` and line readers expect an object of `io` instead of pyarrow's file.
         raw = io.BufferedReader(open_raw(where), 1 << 20)
         return cast(BinaryIO, gzip.open(raw) if packed else raw)
     with reading(where):
@@ -111,8 +111,8 @@ def open_stream(where: str) -> BinaryIO:
 
 @contextmanager
 def reading(where: str, row: list[int] | None = None) -> Iterator[None]:
-    """Raise what can go wrong with a file of a source in one line: errors of a store, a truncated gzip, and errors of
-    the disk. The libraries of stores have different errors. `row[0]` is the last row that was read."""
+    """Turn the errors of reading a file into one line: those of the many store libraries, of a truncated gzip, and of
+    the disk. `row[0]` is the last row that was read."""
     try:
         with disk_errors(where):
             yield
@@ -131,8 +131,8 @@ def reading(where: str, row: list[int] | None = None) -> Iterator[None]:
 
 
 def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
-    """Return a URI, pinned to a revision if the store has such, and every file under it, or the one file it names.
-    Raise `DataError` if the store is unknown or unreachable, or has nothing there."""
+    """Return a URI, pinned to a revision if the store has revisions, and the files under it, or the file that it names.
+    Raise `DataError` if the store is unknown or unreachable, or if nothing exists there."""
     from pyarrow.fs import FileSelector, FileType
 
     if uri.startswith(HUB):
@@ -216,7 +216,7 @@ def _list_local(name: str, path: Path) -> list[SourceFile]:
 
 
 def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
-    """Yield the files of a folder and of those in it, links followed; names that begin with `.` or `_` are left out.
+    """Yield the files in and below a folder; links are followed, and names that begin with `.` or `_` are left out.
     Raise `OSError` if a folder cannot be read, or links lead in a circle."""
     status = folder.stat()
     own = (status.st_dev, status.st_ino)
@@ -244,7 +244,7 @@ def _is_data(path: str) -> bool:
 
 Row = Mapping[str, Any]
 Rows = Callable[[], Iterable[Row]]
-SOURCES = "sources"  # of the cache
+SOURCES = "sources"  # collection of the cache
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Files:
     """Files of a data set by their names.
 
     Args:
-        columns: a name in the files, and the user's name of the same column.
+        columns: for each column name in the files, the user's name of that column.
     """
 
     rows: Mapping[str, Rows]
@@ -260,8 +260,8 @@ class Files:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, name: str) -> Path:
-        """Write the files to the cache, whole, unless they are there. Return their folder, `sources/DIGEST/NAME`; the
-        digest is that of the content."""
+        """Write the files to the cache atomically, unless they exist. Return their folder, `sources/DIGEST/NAME`, where
+        the digest is that of the content."""
         digest = hashlib.sha256()
         for file in self.rows:
             digest.update(json.dumps(file).encode())
@@ -281,7 +281,7 @@ class Files:
         return folder
 
     def name_tables(self, error: DataError, folder: Path) -> None:
-        """Rewrite an error about a file of the folder as one about the table that it was made of."""
+        """Rewrite an error about a file in the folder as one about the table from which the file was made."""
 
         def renamed(text: str | None) -> str | None:
             if text is None:
@@ -304,7 +304,7 @@ class Files:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON holds it; what is missing (NaN, NA) becomes null."""
+    """Return a value as JSON can hold it; missing values (NaN, NA) become null."""
     if hasattr(value, "tolist"):  # numpy
         value = value.tolist()
     if isinstance(value, float):

@@ -22,10 +22,10 @@ from raytriever.models.prompts import TITLE, fill_title
 
 @dataclass(frozen=True)
 class Documents:
-    """Corpus: three columns of equal length. Of each passage the title or the text may be empty, not both.
+    """Corpus: three columns of equal length. The title or the text of a passage may be empty, but not both.
 
-    `stored_digest` and `stored_forms` are what the writer of the columns recorded: `digest`, and the forms of the
-    passages (`keys`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect it.
+    `stored_digest` and `stored_forms` are `digest` and `forms` as the writer of the columns recorded them (see
+    `hashed_ids`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect it.
     """
 
     ids: Sequence[str]
@@ -46,7 +46,7 @@ class Documents:
 
     @cached_property
     def forms(self) -> Forms:
-        """Forms of the passages; computed, which reads all of them, unless they are stored."""
+        """Forms (hashes) of the passages. If they are not stored, this reads every passage."""
         return forms_of(Passages(self)) if self.stored_forms is None else self.stored_forms
 
     @cached_property
@@ -74,7 +74,7 @@ class Queries:
 
     @cached_property
     def forms(self) -> Forms:
-        """Forms of the queries, without prompts of their own."""
+        """Forms (hashes) of the queries, without their prompts."""
         return forms_of(self.texts) if self.stored_forms is None else self.stored_forms
 
     @cached_property
@@ -85,11 +85,11 @@ class Queries:
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """Prompts of the texts of a column, in runs of texts with one prompt.
+    """Prompts of the texts of a column, stored as runs of texts that have the same prompt.
 
     Args:
         runs: number of texts and prompt of each run.
-        own: prompts of single texts, which replace that of the run, by position in the column.
+        own: prompts of single texts by position in the column; they replace the prompt of the run.
     """
 
     runs: tuple[tuple[int, str], ...]
@@ -97,7 +97,7 @@ class TextPrompts:
 
     @classmethod
     def chained(cls, columns: Sequence[TextPrompts]) -> TextPrompts:
-        """Return the prompts of columns in a row."""
+        """Return the prompts of several columns, one after another."""
         starts = np.cumsum([0, *(sum(size for size, _ in column.runs) for column in columns)])
         runs = tuple(run for column in columns for run in column.runs)
         own = [(start, column.own) for start, column in zip(starts, columns, strict=False) if column.own is not None]
@@ -136,8 +136,8 @@ class Judgements:
     """Judged pairs of one split, sorted by query position, then document position.
 
     Args:
-        scores: grades; a grade above 0 is relevant.
-        sources: source of each judgement, as an index in `records.SOURCES`; by default all are human.
+        scores: grades; a document with a grade above 0 is relevant.
+        sources: source of each judgement, as an index in `SOURCES`; by default all are human.
         ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.
     """
 
@@ -215,8 +215,8 @@ class Positives:
 class NegativeRows:
     """Hard negatives that are part of a data set, one in each row.
 
-    A row has the positions of query and document, the index of the origin in `records.ORIGINS`, the rank among the
-    negatives of the query, from 0, and the score, NaN if the data set has none.
+    A row has the positions of query and document, and the index of the origin in `ORIGINS`. Its rank among the
+    negatives of the query counts from 0. Its score is NaN if the data set has none.
     """
 
     queries: Int64[ndarray, " rows"]
@@ -232,13 +232,13 @@ def positions_of_runs(starts: ndarray, counts: ndarray) -> Int64[ndarray, " posi
 
 
 def joined(title: str, text: str) -> str:
-    """Return title and text of a passage, joined as in BEIR: the text that models and BM25 read."""
+    """Return title and text of a passage, joined as in BEIR. Models and BM25 read this text."""
     return (title + " " + text).strip()
 
 
 @dataclass(frozen=True)
 class Passages(Column):
-    """Title and text of each document, joined when they are read: no copy of the corpus is in memory."""
+    """Title and text of each document, joined on access, so that no copy of the corpus is in memory."""
 
     documents: Documents
 
@@ -254,8 +254,8 @@ class Passages(Column):
 
 
 def prompted(documents: Documents, rows: Sequence[int], prompt: str) -> tuple[list[str], str | list[str]]:
-    """Return the texts of some passages, joined with their titles unless the prompt has a place for these, and the
-    prompt: one for all, or one for each."""
+    """Return the texts of some passages, and their prompt: one for all, or one for each. The title precedes the text,
+    unless the prompt has a placeholder for it."""
     part = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else None
     titles, texts = (
         column[part] if part else [column[row] for row in rows] for column in (documents.titles, documents.texts)
@@ -270,11 +270,11 @@ class RetrievalDataset:
     """Documents, queries, and the judgements of the opened splits.
 
     `location` is the path or URI of the prepared data set, from which any process can open it. `absent` contains the
-    relevant documents that are not in the corpus, for the splits that have any. `unanswerable` contains the queries of
-    which it is known that no document answers them: ascending positions, for the splits that have any. They have no
-    judgement above 0 in the split, so training, mining and metrics of rankings do not use them. `added_queries` are the
-    last queries, which are in memory alone: the data set at `location` has the queries before them. With
-    `has_lent_dev` the split `dev` was held out from `train`.
+    relevant documents that are not in the corpus, for the splits that have any. `unanswerable` contains the ascending
+    positions of the queries that are known to have no answer in the corpus, for the splits that have any. They have no
+    judgement above 0 in the split, so training, mining and ranking metrics do not use them. The last `added_queries`
+    queries exist in memory only: the data set at `location` has the queries before them. With `has_lent_dev`, the
+    split `dev` was held out from `train`.
     """
 
     name: str
@@ -294,7 +294,7 @@ class RetrievalDataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the content as opened; names and compression of the files do not change it."""
+        """SHA-256 over the opened content; it does not depend on names and compression of the files."""
         parts = [self.documents.digest, self.queries.digest]
         for split in sorted(self.judgements):
             rows = self.judgements[split]
@@ -314,18 +314,18 @@ class RetrievalDataset:
         return joined(self.documents.titles[document], self.documents.texts[document])
 
     def passages(self) -> Sequence[str]:
-        """`passage_text` of every document, read when asked for."""
+        """`passage_text` of every document, read on access."""
         return Passages(self.documents)
 
     def positives(self, split: str) -> Positives:
-        """Return the queries of a split that have a document scored above 0, with those documents."""
+        """Return the queries of a split that have a document with a grade above 0, and these documents."""
         rows = self.judgements[split].where(self.judgements[split].scores > 0)
         queries, starts = np.unique(rows.queries, return_index=True)
         offsets = np.append(starts, len(rows)).astype(np.int64)
         return Positives(queries, offsets, rows.documents, rows.sources, rows.ranks)
 
     def relevant_queries(self, split: str) -> Int64[ndarray, " queries"]:
-        """Return the queries of a split that have a document scored above 0, in the corpus or not, ascending."""
+        """Return the queries of a split with a document graded above 0, in the corpus or not, ascending."""
         rows = self.judgements[split]
         there = np.unique(rows.queries[rows.scores > 0])
         return np.union1d(there, self.absent[split].queries) if split in self.absent else there
@@ -335,8 +335,8 @@ class RetrievalDataset:
         return default if self.prompts is None else self.prompts.of(queries, default)
 
     def counts(self) -> dict[str, int]:
-        """For tracking: documents, queries, and for each split its judged queries, judgements, positives and, if there
-        are any, its queries without an answer."""
+        """Return numbers for tracking: documents, queries, and for each split its judged queries, judgements, positives
+        and, if there are any, its queries without an answer."""
         counts = {"documents": len(self.documents), "queries": len(self.queries)}
         for split, rows in self.judgements.items():
             counts[f"{split}_queries"] = len(np.unique(rows.queries))

@@ -1,7 +1,7 @@
 """Statistics of a data set: the figures that `prepare` prints, and the texts that two splits share.
 
-A model answers a query that it was trained on from memory, which says nothing about other queries. `keys` says which
-texts count as the same."""
+A model answers a query that it was trained on from memory, which says nothing about other queries. `hashed_ids` says
+which texts count as the same."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PERCENTILES = (50, 90, 99)
 def describe(
     dataset: RetrievalDataset, sides: Mapping[str, Any], lengths: Mapping[str, int], around: int
 ) -> dict[str, str]:
-    """Return the lines of a table by name, for a data set with all splits opened.
+    """Return the statistics of a data set with all splits opened, as texts by name.
 
     `sides` are the figures in the manifest of `prepare`. `lengths` has, for `documents` and `queries`, the largest
-    number of tokens that a model reads of a text, with `around` special tokens.
+    number of tokens that a model reads of a text, including the `around` special tokens.
     """
     figures = {
         "documents": f"{len(dataset.documents):,}",
@@ -65,16 +65,16 @@ def _spread(counts: ndarray) -> str:
     return f"{counts.mean():.2f} ({counts.min():,} to {counts.max():,})" if len(counts) else "-"
 
 
-# Each query that was trained on adds at most 1 to the sum behind a mean metric, so at this share a metric may be too
-# high by 0.05: more than most differences between models. The published splits in docs/how-to/prepare-data.md share at
-# most 0.013.
+# Each query that was trained on adds at most 1 to the sum of a mean metric. At this share a metric may be too high by
+# 0.05, which is more than most differences between models. The published splits in docs/how-to/prepare-data.md share
+# at most 0.013.
 MOST_SHARED = 0.05
 ALLOW = setting("allow_split_overlap", True)
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Number of the queries of a measured split, and of those of them with the text of a training query."""
+    """Number of queries of an evaluated split, and how many of them have the text of a training query."""
 
     dataset: str
     split: str
@@ -96,7 +96,7 @@ class Overlap:
 def overlaps(
     trained: Iterable[tuple[RetrievalDataset, str]], measured: Sequence[tuple[RetrievalDataset, str]]
 ) -> list[Overlap]:
-    """Count, for each measured split of a data set, its queries that are trained on."""
+    """Count the queries of each evaluated split that are also training queries."""
     known = [_forms(dataset, split) for dataset, split in trained]
     counts = []
     for dataset, split in measured:
@@ -111,7 +111,7 @@ def _forms(dataset: RetrievalDataset, split: str) -> Forms:
 
 
 def check_overlap(overlap: Overlap, allowed: bool) -> None:
-    """Refuse a measured split of which too many queries are trained on, unless it is allowed; raises `DataError`."""
+    """Raise `DataError` if too many queries of an evaluated split are trained on, unless that is allowed."""
     if overlap.share > MOST_SHARED and not allowed:
         remedy = f"leave these queries out of the training split, or give {ALLOW} and distrust the figures"
         raise DataError(f"{overlap}, more than {MOST_SHARED:.0%}", overlap.dataset, remedy)

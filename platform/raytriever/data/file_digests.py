@@ -1,6 +1,6 @@
 """Digests of files, computed again only after a change, and the check of a directory against its manifest.
 
-A digest is cached by path, size and time of modification, so a corpus of a hundred gigabytes is not read again."""
+A digest is cached by path, size and modification time, so that a corpus of a hundred gigabytes is not read again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raytriever.core.store.commit import MANIFEST, Manifest, check_digests, chec
 from raytriever.data.data_sources import SourceFile, open_raw
 
 _BLOCK = 1 << 22
-MOST_MEMOS = 100_000  # files of 4 KB on most disks
+MOST_MEMOS = 100_000  # cached digests; each is a file that takes 4 KB on most disks
 _EXAMINED = "whole, and its contents examined"
 
 
@@ -53,10 +53,10 @@ def check_directory(
 
     Args:
         examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
-            called once for the same files.
-        against: key of the data that `examine` compares them with; with another one it is called again.
-        manifest: that of the directory, if it was read.
-        is_new: this process has just committed the directory: it is whole, which is noted for later calls.
+            called only once while the files do not change.
+        against: key of the data with which `examine` compares the files; it is called again for another key.
+        manifest: manifest of the directory, if it was read already.
+        is_new: True if this process has just committed the directory. It is then recorded as whole without a reading.
 
     Raises:
         StorageError: a file is missing, damaged or changed, or `examine` raised it.
@@ -88,14 +88,14 @@ def _remembered(where: str, state: list[Any]) -> str | None:
 
 def _remember(where: str, state: list[Any], value: str) -> None:
     _bound_memos()
-    with suppress(StorageError):  # with a full cache the file is read again; the run goes on
+    with suppress(StorageError):  # on a full disk the digest is not cached, and the run goes on
         memo = json.dumps({"where": where, "state": _short(state), "known": value})
         write_atomically(_memo(where), memo, durable=False)  # a lost memo costs another comparison
 
 
 @cache
 def _bound_memos() -> None:
-    """Remove the older half of the memos, if there are too many; once in a process."""
+    """Remove the older half of the cached digests if there are too many; checked once in a process."""
     with suppress(OSError):
         memos = list(os.scandir(cache_folder() / "digests"))
         if len(memos) > MOST_MEMOS:

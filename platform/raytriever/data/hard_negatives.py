@@ -3,10 +3,10 @@
 In memory each column is one array. The rows of a query are adjacent, hardest first. Ten million rows need a quarter of
 a gigabyte. `NegativesTable.of` builds every table, by two rules:
 
-1. A document that is relevant to a query or to an equal one is no negative of it, and nor are its copies
+1. A document that is relevant to a query, or to an equal query, is not a negative of it, and neither are its copies
    (`data.hashed_ids`). Such rows are left out and counted.
 2. A document occurs once in the rows of a query. If two origins found it, it belongs to the one that ranked it higher,
-   and at equal ranks to the first in `records.ORIGINS`. So no group contains it twice, and shares by origin are exact.
+   and at equal ranks to the first in `ORIGINS`. So no group contains it twice, and shares by origin are exact.
 
 On disk a table is Parquet with the ids of queries and documents, so it stays valid when positions change. It is a
 committed directory (`store`) of `part-00000.parquet` and so on, or a single Parquet file with the same columns."""
@@ -42,9 +42,9 @@ class NegativesTable:
 
     Args:
         offsets: one more entry than the data set has queries.
-        origins: origin of each row, as an index in `records.ORIGINS`.
+        origins: origin of each row, as an index in `ORIGINS`.
         ranks: rank from 0, the hardest first.
-        scores: score by the origin's retriever, NaN without one.
+        scores: score by the origin's retriever; NaN if there is none.
         rounds: round of mining, from 0.
         relevant: number of rows left out because the document is relevant to the query.
         repeated: number of rows left out because the query already has the document.
@@ -76,11 +76,11 @@ class NegativesTable:
             dataset: the data set. The judgements of all its opened splits define the relevant documents.
             queries: query position of each row.
             documents: document position of each row.
-            origins: index in `records.ORIGINS` of each row, or the name of one origin for all rows.
+            origins: index in `ORIGINS` of each row, or the name of one origin for all rows.
             ranks, scores, rounds: see the class; one for each row or one for all.
 
         Raises:
-            DataError: the data set does not have a position.
+            DataError: a position does not exist in the data set.
         """
         _check_positions(dataset, queries, documents)
         code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
@@ -114,7 +114,7 @@ class NegativesTable:
 
     @classmethod
     def merged(cls, dataset: RetrievalDataset, tables: Sequence[NegativesTable]) -> NegativesTable:
-        """Merge several tables of one data set. Rows that were left out of them stay counted."""
+        """Merge several tables of one data set, and add up the numbers of rows that were left out of them."""
         columns = (np.concatenate([getattr(table, name) for table in tables]) for name in ("queries", *TABLE_COLUMNS))
         merged = cls.of(dataset, *columns)
         return replace(
@@ -157,7 +157,7 @@ class NegativesTable:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything that draws depend on: documents, origins and ranks by query."""
+        """SHA-256 over everything that sampling depends on: documents, origins and ranks by query."""
         state = hashlib.sha256()
         for column in (self.offsets, self.documents, self.origins, self.ranks):
             state.update(np.ascontiguousarray(column).tobytes())
@@ -184,7 +184,7 @@ def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: nda
 
 
 PART_ROWS = 1 << 22
-ROW_BYTES = 16  # of a row on the disk, compressed, with its share of the ids
+ROW_BYTES = 16  # size of a compressed row on the disk, including its share of the ids
 COLUMNS = ("query", "document", "origin", "rank", "score", "round")
 _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=True))
 _REMEDY = f"the columns are {', '.join(COLUMNS)}"
@@ -231,7 +231,7 @@ def write_pairs(
 def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTable:
     """Read the table of a directory that `write_negatives` made, or of one Parquet file, for a data set.
 
-    A null score counts as no score.
+    A null score means that there is no score.
 
     Raises:
         DataError: the path does not exist; a column is missing, has another type, an extension type (such columns may
@@ -255,7 +255,7 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
 
 
 def read_ids(path: Path) -> Any:
-    """Read the rows of a table with ids, as an Arrow table; raises as `read_negatives`."""
+    """Read the rows of a table with ids, as an Arrow table; raises the errors of `read_negatives`."""
     return read_pairs(path, NEGATIVES, _KINDS, _REMEDY, may_lack=["score"])
 
 

@@ -1,11 +1,12 @@
-"""Ids and contents as hashes, so that millions of them are compared and searched as arrays; and texts that are copies.
+"""Hashes of ids and texts, so that millions of them are compared and searched as arrays; and copies of texts.
 
-Matching the ids of documents with those of judgements needs 16 bytes for each, for any length of ids and texts.
+Matching the ids of documents with those of judgements needs 16 bytes per id, however long ids and texts are.
 
 Two texts are copies if they are equal after Unicode normalization (NFKC), case folding, the removal of invisible
 characters, and the replacement of each run of white space by one space. A passage is its title and text, joined as an
 encoder reads it. A copy of a positive is no negative, and what answers a question answers its copies. `prepare` stores
-a hash of 8 bytes for each text, its form. Ten million different texts share one with a probability of 3 in a million.
+a hash of 8 bytes for each text, called its form. Among ten million texts, two different ones have the same form with a
+probability of 3 in a million.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Keys = UInt64[ndarray, "rows 2"]
 
 
 def key_of(*texts: str) -> bytes:
-    """Return BLAKE2b over texts. The length precedes each but the last, so different rows have different inputs."""
+    """Return the BLAKE2b hash of texts. A length precedes each but the last, so that different rows stay different."""
     if len(texts) == 1:
         return hashlib.blake2b(texts[0].encode(), digest_size=WIDTH).digest()
     state = hashlib.blake2b(digest_size=WIDTH)
@@ -40,14 +41,14 @@ def key_of(*texts: str) -> bytes:
 
 def keys_of(rows: Iterable[bytes]) -> Keys:
     """Return the keys as an array."""
-    joined = bytearray()  # not `join`, which keeps every key as an object first
+    joined = bytearray()  # `bytes.join` would hold every key in memory
     for row in rows:
         joined += row
     return np.frombuffer(joined, dtype="<u8").reshape(-1, 2)
 
 
 def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
-    """Return SHA-256 over the keys of all ids, then of all contents, each as bytes, or many as an array."""
+    """Return SHA-256 over the keys of all ids, then of all contents, each given as bytes, or many as an array."""
     state = hashlib.sha256()
     for keys in (ids, contents):
         for key in keys:
@@ -56,10 +57,10 @@ def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
 
 
 class KeyIndex:
-    """Index that finds the position of a key in the order of the keys; the first position for equal keys."""
+    """Index from a key to its position among the keys; of equal keys, to the first one."""
 
     def __init__(self, keys: Keys) -> None:
-        # Sorted by both words, equal keys by position.
+        # Sort by both words of a key; lexsort is stable, so equal keys stay in the order of their positions.
         self._order = np.lexsort((keys[:, 1], keys[:, 0]))
         self._sorted = keys[self._order]
 
@@ -73,14 +74,14 @@ class KeyIndex:
         return first
 
     def find(self, keys: Keys) -> Int64[ndarray, " asked"]:
-        """Return the first position of each key, -1 where it is not there."""
+        """Return the first position of each key, -1 for an unknown key."""
         if not len(self._sorted):
             return np.full(len(keys), -1, dtype=np.int64)
         positions = np.searchsorted(self._sorted[:, 0], keys[:, 0])
         last = len(self._sorted) - 1
         while True:
             here = self._sorted[np.minimum(positions, last)]
-            # Two keys may share their first word: walk on through those that do.
+            # Several keys may have the same first word: continue through them.
             walk = (positions <= last) & (here[:, 0] == keys[:, 0]) & (here[:, 1] < keys[:, 1])
             if not walk.any():
                 break
@@ -118,8 +119,8 @@ class Copies:
     """Texts of a column that are copies of an earlier one.
 
     Args:
-        positions: their positions, ascending.
-        firsts: position of the first text of which each is a copy.
+        positions: positions of the copies, ascending.
+        firsts: for each copy, the position of the first equal text.
     """
 
     positions: Int64[ndarray, " copies"]
@@ -143,7 +144,7 @@ class Copies:
         return len(self.positions)
 
     def first(self, positions: Int64[ndarray, "*shape"]) -> Int64[ndarray, "*shape"]:
-        """Return, for each position, that of the first equal text; negative positions, which are no texts, stay."""
+        """Return, for each position, that of the first equal text. Negative positions, which mark empty slots, stay."""
         if not len(self.positions):
             return positions
         nearest = np.minimum(np.searchsorted(self.positions, positions), len(self.positions) - 1)

@@ -1,7 +1,7 @@
 """Languages of texts, and their detection by script and by function words. Imports nothing heavy.
 
-A script decides where it has one large language (Greek, Thai, Korean); letters or function words decide between the
-languages of one script. What is not recognized is read as English, as all texts were before.
+A script decides if it has one large language (Greek, Thai, Korean). Letters or function words decide between the
+languages of one script. A language that is not recognized is treated as English.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 AUTO, ENGLISH, OTHER = "auto", "en", "other"
-SAMPLE_SIZE, SAMPLE_CHARACTERS = 200, 1_000  # texts, evenly spread, and the part of each that is read
-# Of the words of a text in a Latin script, the share that must be function words of its language.
+SAMPLE_SIZE, SAMPLE_CHARACTERS = 200, 1_000  # number of texts, evenly spread, and characters of each that are read
+# Minimum share of function words among the words of a text in the Latin script.
 _LEAST_SHARE = 0.08
-# Of the letters, the share that a script without upper case or a script other than the Latin one must have.
+# Minimum share of letters of a script that has no upper case or is not the Latin one.
 _LEAST_LETTERS = 0.3
 
 
@@ -23,8 +23,8 @@ _LEAST_LETTERS = 0.3
 class Language:
     """Language that BM25 can analyze.
 
-    `name` in lower case is its Snowball stemmer, if it has one. `ngram` is the number of characters of a term, for a
-    language whose terms are all runs of so many characters; 0 for words. `function_words` are for the detection.
+    `name` in lower case is its Snowball stemmer, if it has one. `ngram` is 0 if the terms are words; otherwise all runs
+    of `ngram` characters are the terms. `function_words` serve the detection.
     """
 
     name: str
@@ -72,7 +72,7 @@ LANGUAGES = {
     OTHER: Language("another language", has_stemmer=False),
 }
 
-# Letters by script, and the language of a text in it; OTHER for words without a stemmer.
+# Letters of each script, by the language of its texts; OTHER stands for words without a stemmer.
 _SCRIPTS = {
     "ar": "\u0600-\u06ff\u0750-\u077f\ufb50-\ufdff\ufe70-\ufefc",
     "ru": "\u0400-\u052f",
@@ -99,7 +99,7 @@ def detect(texts: Sequence[str]) -> str:
     words = _WORD.findall(sample)
     total = sum(map(len, words))
     counts = {code: len(letters.findall(sample)) for code, letters in _LETTERS.items()}
-    # A tenth of kana makes the Han characters Japanese.
+    # If more than a tenth of all Han and kana characters are kana, the Han characters are Japanese.
     written = counts["zh"] + counts["ja"]
     counts |= {"zh": 0, "ja": written} if 10 * counts["ja"] > written else {"zh": written, "ja": 0}
     script = max(counts, key=lambda code: counts[code])
@@ -125,7 +125,7 @@ def _cyrillic(text: str) -> str:
 
 
 def _by_function_words(words: Sequence[str]) -> str:
-    """Return the language whose function words are the largest share of the words, if it is far above English."""
+    """Return the language with the largest share of function words, or English unless that share is far larger."""
     counts = Counter(words)
     shares = {
         code: sum(counts[word] for word in language.function_words.split()) / max(1, len(words))

@@ -5,7 +5,7 @@
 3. Equal sentences and equal passages count once, so no sentence is in two splits. A sentence that its own passage
    repeats is left out, because copying would answer it.
 4. A hash of the qualified name decides the split; all passages are the corpus.
-5. The result is a folder in BEIR layout in the cache. It depends on the version of Python alone.
+5. The result is a folder in BEIR layout in the cache. It depends only on the version of Python.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from raytriever.data.formats.beir import QRELS_HEADER
 
 PYDOCS = "pydocs"
 _FORMAT = 4
-_TEST_BELOW, _DEV_BELOW = 0.1, 0.17  # shares of the names
+_TEST_BELOW, _DEV_BELOW = 0.1, 0.17  # bounds of a name's hash in [0, 1): 10 % of the names are test, 7 % dev
 _FEWEST_QUERY_WORDS, _MOST_QUERY_WORDS = 4, 40
 _FEWEST_REST_WORDS, _MOST_CHARACTERS = 8, 1_200
-# Folders of the standard library that are no interface, or that distributions leave out.
+# Folders of the standard library that are not public, or that some distributions leave out.
 _SKIPPED = (
     *("test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "distutils"),
     *("site-packages", "dist-packages", "__pycache__"),
@@ -121,12 +121,12 @@ def _one_line(text: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """Return letters and digits in lower case, separated by blanks: equal results are equal texts for a reader."""
+    """Return letters and digits in lower case, separated by blanks, so that texts compare as a reader would compare."""
     return " ".join(re.findall(r"[^\W_]+", text.lower()))
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return one pair for each name, sentence and passage: of several, the one with the shortest name."""
+    """Return one pair for each name, sentence and passage; of several, keep the one with the shortest name."""
     seen: set[tuple[str, str]] = set()
     unique = []
     for pair in sorted(pairs, key=lambda pair: (pair.name.count("."), pair)):

@@ -1,6 +1,6 @@
-"""Records that the rows of every format become: documents, queries, judged pairs, and hard negatives; and bad rows.
+"""Records, to which rows of every format are converted: documents, queries, judged pairs, negatives; and bad rows.
 
-The row parser of a format adds to a `Records`; what a bad row has added is removed. Pairs refer to queries and
+The row parser of a format adds to a `Records`; whatever a bad row has added is removed. Pairs refer to queries and
 documents by id, in any file or row. The ids become positions after everything has been read.
 
 A bad row is quarantined with its file, row and reason, and too many of them stop the job. A few bad rows of millions
@@ -23,7 +23,7 @@ from raytriever.core.reading.json_and_yaml import parse_json
 from raytriever.core.store.commit import remove, write_atomically
 
 SOURCES = ("human", "llm")
-# Document of the judgement of a query without an answer in the corpus. No document has an empty id.
+# Document id in the judgement of a query without an answer in the corpus. No real document has an empty id.
 NO_ANSWER = ""
 ORIGINS = ("gold", "bm25", "dense", "cross-query", "random")
 
@@ -37,7 +37,7 @@ class Document(NamedTuple):
 
 
 class Query(NamedTuple):
-    """One query; the text is not empty. The prompt is the one that its row has, "" if it has none."""
+    """One query; its text is not empty. The prompt is that of its row, "" if it has none."""
 
     id: str
     text: str
@@ -47,8 +47,8 @@ class Query(NamedTuple):
 class Judgement(NamedTuple):
     """Judged pair of a split.
 
-    It is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank` counts the positives of a query from 0,
-    the most useful first; it is 0 for all if the order is unknown.
+    The document is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank` counts the positives of a query
+    from 0, the most useful first; it is 0 for all if the order is unknown.
     """
 
     split: str
@@ -62,8 +62,8 @@ class Judgement(NamedTuple):
 class Negative(NamedTuple):
     """Hard negative of a query.
 
-    `origin` is one of `ORIGINS`. `rank` counts from 0, hardest first. `score` is by the retriever or the teacher, NaN
-    if the data set has none.
+    `origin` is one of `ORIGINS`. `rank` counts from 0, hardest first. `score` comes from the retriever or the teacher;
+    it is NaN if the data set has none.
     """
 
     query: str
@@ -147,8 +147,8 @@ class QuarantineReport:
         return replace(self, entries=tuple(entry for entry in self.entries if entry["file"] not in files))
 
     def write(self, folder: Path | str) -> QuarantineReport:
-        """Write the rows to `folder/quarantine.jsonl`; without rows, remove the file of an earlier reading. Return the
-        report with the path of the file."""
+        """Write the rows to `folder/quarantine.jsonl`, or remove an earlier file if there are none. Return the report
+        with the path of the file."""
         path = Path(folder) / QUARANTINE
         if not self.entries:
             remove(path)
@@ -172,12 +172,13 @@ def bad_entry(where: str, row: int, reason: str, raw: bytes) -> dict[str, Any]:
 def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_share: float) -> None:
     """Check the share of bad rows of a file that was read to its end.
 
-    `first` is the first bad row. `max_share`, from 0 to 1, is rounded up to a whole row; below 1 not all may be bad.
+    `first` is the first bad row. `max_share`, from 0 to 1, is rounded up to a whole row; below 1, not all rows of a
+    file may be bad.
 
     Raises:
         DataError: too many rows are bad.
     """
-    # Rounded up: one bad row is more than 1 % of a small file, and no reason to refuse the others.
+    # Rounded up, because one bad row of a small file exceeds 1 % but is no reason to refuse the others.
     if first is None or (bad <= math.ceil(max_share * rows) and (bad < rows or max_share == 1)):
         return
     if str(first["reason"]).startswith(UNKNOWN_DOCUMENT) and bad > rows / 2:

@@ -17,15 +17,15 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
     """Return the data set with further queries of a split that no document answers.
 
     Args:
-        dataset: any data set; the positions of its queries and documents stay.
+        dataset: any data set; the positions of its queries and documents do not change.
         split: split of the queries; it may be new.
         kind: prefix of their ids: `KIND:0`, `KIND:1` and so on.
 
     Returns:
-        A data set in memory, with another digest and without tokens. `location` stays that of the documents.
+        A data set in memory, with another digest and without tokens. Its `location` still names the original data set.
 
     Raises:
-        ValueError: an id is there already.
+        ValueError: an id exists already.
 
     Examples:
         >>> more = with_questions(dataset, "test", ["who painted the moon"], "other-domain")

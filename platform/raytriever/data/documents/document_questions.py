@@ -1,10 +1,9 @@
-"""Questions whose answer is a file of the folder, or a passage in one.
+"""Questions that a file of the folder, or a passage in it, answers.
 
-1. The rows are read, and each names its file by path, by the end of its path, by name where only one file has it, or
-   by the id of a passage.
-2. When a file has been divided into passages, its questions are matched: by the anchor or heading of a section, by the
-   text of the answer, or, without both, to all passages of the file.
-3. A row that cannot be matched is a bad row with its line and the reason.
+1. Each row names its file by path, by the end of its path, by a name that only one file has, or by the id of a passage.
+2. When a file has been divided into passages, its questions are matched to passages: by the anchor or heading of a
+   section, or by the text of the answer. Without either, all passages of the file answer the question.
+3. A row that cannot be matched is a bad row, listed with its line and the reason.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ ID = Role("id", ("id", "_id", "question_id", "query_id", "qid"), optional=True)
 IS_ANSWERABLE = Role(ANSWERABLE, (ANSWERABLE,), optional=True)
 SPLIT = Role("split", ("split",), optional=True)
 ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID, IS_ANSWERABLE, SPLIT)
-NO_FILE = "none"  # in the column file: the folder has no answer
+NO_FILE = "none"  # value of the column `file` if the folder has no answer
 _REMEDY = f"name them, such as {setting('columns')} question=COLUMN,file=COLUMN"
 _NO_WORD = re.compile(r"[\W_]+")
 _NUMBER = re.compile(r":\d+$")
-_GRAM = 8  # characters
-_WHOLE, _PART = 0.8, 0.3  # shares of an answer that passages must have together, and each alone
-_SURE = 12  # characters of an answer that may also begin or end within a word
+_GRAM = 8  # characters of the n-grams by which an answer is compared with passages
+_WHOLE, _PART = 0.8, 0.3  # minimum shares of an answer: in all passages together, and in each of them
+_SURE = 12  # minimum characters of an answer that may begin or end within a word
 
-# A similar name is looked for among all paths, which takes up to 0.1 s.
+# Limits of the search for a similar name: comparing one name with all paths takes up to 0.1 s.
 _MOST_HINTS, _MOST_PATHS = 20, 5_000
 
 
 @dataclass(frozen=True)
 class Question:
-    """Question of a row; file, answer, anchor and split are empty where the row has none.
+    """Question of a row; file, answer, anchor and split are empty if the row has none.
 
     `where` is the file of the row. `is_answerable` is False if the folder has no answer.
     """
@@ -81,7 +80,7 @@ class Questions:
     """Questions of a CSV, TSV or JSONL file, by the document that answers them.
 
     Args:
-        columns: `--columns`, or empty to recognize all columns.
+        columns: value of `--columns`, or empty to recognize all columns.
         paths: files of the folder that can be read, relative to it.
         test: path of a second file, whose questions are all test; empty for none.
 
@@ -155,8 +154,8 @@ class Questions:
         yield from files.values()
 
     def named_splits(self) -> dict[str, str]:
-        """Return the splits of the files with a question whose column `split` is not empty: the first of train, dev and
-        test."""
+        """Return, by file, the split that its questions name in their column `split`. If they name several, it is the
+        first of train, dev and test."""
         splits: dict[str, str] = {}
         for file, questions in self.by_file.items():
             named = {question.split for question in questions if question.where != self._test and question.split}
@@ -165,7 +164,7 @@ class Questions:
         return splits
 
     def match(self, file: str, passages: Sequence[Passage]) -> list[tuple[Question, list[str]]]:
-        """Return the questions of a file, each with the ids of the passages that answer it; others become bad rows."""
+        """Return the questions of a file, each with the ids of the passages that answer it. Others become bad rows."""
         matched = []
         for question in self.by_file.get(file, ()):
             try:
@@ -251,7 +250,7 @@ def _entry(where: str, line: int, reason: str, row: Any) -> dict[str, Any]:
 
 
 class _Files:
-    """Files of the folder by the names that people give them. Case and the form of accents do not matter."""
+    """Files of the folder by the names that people use for them. Case and encoding of accents are ignored."""
 
     def __init__(self, paths: Sequence[str], root: str) -> None:
         self._paths, self._root = frozenset(paths), root.rstrip("/")
@@ -263,7 +262,7 @@ class _Files:
                 self._ends["/".join(parts[index:])].append(path)
 
     def resolve(self, name: str) -> tuple[str, str]:
-        """Return the path of a file and the anchor behind it; raises `BadRow` with similar names."""
+        """Return the path and the anchor that a name stands for; raises `BadRow` that suggests similar names."""
         before, _, anchor = name.rpartition("#")
         named = [(name, ""), (before, anchor)] if before else [(name, "")]
         if match := _NUMBER.search(name):  # the id of a passage before the first heading
@@ -315,7 +314,7 @@ def _matching(question: Question, file: str, passages: Sequence[Passage]) -> lis
 
 
 def _parts(answer: str, texts: Sequence[str], file: str) -> list[bool]:
-    """Return which passages have a part of an answer that they only have together; raises `BadRow`."""
+    """Return which passages hold a part of an answer that only several passages together contain; raises `BadRow`."""
     grams = {answer[start : start + _GRAM] for start in range(len(answer) - _GRAM + 1)}
     shared = [{gram for gram in grams if gram in text} for text in texts]
     together = len(set().union(*shared)) / len(grams) if grams else 0.0
@@ -339,5 +338,5 @@ def _of_section(anchor: str, file: str, passages: Sequence[Passage]) -> list[Pas
 
 
 def _plain(text: str) -> str:
-    """Return a text in small letters without punctuation, so that line breaks and quotation marks do not matter."""
+    """Return a text in lower case without punctuation, so that line breaks and quotation marks do not matter."""
     return _NO_WORD.sub(" ", unicodedata.normalize("NFKC", remove_invisible(text)).casefold()).strip()

@@ -1,7 +1,7 @@
 """Splits of an import: documents, and the questions that they answer, are divided into train, dev and test.
 
-Documents that answer the same question are one group, and a group has one split. Groups are taken in the order of the
-hash of seed and path, until test and dev have their shares of the questions.
+Documents that answer the same question form one group, and a group has one split. Groups are assigned in the order of
+the hash of seed and path, until test and dev have their shares of the questions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raytriever.data.documents.document_questions import Questions
 from raytriever.data.documents.earlier_import import EarlierImport
 from raytriever.data.formats.train_dev_test import DEV, SPLITS, TEST, TRAIN, HashSplit, Shares, hash_of, split_by_hash
 
-_SHARE = 0.1  # of the documents that answer no question
+_SHARE = 0.1  # share of test, and of dev, of the documents that answer no question
 
 
 def split_import(
@@ -26,7 +26,7 @@ def split_import(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the split of each document by its path, and of each question without an answer by its id.
 
-    Documents and questions of an earlier import keep their splits; questions that are then in two become bad rows.
+    Documents and questions of an earlier import keep their splits. A question that is then in two splits is a bad row.
     """
     known = earlier.splits_of(questions) if earlier else {}
     if questions is None:
@@ -55,15 +55,15 @@ def assign_splits(
     Args:
         paths: documents, relative to their folder.
         groups: for each question, the documents that answer it.
-        known: splits that documents keep, such as those of an earlier import. A group whose documents are known in
-            several splits has the first of train, dev, test: a question that was trained on is never measured.
-        total: number of all questions, with those that no document answers, which decides the default shares; None
-            for the number of groups.
+        known: splits that documents keep, such as those of an earlier import. If the documents of a group have several,
+            the group has the first of train, dev, test: a question that was trained on is never evaluated.
+        total: number of all questions, including those that no document answers, which determines the default shares;
+            None for the number of groups.
 
     Returns:
-        Splits by path. Groups that fit join a split, then one that is too large if that brings the split nearer to its
-        number of questions. The last group is left to train, if train has a share. A document without questions is
-        divided by its hash alone, so further ones move none.
+        Splits by path. First, groups that fit are added to a split. Then one that is too large is added, if that brings
+        the split nearer to its number of questions. The last group is left to train, if train has a share. The split of
+        a document without questions depends on its hash alone, so that further documents never change it.
     """
     shares, known = shares or Shares(), known or {}
     ordered, groups = list(paths), list(groups)
@@ -80,7 +80,7 @@ def assign_splits(
     have = Counter({split: sum(questions[first] for first in splits if splits[first] == split) for split in SPLITS})
     waiting = sorted((path for path in questions if path not in splits), key=lambda path: hash_of(path, seed))
     for split, size in zip((TEST, DEV), shares.sizes(len(groups), total), strict=True):
-        for most in (1, 2):  # groups that fit; then one that is too large, if that is nearer
+        for most in (1, 2):  # first the groups that fit; then one that is too large, if that is nearer
             for first in list(waiting):
                 missing = size - have[split]
                 if missing <= 0 or (shares.has_train and len(waiting) == 1 and not have[TRAIN]):
@@ -96,7 +96,7 @@ def assign_splits(
 
 
 def _groups_of(paths: Iterable[str], groups: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return the first path, by name, of the documents that share questions with each document."""
+    """Return, for each document, the alphabetically first path of its group."""
     names = sorted(set(paths))
     number = {path: index for index, path in enumerate(names)}
     pairs = np.array([(number[group[0]], number[path]) for group in groups for path in group], np.int64).reshape(-1, 2)

@@ -1,7 +1,7 @@
-"""Earlier import at the output, which an import replaces: its files and questions keep their splits.
+"""Earlier import in the output folder. A new import replaces it, but its files and questions keep their splits.
 
-A file of the earlier import stays in its split. A new file is in the split of the questions that it answers, or in that
-of the files with which it shares one. A question that would then be in two splits is left out.
+A file of the earlier import stays in its split. A new file joins the split of the earlier questions that it answers,
+or of the files with which it shares a question. A question that would then be in two splits is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _File(TypedDict):
 
 @dataclass(frozen=True)
 class EarlierImport:
-    """Splits of an earlier import: of files by path, and of questions by id; `seed` divided them."""
+    """Splits of an earlier import: of files by path, and of questions by id. They were divided with `seed`."""
 
     folder: Path
     seed: int
@@ -68,7 +68,7 @@ class EarlierImport:
         """Check that an import may replace this one; `where` is its folder, and `paths` are its files.
 
         Raises:
-            ConfigError: the seed differs, no file is in both, or the questions are missing.
+            ConfigError: the seed differs, no file is in both imports, or the questions are missing.
         """
         if seed != self.seed:
             remedy = f"give {setting('seed', str(self.seed))}, or another {setting('output')}"
@@ -91,7 +91,7 @@ class EarlierImport:
         return splits
 
     def refuse_divided(self, questions: Questions, splits: Mapping[str, str]) -> None:
-        """Make a question a bad row if the files that answer it, or it itself before, are in several splits."""
+        """Make a question a bad row if the files that answer it and its earlier split are not in one split."""
         there: dict[str, set[str]] = defaultdict(set)
         for path, of_file in questions.by_file.items():
             for question in of_file:

@@ -1,7 +1,7 @@
-"""Documents of a folder or URI: files that can be read, and the names of what is left out, each with the reason.
+"""Documents of a folder or URI: the files that can be read, and the names that are left out, each with the reason.
 
-Hidden names and folders that site generators write are left out. A symbolic link is followed within the folder only:
-an archive of another person must not make private files into passages.
+Hidden names and folders that site generators write are left out. A symbolic link is followed only within the folder,
+because an archive of another person must not turn private files into passages.
 """
 
 from __future__ import annotations

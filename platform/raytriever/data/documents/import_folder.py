@@ -1,8 +1,8 @@
-"""Import of a folder: each file is read once, divided into passages and written; memory is bounded by one file.
+"""Import of a folder: each file is read once, divided into passages and written, so memory holds one file at most.
 
-The same folder, questions, settings and seed give the same bytes. The folder that is written is in BEIR layout, which
-every command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers,
-belong to one split. A data set of an earlier import is replaced, and its splits are kept (`documents.earlier_import`).
+The same folder, questions, settings and seed give the same bytes. The output folder has the BEIR layout, which every
+command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers, belong to
+one split. An earlier import is replaced, and its splits are kept (`documents.earlier_import`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from raytriever.models.tokenization import Template, content_tokenizer_json, loa
 
 _REPORT_SECONDS = 10
 _EXAMPLES = 3
-_OVERLAP = 8  # by default a passage repeats an eighth of the one before it
+_OVERLAP = 8  # by default a passage repeats one eighth of the one before it
 
 
 def import_folder(
@@ -56,7 +56,8 @@ def import_folder(
 ) -> ImportSummary:
     """Write the passages of a folder of documents, and the questions that they answer, as a data set.
 
-    `model` is the encoder whose tokens and length the passages have; `log` is called with lines about long work.
+    `model` is the encoder whose tokenizer and maximum length determine the passages. `log` is called with progress
+    lines.
 
     Raises:
         UserError: the folder, the questions, the model or the output cannot be used.
@@ -146,7 +147,7 @@ class _Import:
         summary.examples = [passage for *_, passage in self._nearest]
 
     def _note_copy(self, path: str, document: ParsedDocument) -> None:
-        """Note a file whose headings and text are those of an earlier one. Its title may be made of its name."""
+        """Record a file with the headings and text of an earlier one. A title may be a file's name, so is ignored."""
         texts = [text for section in document.sections for text in (*section.headings, section.text)]
         first = self._texts.setdefault(key_of(*texts), path)
         if first != path:
@@ -213,7 +214,7 @@ def _readable(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
 
 
 def _chunker(config: ImportConfig, model: ModelConfig) -> Chunker:
-    """Return the divider for an encoder: its passages fit, with special tokens and prompt."""
+    """Return the chunker for an encoder, whose passages fit it together with special tokens and prompt."""
     files = read_files(model)
     description = describe(files, model)
     tokenizer = load_tokenizer(files.sides["passage"].transformer)
@@ -243,5 +244,5 @@ def _is_utf8(path: str) -> bool:
 
 
 def _line(row: dict[str, Any]) -> bytes:
-    """Return a row of a JSONL file; halves of surrogate pairs, which some PDF files contain, become `?`."""
+    """Return a row as JSON in bytes; halves of surrogate pairs, which some PDF files contain, become `?`."""
     return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"

@@ -29,10 +29,10 @@ class ImportSummary:
         lengths: number of passages by their number of tokens, for each kind.
         documents, passages: numbers of files and of passages by split.
         skipped: documents that were not read, and names that were left out, each with the reason.
-        others: number of files that are no documents, by the ending of their names.
-        examples: passages, the same ones for the same folder.
-        repeated: files with the text of another.
-        questions: the questions that were read; None without.
+        others: number of files that are not documents, by the ending of their names.
+        examples: some passages to show; the same folder always gives the same ones.
+        repeated: files that have the text of another file.
+        questions: the questions that were read; None without a file of questions.
         judged: number of questions with an answer by split.
         unanswerable: number of questions without an answer by split.
         shared: number of files that answer questions of several splits.
@@ -117,7 +117,7 @@ def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
             f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
             f"answer a question, write `{NO_FILE}` as its file."
         )
-    # Earlier questions keep their splits: other shares would change nothing.
+    # Advice about shares is useless after an earlier import, whose questions keep their splits.
     if (
         not summary.replaces
         and summary.judged

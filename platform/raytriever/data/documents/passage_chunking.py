@@ -1,9 +1,9 @@
-"""Passages of a document: windows of tokens in each section, cut where a paragraph or a sentence ends.
+"""Passages of a document: windows of tokens in each section, cut at the end of a paragraph or a sentence.
 
-The title of a passage has the title of the document and its headings, so a passage says where it belongs. Title and
-text together fit the encoder. A passage that begins within a table repeats the table's header.
+The title of a passage consists of the document's title and the headings above it, so a passage shows where it belongs.
+Title and text together fit the encoder. A passage that begins within a table repeats the table's header.
 
-Ids are the path and the anchor of the section, and the number of the passage from its second one on:
+The id is the path and the section's anchor, and from the second passage of a section on also its number:
 `guide/setup.md#install`, `guide/setup.md#install:2`.
 """
 
@@ -20,9 +20,9 @@ from raytriever.core.reading.documents.sections import ParsedDocument, Section, 
 
 _ENDS = (re.compile(r"\n\s*\n"), re.compile(r"[.!?][\"'”’)\]]*\s+|[。！？]"), re.compile(r"\s+"))
 _BEGINS = _ENDS[1:]
-# A tokenizer needs about a hundred times the memory of a text, so a long section is divided first.
+# A tokenizer needs about a hundred times the memory of its text, so a long section is divided first.
 _MOST_CHARACTERS = 100_000
-# Tokens that a passage may have more than its window of the section: the first word lost the space before it.
+# A passage may have a few more tokens than its window in the section, because its first word lost the space before it.
 _RESERVE = 2
 _SHARE_OF_TITLE = 4  # a title has at most a quarter of the tokens
 _UNSAFE = re.compile(r"[\s%#:\x00-\x1f\x7f]")
@@ -30,7 +30,7 @@ _UNSAFE = re.compile(r"[\s%#:\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class Passage:
-    """Passage of a section: innermost heading, title of the document and headings, and the tokens of title and text."""
+    """Passage of a section, with its innermost heading, its title, and the number of tokens of title and text."""
 
     id: str
     anchor: str
@@ -41,12 +41,12 @@ class Passage:
 
 
 class Chunker:
-    """Divider of documents into passages of at most `tokens` tokens with their titles, given a serialized tokenizer.
+    """Divide documents into passages of at most `tokens` tokens, titles included, with a serialized tokenizer.
 
     A passage repeats `overlap` tokens of the one before it.
 
     Raises:
-        ConfigError: the overlap is not below half of what the text may have.
+        ConfigError: the overlap is not below half of the tokens that are left for the text.
     """
 
     def __init__(self, tokenizer: str, tokens: int, overlap: int) -> None:
@@ -100,7 +100,7 @@ class Chunker:
                 return
             begin = end
             if self.overlap:
-                # In a table the overlap is whole rows.
+                # In a table the overlap consists of whole rows.
                 patterns = _ENDS[:1] if _table_at(tables, end) else _BEGINS
                 begin = _begin(text, offsets[max(first + 1, last - self.overlap)][0], end, patterns)
             first = max(first + 1, _token_from(offsets, begin, first))  # bytes of one character have equal offsets
@@ -124,9 +124,9 @@ class Chunker:
 
 
 def passage_id(path: str, anchor: str, number: int = 1) -> str:
-    """Return the id of a passage of a section; white space, `%`, `#` and `:` of path and anchor are escaped.
+    """Return the id of a passage of a section; white space, `%`, `#` and `:` in path and anchor are escaped.
 
-    Ids have no white space, because the files of TREC have none, and two passages never have one id.
+    Ids have no white space, because TREC files separate columns by it. Two passages never have the same id.
     """
 
     def escaped(text: str) -> str:
@@ -137,8 +137,8 @@ def passage_id(path: str, anchor: str, number: int = 1) -> str:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, int]]:
-    """Yield pieces of a text that a tokenizer can have in memory, cut where a paragraph or a sentence ends, each with
-    the position of its first character."""
+    """Yield pieces of a text that are small enough for the tokenizer's memory, cut at the end of a paragraph or a
+    sentence, each with the position of its first character."""
     start = 0
     while len(text) - start > _MOST_CHARACTERS:
         end = _end(text, start + _MOST_CHARACTERS // 2, start + _MOST_CHARACTERS)
@@ -152,7 +152,7 @@ def _table_at(tables: Sequence[TableRows], position: int) -> TableRows | None:
 
 
 def _end(text: str, first: int, last: int) -> int:
-    """Return the last position in a range at which a paragraph ends, else a sentence, else a word, else its end."""
+    """Return the last end of a paragraph in a range, else of a sentence, else of a word, else the end of the range."""
     for pattern in _ENDS:
         ends = [match.end() for match in pattern.finditer(text, first, last)]
         if ends:

@@ -1,4 +1,4 @@
-"""Reader of documents in a process of its own: no file keeps an import busy, or fills the memory of the machine."""
+"""Reader of documents in a separate process, so that no file can stall an import or fill the machine's memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from raytriever.core.reading.documents.sections import ParsedDocument
 from raytriever.core.store.capacity import format_size
 from raytriever.data.data_sources import SourceFile, open_stream
 
-_MEMORY = 1_000_000_000  # bytes of the process
-# Seconds of processor time for a file, and for each MB of it. A page of text takes 0.1 s for 20 kB of PDF, and HTML and
-# Markdown 0.7 s for each MB. Hostile files can contain work for days.
+_MEMORY = 1_000_000_000  # limit of the process in bytes
+# Limits of processor time in seconds: for a file, and for each MB of it. A PDF page of 20 kB takes 0.1 s; HTML and
+# Markdown take 0.7 s for each MB. Hostile files can contain work for days.
 _SECONDS = dict.fromkeys((PDF, WORD, SLIDES), (30.0, 20.0))
 _SECONDS_OF_TEXT = (3.0, 4.0)
 

@@ -1,1 +1,1 @@
-"""Data files to records: readers of rows, one module per published format, recognition of the format."""
+"""Data files become records: readers of rows, one module per published format, recognition of the format."""

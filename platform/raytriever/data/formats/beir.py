@@ -5,17 +5,16 @@
 3. `qrels/<split>.tsv`, `.txt` or `.csv`: a header, then query id, document id and integer score, and optionally
    `source` (human or llm) and `rank`; or the four columns of TREC. A pair judged 0 is also a hard negative of origin
    `gold`.
-
-4. `unanswerable/<split>.tsv`, optional: the header `query-id`, then the id of a query that no document answers in each
-   row.
+4. `unanswerable/<split>.tsv`, optional: the header `query-id`, then in each row the id of a query that no document
+   answers.
 
 Files are plain or gzipped. The layout of the hub is read too: folders `corpus` and `queries` of Parquet shards, and
-judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`; `unanswerable` may hold rows
-`{"query-id"}` in such files. So is a saved `DatasetDict` of `corpus`, `queries` and judgements by split.
+judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`. `unanswerable` may hold rows
+`{"query-id"}` in such files. A saved `DatasetDict` of `corpus`, `queries` and judgements by split is read as well.
 
 Data sets are also read by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280), as
-`ir_datasets:beir/scifact`. The judgements of the name, and of the names directly below it that contain a split
-(`beir/scifact/train`), are read. The name decides the split; it is `test` if the name contains none. Rows become JSON
+`ir_datasets:beir/scifact`. The judgements are those of this name, and of the names directly below it that contain a
+split (`beir/scifact/train`). The split is the one in the name, or `test` if the name contains none. Rows become JSON
 lines.
 """
 
@@ -68,13 +67,13 @@ def is_whole(source: Source) -> bool:
 
 
 def is_begun(source: Source) -> bool:
-    """Return True if the source has one of the three: it is then an incomplete BEIR folder."""
+    """Return True if the source has at least one of the three; it may be an incomplete BEIR folder."""
     return any(plan.has_file(source, pattern) for pattern in (_CORPUS, _QUERIES, _QRELS))
 
 
 def plan_folder(source: Source) -> plan.Plan:
-    """Return the plan of a BEIR folder. A corpus may be alone. Raise `DataError` if there is no corpus, or there are
-    judgements without queries."""
+    """Return the plan of a BEIR folder, which may have a corpus only. Raise `DataError` if there is no corpus, or if
+    there are judgements without queries."""
     documents = _texts(source, "corpus", _CORPUS)
     judged = plan.plain_before_packed(file for file in source.files if _is_judged(file))
     has_queries = bool(judged) or plan.has_file(source, _QUERIES)
@@ -120,18 +119,18 @@ def _judged_part(file: SourceFile) -> plan.Part:
     if _TREC.fullmatch(first):
         return plan.Part(file.where, kind, qrels_columns, split=split)
     header = tuple(first.split("\t"))
-    header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
+    header = header if header in _HEADERS else _HEADERS[0]  # the reader then reports this header as the expected one
     return plan.Part(file.where, kind, partial(judgement_columns, header), header, split)
 
 
 def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"_id", "title", "text"}`; the id may be in `id`, and the title may be missing. One of both may be empty."""
+    """Row `{"_id", "title", "text"}`; `_id` may be called `id`. The title may be missing, and one of both empty."""
     name = _id_of(row)
     records.documents.append(Document(name, *plan.passage_of(row)))
 
 
 def query_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"_id", "text"}`; the id may be in `id`; `answers` is optional."""
+    """Row `{"_id", "text"}`; `_id` may be called `id`, and `answers` is optional."""
     name, answers = _id_of(row), plan.answers_in(row)
     records.queries.append(Query(name, plan.string_field(row, "text")))
     records.answers += [(name, answer) for answer in answers]
@@ -142,13 +141,13 @@ def _id_of(row: Mapping[str, Any]) -> str:
 
 
 def answers_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"_id", "answers"}`: answers of a query of another file."""
+    """Row `{"_id", "answers"}`: answers of a query that is in another file."""
     name, answers = plan.id_field(row, "_id"), plan.answers_in(row)
     records.answers += [(name, answer) for answer in answers]
 
 
 def judgement_columns(header: Sequence[str], row: Sequence[str], records: Records, split: str) -> None:
-    """Columns of a tab-separated row, which the header names; see `judgement_row`."""
+    """Columns of a tab-separated row, in the order of the header; see `judgement_row`."""
     if len(row) != len(header):
         raise BadRow(f"{len(row)} columns, not {len(header)} separated by tabs")
     fields: dict[str, Any] = dict(zip(header, row, strict=True))
@@ -172,7 +171,7 @@ def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
 
 
 def qrels_columns(row: Sequence[str], records: Records, split: str) -> None:
-    """Query id, a word that is not read, document id and grade, separated by white space: the form of TREC."""
+    """Row of TREC: query id, an ignored word, document id and grade, separated by white space."""
     columns = " ".join(row).split()
     if len(columns) != 4:
         raise BadRow(f"{len(columns)} columns, not 4: query id, Q0, document id, grade")
@@ -183,7 +182,7 @@ def qrels_columns(row: Sequence[str], records: Records, split: str) -> None:
 
 
 def unanswerable_columns(row: Sequence[str], records: Records, split: str) -> None:
-    """The one column of a row: the id of a query that no document answers."""
+    """Row of one column: the id of a query that no document answers."""
     if len(row) != 1:
         raise BadRow(f"{len(row)} columns, not 1")
     unanswerable_row({"query-id": row[0]}, records, split)
@@ -220,7 +219,7 @@ _IR_DOCS, _IR_QUERIES, _IR_QRELS = "docs", "queries", "qrels"
 
 
 def plan_ir(source: Source) -> plan.Plan:
-    """Return the parts of a name; raises `DataError` if `ir_datasets` is missing or has no such name, texts or
+    """Return the plan of a name; raises `DataError` if `ir_datasets` is missing or has no such name, texts or
     judgements."""
     name = source.where.removeprefix(IR_DATASETS)
     registry = _package().registry
@@ -246,8 +245,8 @@ def _ir_part(name: str, what: str, parse: plan.RowParser, split: str | None = No
 
 
 def read_ir_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of JSON lines, see `rows.pieces_of`. Raise `DataError` if `ir_datasets` is missing, or cannot read
-    or download what was asked for."""
+    """Yield pieces of JSON lines, see `pieces_of`. Raise `DataError` if `ir_datasets` is missing, or cannot read or
+    download the data."""
     return pieces_of(_json_lines(where), size, where, "choose another name")
 
 

@@ -6,7 +6,7 @@ arXiv:2004.12832).
    `qrels.tsv`, the four columns of TREC; or triples of ids in `triples.tsv`, or as `[query, positive, negative, ...]`
    in each line of `triples.json`, where a passage may be `[id, score]`.
 
-The split is the one that the name of a file of judgements or triples has, such as `qrels.dev.small.tsv`.
+The name of a file of judgements or triples contains the split, such as `qrels.dev.small.tsv`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def is_whole(source: Source) -> bool:
 
 
 def plan_folder(source: Source) -> plan.Plan:
-    """Return the plan of a folder with a collection, which may be alone. Raise `DataError` if there are queries without
-    judgements, judgements without queries, or triples of texts."""
+    """Return the plan of a folder that has a collection, and perhaps nothing else. Raise `DataError` if there are
+    queries without judgements, judgements without queries, or triples of texts."""
     patterns = (_COLLECTION, _QUERIES, _QRELS, _TRIPLES)
     collection, queries, qrels, triples = (plan.files_of(source, pattern) for pattern in patterns)
     if not collection or bool(queries) != bool(qrels or triples):
@@ -111,6 +111,6 @@ def _columns(row: Sequence[Any]) -> str:
 
 
 def has_triples(where: str) -> bool:
-    """Return True if the first row of a file has three columns and the last two are texts, no names of columns."""
+    """Return True if the first row of a file has three columns and the last two are texts, not names of columns."""
     columns = first_row(where).decode(errors="replace").split("\t")
     return len(columns) == 3 and all(len(text.split()) >= plan.TEXT_WORDS for text in columns[1:])

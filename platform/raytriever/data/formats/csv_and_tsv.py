@@ -26,10 +26,10 @@ from raytriever.data.records_and_bad_rows import BadRow
 
 _SEPARATORS = ",;\t|"
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}
-_HEADER_LINES, _QUOTED_LINES = 100, 1_000  # most lines of a header, and of a quoted field of a TSV file
+_HEADER_LINES, _QUOTED_LINES = 100, 1_000  # maximum lines of a header, and of a quoted field in a TSV file
 _BEGIN = 1 << 16
 _FIRST_END = re.compile(rb'(?:[^"\r\n]++|"[^"]*+")*+(\r\n|\r|\n)')
-_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # Excel's
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # written by Excel
 _QUOTED = re.compile(r'"(?:[^"]|"")+"')
 _OPEN = re.compile(r'(?:^|\t)"[^"]*+(?:""[^"]*+)*+$')  # a quoted field does not end on this line
 _LIST = re.compile(r"""\[\s*(?:[bru]?["'].*["'][\s,]*)?\]""", re.DOTALL)
@@ -41,7 +41,7 @@ class TableFile:
 
     Args:
         columns: names in its header, line breaks replaced by spaces.
-        begin: number of lines up to the end of the header.
+        begin: number of lines of the header, including blank lines before it.
         line_end: `\\n`, or `\\r` of a file without line feeds, such as "CSV (Macintosh)" of Excel.
     """
 
@@ -53,7 +53,7 @@ class TableFile:
 
     @classmethod
     def open(cls, where: str) -> TableFile:
-        """Read the header; raises `DataError` if the file is empty, no UTF-8, or names a column twice."""
+        """Read the header; raises `DataError` if the file is empty, is not UTF-8, or names a column twice."""
         with reading(where, [0]), closing(open_stream(where)) as stream:
             first_end = _FIRST_END.match(stream.read(_BEGIN))
         line_end = "\r" if first_end and first_end[1] == b"\r" else "\n"
@@ -79,8 +79,8 @@ class TableFile:
         return cls(where, separator, names, before + count, line_end)
 
     def rows(self) -> Iterator[tuple[int, list[str] | str]]:
-        """Yield, for each row that is not blank, the line on which it begins, and its fields or why it is bad. Raise
-        `DataError` if the file is no UTF-8, or a quotation mark of a CSV file is never closed."""
+        """Yield, for each row that is not blank, its first line, and its fields or the reason why it is bad. Raise
+        `DataError` if the file is not UTF-8, or if a quotation mark of a CSV file is never closed."""
         read, width = [0], len(self.columns)
         with closing(_lines(self.where, self.line_end, read)) as lines:
             end = sum(1 for _ in islice(lines, self.begin))
@@ -103,10 +103,10 @@ class TableFile:
 
 
 def texts_in(cell: str) -> str | list[str]:
-    """Return the texts of a list in a cell, as pandas, NumPy and JSON write one; the text of any other cell as it is.
+    """Return the texts of a cell that holds a list as pandas, NumPy or JSON write it; return any other cell unchanged.
 
     Raises:
-        BadRow: the cell has the brackets and quotation marks of a list, and is none.
+        BadRow: the cell has the brackets and quotation marks of a list, but is not a list.
     """
     if not _LIST.fullmatch(cell.strip()):
         return cell
@@ -116,7 +116,7 @@ def texts_in(cell: str) -> str | list[str]:
             return [encodable(value, "list") for value in values]
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(cell.strip()).readline))
-        # String by string: NumPy writes no commas, and Python joins strings without a comma between them.
+        # Strings are parsed one by one: NumPy writes no commas, and Python would join adjacent strings.
         texts = [literal_eval(token.string) for token in tokens if token.type == tokenize.STRING]
     except (tokenize.TokenError, SyntaxError, ValueError):
         tokens, texts = [], [None]
@@ -172,8 +172,8 @@ def _csv_rows(lines: Iterator[str], separator: str) -> Iterator[tuple[list[str],
 
 def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | str, int]]:
     """Yield the fields of each row of a TSV file, or why it is bad, and its number of lines. A line is a row, unless a
-    quoted field has a tab or a line break in it: then `csv` reads the row. A quotation mark that no other one closes
-    belongs to the text, if the next line is a whole row."""
+    quoted field contains a tab or a line break; then `csv` reads the row. An unclosed quotation mark belongs to the
+    text if the next line is a whole row."""
     ahead = deque[str]()
     while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
         fields, is_open = _split(line), _OPEN.search(line.rstrip("\r\n"))
@@ -205,6 +205,6 @@ def _recorded(lines: Iterator[str], taken: list[str]) -> Iterator[str]:
 
 
 def _split(line: str) -> list[str]:
-    # A text may begin and end with quotation marks of its own, such as `"Open" or "closed"`.
+    # The outer quotation marks may belong to the text, as in `"Open" or "closed"`.
     fields = line.rstrip("\r\n").split("\t")
     return [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]

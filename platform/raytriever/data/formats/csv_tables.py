@@ -1,10 +1,10 @@
-"""CSV and TSV files of queries and passages, or of sentence pairs of inference, as parts of a data set.
+"""CSV and TSV files of queries and passages, or of sentence pairs of natural language inference.
 
 Columns are named by the caller, or recognized by their names. A list of texts in a cell is several passages. A column
 `score` is read only if it is named: in published tables it often counts votes.
 
-Rows become the rows of the formats `sentence-transformers` and `pairs`. Their splits are those of a column `split`, or
-of the names of the files. A single file without either is divided by the digest of its queries (`division`).
+Rows become the rows of the formats `sentence-transformers` and `pairs`. Their splits come from a column `split`, or
+from the names of the files. A single file without either is divided by hashes of its queries (`train_dev_test`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raytriever.data.formats.tevatron_dpr_and_pairs import NEGATIVE, SCORES, VOT
 from raytriever.data.records_and_bad_rows import BadRow, Records
 
 SIGNATURE = "CSV or TSV: columns of queries and passages, or premise, hypothesis, label"
-UNREADABLE = ""  # field of a row that the table could not give: the reason
+UNREADABLE = ""  # field with the reason why a row of the table cannot be read
 _REMEDY = f"name them: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
 _SPLIT = "split"
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -35,7 +35,7 @@ _LABELS = tuple(name for name in SCORES if name not in VOTES)
 
 
 class Role(NamedTuple):
-    """Meaning of a column: its name for the caller, names by which it is recognized, and whether it may be missing."""
+    """Role of a column: its name for the caller, names by which it is recognized, and whether it may be missing."""
 
     name: str
     names: tuple[str, ...]
@@ -56,14 +56,14 @@ SCORE = Role("score", (), optional=True)
 def choose_columns(
     where: str, columns: Sequence[str], roles: Sequence[Role], named: Mapping[str, str], remedy: str
 ) -> dict[str, str]:
-    """Return the column of each role that a table has; a column has one role.
+    """Return the column of each role that a table has; no column has two roles.
 
     Args:
         named: columns that the user has named, by role.
-        remedy: what the user can do where a column is not recognized.
+        remedy: what the user can do if a column is not recognized.
 
     Raises:
-        DataError: a column that the user named is missing, or one that is needed is not recognized.
+        DataError: a column that the user named is missing, or a required one is not recognized.
     """
     chosen: dict[str, str] = {}
     known = [role.name for role in roles]
@@ -110,7 +110,7 @@ def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...
     `columns` is `--columns`, or empty to recognize all columns.
 
     Raises:
-        DataError: the file is empty or no UTF-8, or a column is missing.
+        DataError: the file is empty or not UTF-8, or a column is missing.
     """
     table = TableFile.open(file.where)
     names = _names(table, columns)
@@ -122,9 +122,10 @@ def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...
 
 
 def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of at least `size` bytes, but for the last: rows as JSON objects, each on its line of the file.
+    """Yield rows as JSON objects, in pieces of at least `size` bytes (the last may be shorter) with their first line.
 
-    `names` has the name of each column; columns named "" are left out.
+    Blank lines in a piece keep each row on the line that it has in the file, so that errors name this line. `names` has
+    the name of each column; columns named "" are left out.
 
     Raises:
         DataError: there is no row, or the file is broken.
@@ -146,7 +147,7 @@ def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int
 
 
 def row_of(line: bytes) -> dict[str, Any]:
-    """Return a row of `read_rows`; raises `BadRow` with the reason why the table could not give it."""
+    """Return a row of `read_rows`; raises `BadRow` with the reason if the table's row is bad."""
     row = object_of(line)
     if UNREADABLE in row:
         raise BadRow(row[UNREADABLE])
@@ -167,8 +168,8 @@ def _row(fields: list[str] | str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def value_of(name: str, value: Any) -> Any:
-    """Return the value of a cell in the column `name` of the format: a number of a column of scores, the texts of a
-    list; raises `BadRow` for what looks like a list and is none."""
+    """Return the value of a cell in the column `name` of the format: a number in a column of scores, texts if the cell
+    holds a list. Raise `BadRow` for a cell that looks like a list but is not one."""
     if name in SCORES:
         return number_of(value)
     is_texts = name in ("anchor", "positive", CONTEXTS) or NEGATIVE.fullmatch(name)
@@ -190,7 +191,7 @@ def _names(table: TableFile, given: str) -> tuple[str, ...]:
 
 
 def _header_error(where: str, columns: Sequence[str], separator: str) -> DataError | None:
-    """Return the error of a table of which no column is recognized, if its first row holds texts or numbers."""
+    """Return the error of a table without a recognized column, if its first row holds texts or numbers."""
     if not any(len(name.split()) >= TEXT_WORDS or name.isdecimal() for name in columns):
         return None
     what = f"has no header: its first row is {', '.join(repr(name[:30]) for name in columns[:4])}"
@@ -200,10 +201,10 @@ def _header_error(where: str, columns: Sequence[str], separator: str) -> DataErr
 
 
 def column_names(columns: Sequence[str], first: Sequence[Any], chosen: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the name that each column of a table of pairs has in its format, "" for a column that is not read.
+    """Return the name of each column of a table of pairs in the data format, "" for a column that is not read.
 
-    `first` has the values of the first row: a column of labels holds numbers. `chosen` has the columns of the query,
-    the passage and perhaps the score.
+    `first` has the values of the first row, because only a column of numbers can hold labels. `chosen` has the columns
+    of the query, the passage and perhaps the score.
     """
     own = {chosen["query"]: "anchor", chosen["passage"]: "positive"}
     if "score" in chosen:
@@ -219,14 +220,14 @@ def column_names(columns: Sequence[str], first: Sequence[Any], chosen: Mapping[s
 
 
 def number_of(value: Any) -> Any:
-    """Return the number of a text, such as `1` or ` 0.5`; any other value as it is."""
+    """Return the number that a text holds, such as `1` or ` 0.5`; return any other value unchanged."""
     if not isinstance(value, str) or not _NUMBER.fullmatch(value.strip()):
         return value
     return int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
 
 
 def votes_note(columns: Sequence[str], names: Sequence[str], remedy: str) -> str:
-    """Return a note on a column called `score` that is not read; empty without one."""
+    """Return a note about a column called `score` that is not read; empty if there is none."""
     votes = [column for column, name in zip(columns, names, strict=True) if not name and column.casefold() in VOTES]
     if not votes:
         return ""

@@ -3,7 +3,7 @@
 1. `read_chunks` streams a `Part`, one file of a data set, as `FileChunk`s of about 1 MiB, cut only between rows.
 2. `parse_chunk` turns a chunk into `Records` in any process: parts and chunks can be pickled.
 
-Memory is bounded by a chunk, and a chunk by its size or by its longest row.
+Memory holds one chunk, which has about `size` bytes or one longer row.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
 class FileChunk:
     """Whole rows of a part: `number` counts the chunks of the part from 0, `first_row` is its first row, from 1.
 
-    The payload is text whose rows end at `\\n`, also for tables, arrays, objects and `ir_datasets`; for `parquet` and
-    `arrow` it is an Arrow IPC stream.
+    The payload is an Arrow IPC stream for `parquet` and `arrow`. For all other kinds, such as tables and JSON arrays,
+    it is text whose rows end at `\\n`.
     """
 
     part: int
@@ -51,7 +51,7 @@ class FileChunk:
 class Parsed:
     """Parsed chunk: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
 
-    `marks` has, for each good row, its number and the lengths of the records' columns after it.
+    `marks` has, for each good row, its number and the lengths of the columns of the records after this row.
     """
 
     records: Records
@@ -60,7 +60,7 @@ class Parsed:
     marks: list[tuple[int, int, int, int, int]]
 
     def rows_of(self, column: Column) -> Int64[ndarray, " records"]:
-        """Return the number, in the file, of the row that each record of a column of the records came from."""
+        """Return, for each record of a column of the records, the number of its row in the file."""
         marks = np.array(self.marks, dtype=np.int64).reshape(-1, 1 + len(COLUMNS))
         return np.repeat(marks[:, 0], np.diff(marks[:, 1 + COLUMNS.index(column)], prepend=0))
 
@@ -69,11 +69,11 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
     """Yield the chunks of a part in order, streamed.
 
     Args:
-        index: its position among the parts, kept in each chunk.
-        size: the bytes after which a chunk is cut at the next row; Parquet is cut by rows of about that size.
+        index: position of the part among all parts, stored in each chunk.
+        size: bytes after which a chunk is cut at the next row; Parquet is cut into batches of about this size.
 
     Raises:
-        DataError: the file as a whole is missing, broken, empty or of another kind than it should be.
+        DataError: the file as a whole is missing, broken, empty or of another kind.
     """
     if part.rows is not None:
         pieces = rows.read_object(part.where, size, part.rows)
@@ -86,7 +86,7 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
 
 
 def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
-    """Return the records of a chunk; each bad row is quarantined alone, with its file, number and reason."""
+    """Return the records of a chunk. Each bad row is quarantined separately, with its file, number and reason."""
     parsed = Parsed(Records(), [], 0, [])
     columns: list[list[Any]] = [getattr(parsed.records, column) for column in (*COLUMNS, "answers")]
     lengths = [0] * len(columns)

@@ -1,8 +1,8 @@
 """Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays, Parquet and Arrow.
 
-Text rows end at a newline byte and nowhere else: texts hold U+2028, U+0085 and other characters at which
-`str.splitlines` would break them. No reader holds a whole file, but one JSON object. Parquet columns of extension types
-are refused.
+Text rows end at a newline byte and nowhere else, because texts contain U+2028, U+0085 and other characters at which
+`str.splitlines` would break them. Only a file that is one JSON object is held in memory as a whole. Parquet columns of
+extension types are refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows that are not blank, without their line ends, counted from 1. Raise `DataError` if the gzip is cut
-    off, or none at all."""
+    """Yield the rows that are not blank, without their line ends, counted from 1. Raise `DataError` if a gzip file is
+    cut off or is not gzip."""
     read = [0]
     with reading(str(file), read), closing(open_stream(str(file))) as stream:
         for number, line in enumerate(stream, start=1):
@@ -37,7 +37,7 @@ def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
 
 
 def first_row(where: str) -> bytes:
-    """Return the first row that is not blank, empty where there is none; raises `DataError` for a broken gzip."""
+    """Return the first row that is not blank, empty if there is none; raises `DataError` for a broken gzip."""
     rows: Any = numbered_rows(where)
     with closing(rows):
         return bytes(next(rows, (1, b""))[1])
@@ -60,7 +60,7 @@ _decode = json.JSONDecoder(parse_constant=_no_number).decode
 
 
 def object_of(row: bytes) -> dict[str, Any]:
-    """Return a row as a JSON object; raises `BadRow` if it is none. `NaN` and `Infinity` are no JSON."""
+    """Return a row as a JSON object; raises `BadRow` if it is not one. JSON has no `NaN` and no `Infinity`."""
     try:
         parsed = _decode(row.decode())
     except UnicodeDecodeError:
@@ -76,12 +76,12 @@ def object_of(row: bytes) -> dict[str, Any]:
     return parsed
 
 
-# A longer row is no text that anybody wrote, but a file without rows, or one packed to fill memory.
+# Nobody writes a text as long as this: the file has no rows, or was made to fill memory.
 MOST_ROW_BYTES = 1 << 28
 
 
 def whole_object(where: str) -> dict[str, Any]:
-    """Return a file that is one JSON object. Raise `BadRow` if it is none, or has more than 256 MB."""
+    """Return the JSON object that a file holds. Raise `BadRow` if it is not one, or is larger than 256 MB."""
     with reading(where, [0]), closing(open_stream(where)) as stream:
         raw = stream.read(MOST_ROW_BYTES + 1).removeprefix(BYTE_ORDER_MARK)
     if len(raw) > MOST_ROW_BYTES:
@@ -104,11 +104,11 @@ def read_object(where: str, size: int, rows: RowsOf) -> Iterator[tuple[int, byte
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of whole rows, each with the number of its first row, counted from 1.
 
-    A piece has at most `size` bytes, or one longer row, and ends with the last row that fits. The first row must name
-    the columns of `header`, if given; it is then no part of the pieces.
+    A piece has at most `size` bytes, or one longer row, and ends with the last row that fits. If `header` is given, the
+    first row must name these columns; it is then not part of the pieces.
 
     Raises:
-        DataError: there is no row, one is far too long, the header is another, or the gzip is broken.
+        DataError: there is no row, a row is longer than 256 MB, the header differs, or the gzip is broken.
     """
     row, seen = 1, False
     for piece in _whole_rows(where, size):
@@ -158,7 +158,7 @@ def _too_long(where: str, row: int) -> DataError:
 
 
 def _read(stream: Any, size: int) -> bytes:
-    """Read so many bytes, fewer only at the end: a server may send a few at a time."""
+    """Read `size` bytes, fewer only at the end of the file. A server may send only a few bytes for each `read`."""
     blocks = []
     while size and (block := stream.read(size)):
         blocks.append(block)
@@ -171,7 +171,7 @@ def wrong_header(where: str, actual: str, header: Sequence[str], separator: str 
     return DataError(f"the header is {actual}", f"{where} row 1", f"it must be {separator.join(header)}")
 
 
-# Anything up to the next bracket outside strings; or up to the quote of a string that goes on in the next block.
+# Matches up to the next bracket outside strings, or up to the quote of a string that continues in the next block.
 _SIGN = re.compile(rb'[^"\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[\]{}]*+)*+([\[\]{}"])?', re.DOTALL)
 _BEGIN = 1 << 16
 _BETWEEN = b", \t\r\n"
@@ -179,14 +179,14 @@ _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 
 
 def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of the array's objects as lines, see `pieces_of`. Raise `DataError` if the file is no array, is cut
-    off, is empty, or its gzip is broken."""
+    """Yield pieces of a JSON array's objects as lines, see `pieces_of`. Raise `DataError` if the file is not an array,
+    is cut off or empty, or its gzip is broken."""
     return pieces_of(_elements(where, size), size, where, "give an array of JSON objects")
 
 
 def pieces_of(rows: Iterable[bytes], size: int, where: str, remedy: str) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of at least `size` bytes, but for the last, each with the number of its first row. Raise `DataError`
-    if there is no row."""
+    """Yield pieces of at least `size` bytes (the last may be shorter), each with the number of its first row. Raise
+    `DataError` if there is no row."""
     first, lines, length = 1, list[bytes](), 0
     for row in rows:
         lines.append(row)
@@ -246,8 +246,8 @@ def column_names(where: str) -> list[str]:
 
 
 def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield batches of Parquet, or of an Arrow stream, of about `size` bytes unpacked, each with the number of its
-    first row, counted from 1. Raise `DataError` if the file is empty, broken or of another kind, or a column is of an
+    """Yield batches of Parquet or of an Arrow stream, of about `size` uncompressed bytes, each with the number of its
+    first row, counted from 1. Raise `DataError` if the file is empty, broken or of another kind, or has a column of an
     extension type."""
     import pyarrow as pa
 
@@ -291,7 +291,7 @@ def _packed(batches: list[Any]) -> bytes:
 
 
 def rows_of(payload: bytes) -> list[dict[str, Any] | BadRow]:
-    """Return the rows of a batch; in place of a row that is not UTF-8, why it is bad."""
+    """Return the rows of a batch; a row that is not UTF-8 is replaced by a `BadRow` with the reason."""
     import pyarrow as pa
 
     table = pa.ipc.open_stream(payload).read_all()

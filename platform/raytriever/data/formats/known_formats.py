@@ -61,7 +61,7 @@ _DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 _ARRAY = re.compile(rb"\[\s*\{")
 _ROWS = 10
 _BLOCK = 1 << 16
-# Files that are called like judgements, with any ending but that of notes.
+# Files with names like those of judgements, except notes such as a README.
 _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)", re.IGNORECASE)
 
 
@@ -69,10 +69,10 @@ class Format(NamedTuple):
     """Format of the rows of a file, or of a whole folder.
 
     Args:
-        signature: what it looks like, for messages.
-        parser: returns the parser of rows with some fields, None for fields of another format.
+        signature: description of its files or fields, for messages.
+        parser: returns the parser of rows that have these fields, None if they are of another format.
         plan: returns the plan of a folder, instead of a parser.
-        is_begun: whether it has some of them. It is then this format if it has no rows of another one.
+        is_begun: returns whether some files of the format exist. It is then used if no rows have another format.
         rows: returns the rows of a file that is one JSON object.
     """
 
@@ -89,7 +89,7 @@ def rows_with(row: RowParser, *names: str) -> Callable[[frozenset[str]], RowPars
     return lambda fields: row if fields.issuperset(names) else None
 
 
-# A format is added here alone. They are tried in this order.
+# All formats, in the order in which they are tried. A new format is added here and nowhere else.
 FORMATS = {
     "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
     beir.NAME: Format(beir.SIGNATURE, plan=beir.plan_folder, is_whole=beir.is_whole, is_begun=beir.is_begun),
@@ -146,8 +146,8 @@ FORMATS = {
 
 
 class Peek(NamedTuple):
-    """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one. A table has
-    the name of each column in its format. The note is how the file is read, or why it cannot be."""
+    """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one. For a table,
+    `header` has the names of its columns in its format. `note` says how the file is read, or why it cannot be."""
 
     kind: Kind
     fields: frozenset[str]
@@ -162,8 +162,8 @@ def recognize(source: Source, format: str | None = None, columns: str = "", conf
     """Return the plan for reading a data set.
 
     `format` is one of `FORMATS`, or None to recognize it; with a format, files of other formats are skipped. `columns`
-    names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; the others are recognized. `config`
-    divides a single file of queries and passages; the source also has its file of test questions.
+    names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; other columns are recognized. `config`
+    divides a single file of queries and passages. The source includes its file of test questions.
 
     Raises:
         DataError: the files have no known format, or several, or are broken; or the format is unknown; or a column
@@ -179,14 +179,14 @@ def recognize(source: Source, format: str | None = None, columns: str = "", conf
 
 
 def _with_unread(source: Source, plan: Plan) -> Plan:
-    """Return the plan with a note on files that are called like judgements and are not read."""
+    """Return the plan with a note on files that have names like judgements but are not read."""
     read = {part.where for part in plan.parts}
     unread = [
         file.path
         for file in plain_before_packed(source.files)
         if file.where not in read and _JUDGEMENTS.search(file.path) and not names_settings(file.path)
     ]
-    if not unread or plan.format == miracl_and_mrtydi.NAME:  # which reads those of single splits, or of all
+    if not unread or plan.format == miracl_and_mrtydi.NAME:  # it reads files of single splits or of all, not both
         return plan
     what = f"not read: {', '.join(unread[:8])}; judgements are read from qrels/<split>.tsv, such as qrels/test.tsv"
     return replace(plan, note="; ".join(filter(None, [plan.note, what])))
@@ -198,7 +198,7 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
     for known, format in FORMATS.items():
         if format.plan and (known == name or (name is None and format.is_whole(source))):
             return _divided(format.plan(source), config)
-    # The last one, since part of a BEIR folder may be part of another.
+    # The last one, because files of an incomplete BEIR folder may also belong to another format.
     begun = next((known for known in reversed(FORMATS) if FORMATS[known].is_begun(source)), None)
     files = plain_before_packed(source.files)
     peeks = _look_into(files)
@@ -232,7 +232,7 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
 
 
 def _look_into(files: Iterable[SourceFile]) -> Peeks:
-    """Return the files that may hold rows, but tables; of the shards of one file only the first is opened."""
+    """Return the files that may hold rows, except tables. Of the shards of one file only the first is opened."""
     peeked: dict[str, Peek] = {}
     peeks = []
     for file in filter(is_readable, files):
@@ -242,7 +242,7 @@ def _look_into(files: Iterable[SourceFile]) -> Peeks:
         if group not in peeked:
             peeked[group] = peek(file)
         if peeked[group].fields or not _DESCRIPTION.search(file.path):
-            peeks.append((file, peeked[group]))  # a .json without rows that are objects is a description
+            peeks.append((file, peeked[group]))  # a .json file without objects as rows is a description
     return peeks
 
 
@@ -268,7 +268,7 @@ def peek(file: SourceFile) -> Peek:
 
 
 def _peek_object(file: SourceFile, otherwise: Peek) -> Peek:
-    """Return the fields of the rows of a file that is one JSON object, or `otherwise` if it has no known format."""
+    """Return the kind and fields of a file that is one JSON object, or `otherwise` if it has no known format."""
     try:
         content = whole_object(file.where)
     except BadRow as error:
@@ -341,8 +341,8 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Pla
 
 
 def _divided(plan: Plan, config: SplitConfig) -> Plan:
-    """Return a plan in which each part has its split. A single file of questions that names none is divided if it has
-    columns, or `config` asks for it; several are `train`."""
+    """Return a plan in which each part has its split. A single file of questions without a split is divided if it
+    has columns, or if `config` asks for it. Several files without splits are `train`."""
     test = test_file(config)
     tested = [part for part in plan.parts if test is not None and part.where == test.where]
     unnamed = [part for part in plan.parts if part.split == ""]
@@ -365,7 +365,7 @@ def _divided(plan: Plan, config: SplitConfig) -> Plan:
 
 
 def _questions(part: Part) -> Iterator[tuple[int, str, bool]]:
-    """Yield the queries of a part: row, text or else id, and whether a document answers it."""
+    """Yield the queries of a part: row, text (or id, if there is no text), and whether a document answers it."""
     for chunk in read_chunks(part, 0):
         parsed = parse_chunk(part, chunk)
         records = parsed.records

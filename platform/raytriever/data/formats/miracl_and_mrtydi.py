@@ -6,7 +6,7 @@ al. 2021, arXiv:2108.08787).
 3. Corpus, `docs-0.jsonl.gz` of `{"docid", "title", "text"}`, or `collection/docs.jsonl.gz` of `{"id", "contents"}`,
    where a blank line ends the title.
 
-The split is the end of the name. Files of all splits together, such as `topic.tsv`, are read if there are no others.
+The file name ends in the split. Files of all splits together, such as `topic.tsv`, are read if there are no others.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def is_begun(source: Source) -> bool:
 
 
 def plan_folder(source: Source) -> plan.Plan:
-    """Return the plan of a folder with topics. Raise `DataError` if there is no corpus, there are no judgements, or
-    there are several data sets."""
+    """Return the plan of a folder with topics. Raise `DataError` if it has no corpus, no judgements, or several data
+    sets."""
     topics, qrels = _by_split(source, _TOPICS), _by_split(source, _QRELS)
     if not qrels:
         what = f"no judgements in it; it holds {plan.shown(source)}"
@@ -69,7 +69,7 @@ def _corpus(source: Source) -> list[plan.Part]:
 
 
 def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile, str]]:
-    """Return files with their splits: those that name one, or the others, which are `train`."""
+    """Return the files that name a split, with it; if there are none, return the others as `train`."""
     matches = [(file, match) for file in plan.files_of(source, pattern) if (match := pattern.fullmatch(file.path))]
     names = sorted({_set_of(match) for _, match in matches})
     if len(names) > 1:
@@ -80,7 +80,7 @@ def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile
 
 
 def _set_of(match: re.Match[str]) -> str:
-    """Return the data set of a file: its folder and what its name says, without the kind and the split."""
+    """Return the data set of a file: its folder and its name without the kind and the split."""
     folders = [part for part in match[0].split("/")[:-1] if part not in ("topics", "qrels")]
     return "/".join([*folders, (match["set"] or "").strip(".-")]).rstrip("/")
 
@@ -119,7 +119,8 @@ def read_run(
 def read_scored_run(
     where: str, dataset: RetrievalDataset, queries: Sequence[int]
 ) -> tuple[Float64[ndarray, "queries ranked"], Int64[ndarray, "queries ranked"]]:
-    """Return scores and documents of each query in a path or URI, -inf and -1 in empty slots; others are skipped.
+    """Return scores and documents of each query from a path or URI, -inf and -1 in empty slots. Other queries are
+    skipped.
 
     As in trec_eval, scores order the documents and written ranks are ignored. Of equal scores, the larger document id
     comes first. Percent-encoded ids are decoded, because white space must be encoded.
@@ -143,7 +144,7 @@ def read_scored_run(
         raise DataError(f"ranks none of the {len(queries):,} queries", where, f"is it a run over {dataset.name}?")
     best = []
     for ranked in rankings:
-        scores: dict[int, float] = {}  # of a repeated document the highest
+        scores: dict[int, float] = {}  # a repeated document keeps its highest score
         for score, _, position in sorted(ranked, reverse=True):
             scores.setdefault(position, score)
         best.append(scores)
@@ -155,8 +156,8 @@ def read_scored_run(
 
 
 def run_lines(where: str) -> Iterator[tuple[str, str, str, float]]:
-    """Yield the place of each line of a run that is not blank, its query, document and score. Raise `DataError` if the
-    file cannot be read, or a line has another form."""
+    """Yield, for each line of a run that is not blank, its place, query, document and score. Raise `DataError` if the
+    file cannot be read, or if a line has another form."""
     for number, line in numbered_rows(where):
         place = f"{where}:{number}"
         try:

@@ -1,8 +1,8 @@
-"""Plan for reading a data set: its parts with their row parsers, the kind and split that a file name implies, and the
-fields of a row.
+"""Plan for reading a data set: its parts with their row parsers, the kind and split that a file name implies, and
+checks of the fields of a row.
 
-A check of a field raises `BadRow` that names the field and what it holds. `QueryGroup` is the query of a row with its
-passages, which most formats have in one row.
+A check of a field raises a `BadRow` that names the field and its value. `QueryGroup` collects the query and the
+passages of a row, which most formats store together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]
 _UNTELLING = ("data", "default")
 _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 ANSWERABLE = "answerable"
-TEXT_WORDS = 4  # the name of a column has fewer words
+TEXT_WORDS = 4  # words from which on a cell is a text instead of the name of a column
 _YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
@@ -60,12 +60,12 @@ class Part:
     """One file of a data set and its parser.
 
     Args:
-        where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` and `#docs`, `#queries` or `#qrels`.
+        where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` with `#docs`, `#queries` or `#qrels`.
         kind: `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a
             JSON array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
-        header: columns that the first row of a `tsv` must name, if it has a header; or the name of each column of a
-            `table` in its format.
-        split: split of its judgements; None if it has none, or if its rows name the split; "" if nothing names it.
+        header: for a `tsv` with a header, the columns that its first row must name; for a `table`, the name of each
+            column in its format.
+        split: split of its judgements; None if it has no judgements or its rows name the split; "" if it is unknown.
         rows: function that returns the rows of an `object`.
     """
 
@@ -78,7 +78,7 @@ class Part:
 
     @classmethod
     def of(cls, file: SourceFile, parse: RowParser, split: str | None = None) -> Part:
-        """Return the part of a file, whose name has a known ending."""
+        """Return the part for a file, whose name must have a known ending."""
         return cls(file.where, kind_of(file.path), parse, split=split)
 
 
@@ -88,9 +88,9 @@ class Plan:
 
     Args:
         parts: files of the data set, files with only texts first.
-        note: how the files are read, where that was guessed.
+        note: message about how the files are read, if that was guessed.
         division: bounds by which a single file is divided into splits; empty if files or rows name the splits.
-        has_queries: whether it must hold a query; a corpus alone can be encoded and searched.
+        has_queries: whether the data set must have a query; a corpus alone can be encoded and searched.
     """
 
     format: str
@@ -101,7 +101,7 @@ class Plan:
 
 
 def kind_of(path: str) -> Kind:
-    """Return the kind of a file, whose name has a known ending."""
+    """Return the kind of a file, whose name must have a known ending."""
     return _KINDS[_SUFFIX.search(path)[0].lower()]  # type: ignore[index]
 
 
@@ -116,7 +116,7 @@ def names_settings(path: str) -> bool:
 
 
 def base_of(path: str) -> str:
-    """Return the folder of a file, without names of splits, `data` and `default`."""
+    """Return the folder of a file, without parts that are `data`, `default` or the name of a split."""
     folders = path.split("/")[:-1]
     return "/".join(part for part in folders if part not in _UNTELLING and not _SPLIT.fullmatch(part))
 
@@ -133,7 +133,7 @@ def split_if_named(path: str) -> str | None:
 
 
 def split_of_row(row: Mapping[str, Any]) -> str:
-    """Return the split that a row names; a path is refused, because the split names a file of the prepared data."""
+    """Return the split that a row names. A path is refused, because the split becomes the name of a file."""
     name = row.get("split")
     if not isinstance(name, str) or not _NAME_OF_SPLIT.fullmatch(name):
         raise BadRow(f"split {str(name)[:20]!r} is no name; use letters, digits, '_', '.' and '-'")
@@ -156,14 +156,14 @@ def is_readable(file: SourceFile) -> bool:
 
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """Return files; of one that lies there plain and gzipped, the plain one."""
+    """Return the files without the gzipped copies of files that are also there uncompressed."""
     given = list(files)
     paths = {file.path for file in given}
     return [file for file in given if file.path.removesuffix(".gz") not in paths or not file.path.endswith(".gz")]
 
 
 def shown(source: Source) -> str:
-    """Return the names at the top of a source, a dozen at most."""
+    """Return the top-level names of a source, a dozen at most."""
     names = sorted({file.path.split("/")[0] for file in source.files})
     return ", ".join(names[:12]) or "nothing"
 
@@ -190,7 +190,7 @@ def text_value(value: Any, name: str) -> str:
 
 
 def id_field(row: Mapping[str, Any], name: str) -> str:
-    """Return a field that must hold an id; whole numbers, as some exporters write them, are taken by their digits."""
+    """Return a field that must hold an id. A whole number, as some programs write it, becomes its digits."""
     value = row.get(name)
     return str(value) if type(value) is int else string_field(row, name)
 
@@ -209,7 +209,7 @@ def optional_text(row: Mapping[str, Any], name: str) -> str:
 
 
 def passage_of(row: Mapping[str, Any], text: str = "text") -> tuple[str, str]:
-    """Return the title and the text of a passage. Either may be blank, not both; the field of the text must exist."""
+    """Return the title and the text of a passage. One of them may be blank; the field of the text must exist."""
     title, body = optional_text(row, "title"), optional_text(row, text)
     if text not in row or not (title.strip() or body.strip()):
         string_field(row, text)  # raises
@@ -217,7 +217,7 @@ def passage_of(row: Mapping[str, Any], text: str = "text") -> tuple[str, str]:
 
 
 def encodable(value: str, name: str) -> str:
-    """Return the value itself, unless it has half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
+    """Return a text unchanged. Raise `BadRow` for half of a surrogate pair, which JSON can write but UTF-8 cannot."""
     if not value.isascii():
         try:
             value.encode()
@@ -227,15 +227,15 @@ def encodable(value: str, name: str) -> str:
 
 
 def answers_in(row: Mapping[str, Any]) -> list[str]:
-    """Return the field `answers`, a text or a list of texts; any other value is none, for no format is recognized
-    by it."""
+    """Return the field `answers`, a text or a list of texts. Any other value is ignored, because the field may have
+    another meaning in formats that do not define it."""
     value = row.get("answers")
     texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
 
 
 def is_answerable(row: Mapping[str, Any]) -> bool | None:
-    """Return the field `answerable` of a row: yes or no, true or false, 1 or 0; None if it is missing or empty."""
+    """Return the field `answerable` (yes or no, true or false, 1 or 0); None if it is missing or empty."""
     value = row.get(ANSWERABLE)
     text = "" if value is None else str(int(value) if value in (0.0, 1.0) else value).strip().casefold()
     if text and text not in _YES_OR_NO:
@@ -273,7 +273,7 @@ def object_value(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def score_list(row: Mapping[str, Any], name: str, count: int, of: str) -> list[float]:
-    """Return `count` scores, one for each of what `of` names; NaN for each if the field is missing, null or empty."""
+    """Return `count` scores, one for each value of the field `of`; all are NaN if the scores are missing or empty."""
     values = list_field(row, name)
     if not values:
         return [math.nan] * count
@@ -296,7 +296,7 @@ def score_value(value: Any, name: str) -> float:
 
 
 def optional_score(row: Mapping[str, Any], name: str) -> float:
-    """Return a score that may be missing or null, then NaN."""
+    """Return a score; NaN if it is missing or null."""
     value = row.get(name)
     return math.nan if value is None else score_value(value, name)
 

@@ -38,7 +38,7 @@ def squad_rows(content: Row) -> Iterator[Row] | None:
 
 
 def _items(value: Any, name: str) -> list[Any]:
-    """Return a list in an object. What is no list is one item, which becomes a bad row."""
+    """Return a list in an object. Any other value becomes one item, and therefore a bad row."""
     items = value.get(name) if isinstance(value, Mapping) else value
     return items if isinstance(items, list) else [items]
 
@@ -48,7 +48,7 @@ def squad_row(row: Row, records: Records, split: str) -> None:
     "question", "answers"}`, and `is_impossible` in version 2.
 
     `answers` is a list of `{"text", "answer_start"}`, or an object of two lists, as on the hub. An answer must be the
-    text at its position in the context. A question without an answer is one that no document answers.
+    text at its position in the context. A question without an answer counts as one that no document answers.
     """
     title, context = plan.optional_text(row, "title"), plan.string_field(row, "context")
     if row.keys() <= {"title", "context"}:
@@ -93,7 +93,7 @@ def _answer(context: str, text: str, start: Any) -> str:
 
 def llama_index_rows(content: Row) -> list[Row] | None:
     """Return the passages and the queries of `{"queries": {ID: TEXT}, "corpus": {ID: TEXT}, "relevant_docs": {ID:
-    [ID]}}`. Raise `BadRow` if one of them is no object."""
+    [ID]}}`. Raise `BadRow` if one of them is not an object."""
     if not content.keys() >= {_QUERIES, _CORPUS}:
         return None
     queries, corpus, relevant = (

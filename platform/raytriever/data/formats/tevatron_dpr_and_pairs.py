@@ -26,7 +26,7 @@ _ANCHORS = ("anchor", "query", "question", "sentence1")
 _POSITIVES = ("positive", "answer", "sentence2")
 _LISTS = ("docs", "documents", "passages")
 SCORES = ("score", "scores", "label", "labels", "similarity_score")
-VOTES = SCORES[:2]  # of answers to these questions, unless the caller names them
+VOTES = SCORES[:2]  # columns that often count votes, and are grades only if the caller names them
 _QUESTIONS = ("query", "question")
 NEGATIVE = re.compile(r"negative(?:_\d+)?")
 
@@ -129,8 +129,8 @@ def pair_row(row: Row, records: Records, split: str) -> None:
 
     The premise is a query and the hypothesis a document. Entailment makes it a positive, contradiction a hard negative
     of origin `gold` (as in Gao et al. 2021, arXiv:2104.08821, section 4.2), neutral neither. Labels are words, or the
-    numbers of the hub: 0 entailment, 1 neutral, 2 contradiction. A label of -1, without agreement of the annotators, is
-    a bad row.
+    numbers of the hub: 0 entailment, 1 neutral, 2 contradiction. A label of -1, on which the annotators did not agree,
+    is a bad row.
     """
     label = _label(row)
     split = plan.split_of_row(row) if "split" in row else split
@@ -157,10 +157,12 @@ def tuple_row(
     """Columns of sentence-transformers (sbert.net, "Loss Overview"; Reimers and Gurevych 2019, arXiv:1908.10084):
     `anchor, positive`, and any of `negative`, `negative_1`, ..., which may be null or empty.
 
-    A passage may be a list of texts, each a passage. A list of scores in `label` or `score`, the positives' first, is a
-    teacher's; those of the negatives are kept. Other names are `query` or `question` for `anchor`; `answer` for
-    `positive`. The origin of the negatives is `dense`, because sentence-transformers mines with a dense retriever. The
-    values name the columns. A row with `answerable` no and an empty positive is a query that no document answers.
+    A column may hold a list of passages. A list of numbers in `label` or `score` has a teacher's scores, those of the
+    positives first; the scores of the negatives are kept. Other names are `query` or `question` for `anchor`, and
+    `answer` for `positive`. The origin of the negatives is `dense`, because sentence-transformers mines with a dense
+    retriever. A row with `answerable` no and an empty positive is a query that no document answers.
+
+    `anchor`, `positive` and `scored` are the names of the columns in these rows.
     """
     group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
     if _has_no_answer(row, positive):
@@ -172,7 +174,7 @@ def tuple_row(
             group.judged(group.document("", text))
     texts = [[] if _is_blank(row.get(name)) else plan.texts_field(row, name) for name in negatives]
     scores = [math.nan] * (len(positives) + sum(map(len, texts)))
-    if isinstance(row.get(scored), list):  # a single number is a margin, of two scores
+    if isinstance(row.get(scored), list):  # a single number is a margin: the difference of two scores
         scores = plan.score_list(row, scored, len(scores), f"{positive} and negatives")
     for text, score in zip(chain.from_iterable(texts), scores[len(positives) :], strict=True):
         group.negative(group.document("", text), "dense", score)
@@ -198,7 +200,7 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
     Other names are `documents` or `passages` for `docs` (or a list in the positive's column); `scores`, `label`,
     `labels` and `similarity_score` for `score`. An integer is a grade, relevant above 0; a number with a decimal point
     is 0 to 1 and relevant from 0.5. Texts that are not relevant are judged 0 and are hard negatives of origin `gold`.
-    The values name the columns. A row with `answerable` no has no other text, see `tuple_row`.
+    `anchor`, `others` and `scored` are the names of the columns. A row with `answerable` no has no other text.
     """
     group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
     if _has_no_answer(row, others):
@@ -248,7 +250,7 @@ def sentence_transformers(fields: frozenset[str]) -> plan.RowParser | None:
 
 
 def grades_note(path: str, parse: plan.RowParser) -> str:
-    """Return a note on scores that are read as grades, although published answers often have votes."""
+    """Return a note on scores that are read as grades, because in published answers they often count votes."""
     if not isinstance(parse, partial) or parse.func is not scored_row:
         return ""
     anchor, _, scored = parse.args

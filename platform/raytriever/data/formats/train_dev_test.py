@@ -1,4 +1,4 @@
-"""Division of questions into train, dev and test by shares, decided by hashes: the same questions give the same splits.
+"""Division of questions into train, dev and test by hashes, so that the same questions always have the same splits.
 
 Questions with and without an answer are divided separately, so each split has its share of both.
 """
@@ -19,17 +19,17 @@ from raytriever.data.records_and_bad_rows import NO_ANSWER, Records
 
 Id = TypeVar("Id", int, str)
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
-ENOUGH = 50  # questions of dev and test that figures and thresholds should have
+ENOUGH = 50  # minimum number of questions of dev, and of test, for useful metrics and thresholds
 _ROUNDING = 1e-9
-_SMALL, _LARGE = 0.1, 0.3  # bounds of the share of dev, and of test, that is not named
+_SMALL, _LARGE = 0.1, 0.3  # bounds of the default share of dev, and of test
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the questions that become test and dev, 0 to 1. With a sum of 1 no question is train.
+    """Shares of the questions that become test and dev, 0 to 1. If their sum is 1, no question is left for train.
 
-    None is the default: 0.1, or more so that the split gets 50 questions, but at most 0.3 and half of what the other
-    share leaves.
+    None stands for the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half
+    of the questions that the other share leaves.
 
     Raises:
         ConfigError: the sum is more than 1.
@@ -97,14 +97,14 @@ class HashSplit:
 
     @classmethod
     def of(cls, texts: Iterable[str], sizes: tuple[int, int], seed: int = 0) -> HashSplit:
-        """Return the split in which the different texts of the smallest hashes fill test and then dev up to `sizes`."""
+        """Return the split in which the distinct texts of smallest hash fill test, and then dev, up to `sizes`."""
         bounds = [b"", *sorted({hash_of(text, seed) for text in texts})]
         test = min(sizes[0], len(bounds) - 1)
         return cls(bounds[test], bounds[min(test + sizes[1], len(bounds) - 1)], seed)
 
     @classmethod
     def of_shares(cls, test: float, dev: float, seed: int = 0) -> HashSplit:
-        """Return the split in which each text is test or dev with a probability, whatever other texts there are."""
+        """Return the split in which each text is test or dev with these probabilities, independently of other texts."""
         first, second = (min(int(share * 2**256), 2**256 - 1).to_bytes(32) for share in (test, test + dev))
         return cls(first, second, seed)
 
@@ -117,7 +117,7 @@ class HashSplit:
 def split_by_hash(
     texts: Mapping[Id, str], sizes: tuple[int, int], seed: int = 0, known: Mapping[Id, str] | None = None
 ) -> dict[Id, str]:
-    """Return the split of each text, given by id: that of `known`, or `HashSplit` up to the sizes of test and dev."""
+    """Return the split of each text by its id: the one in `known`, else that of `HashSplit` for the sizes."""
     known = known or {}
     waiting = {name: text for name, text in texts.items() if name not in known}
     have = Counter(known[name] for name in texts.keys() - waiting.keys())
@@ -133,7 +133,7 @@ def hash_of(text: str, seed: int = 0) -> bytes:
 
 @dataclass(frozen=True)
 class Division:
-    """Splits of the queries of a file by their texts; `unanswered` is that of the queries that no document answers."""
+    """Splits of the queries of a file by their texts; `unanswered` divides the queries that no document answers."""
 
     answered: HashSplit
     unanswered: HashSplit
@@ -169,7 +169,7 @@ class Division:
 
     @classmethod
     def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
-        """Return the splits of queries, each with whether a document answers it.
+        """Return the division of queries, each given with whether a document answers it.
 
         Raises:
             DataError: there are too few different queries with an answer.
@@ -193,7 +193,7 @@ class Division:
 
 
 def divided_row(parse: RowParser, division: Division, row: Any, records: Records, _: str) -> None:
-    """Parse a row; the split of its judgements follows from its query, or from the query's id in a row without text."""
+    """Parse a row. Its query, or the query's id in a row without text, determines the split of its judgements."""
     queries, judgements = len(records.queries), len(records.judgements)
     parse(row, records, TRAIN)
     added = records.judgements[judgements:]
@@ -206,7 +206,7 @@ def divided_row(parse: RowParser, division: Division, row: Any, records: Records
 def few_questions(counts: Mapping[str, int], shares: Shares) -> str:
     """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough.
 
-    `counts` are the questions by split. A split whose share is 0 is not wanted.
+    `counts` are the questions by split. A split whose share is 0 is not checked.
     """
     wanted = {split: share for split, share in zip((TEST, DEV), shares.of(sum(counts.values())), strict=True) if share}
     few = [split for split in wanted if counts.get(split, 0) < ENOUGH]

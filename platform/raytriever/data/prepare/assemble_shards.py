@@ -1,12 +1,12 @@
-"""Assembly of shards to a data set: ids become positions, and repeated ids are resolved.
+"""Assembly of shards into a data set: ids become positions, and repeated ids are resolved.
 
-1. Of rows with the same id the first counts. A row with the same content is skipped; one with other content is a bad
-   row.
+1. Of several rows with the same id, the first counts. A later row with the same content is skipped; one with another
+   content is a bad row.
 2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row. A
    relevant unknown document of a known query is also stored for metrics (`absent/`): the query has this relevant
    document, although no search can find it. A query without an answer (`unanswerable/`) that has a relevant document in
    the same split is a bad row.
-3. The keys of all ids (`keys`, 16 bytes each, and as many for the contents) and the pairs are in memory; texts are not.
+3. Memory holds the pairs, and the hashes of all ids and contents (`hashed_ids`, 16 bytes each), but no texts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from raytriever.data.hashed_ids import Copies, KeyIndex, digest_of
 from raytriever.data.prepare import prepared
 from raytriever.data.prepare.text_shards import WORK, ShardReport, texts_of
 
-# Reason and content of each bad row, by part and number; a row with several errors is bad once.
+# Reason and content of each bad row, by part and row number; a row with several errors occurs once.
 BadRows = dict[tuple[int, int], tuple[str, bytes]]
 _KEY: tuple[list[str], Shape] = (["uint64"], (None, 2))
 _NUMBER: tuple[list[str], Shape] = (["int64"], (None,))
 _BYTES: tuple[list[str], Shape] = (["uint8"], (None,))
-# Arrays of a work file for documents or queries, for pairs, and for texts of single queries; types and shapes.
+# Types and shapes of the arrays of a work file: for documents or queries, for pairs, and for texts of single queries.
 _ROWS = {"keys": _KEY, "contents": _KEY, "forms": (["uint64"], (None,)), "rows": _NUMBER, "repeated": (["int64"], ())}
 _PAIRS = {
     "queries": _KEY,
@@ -97,7 +97,7 @@ def _resolve_ids(folder: Path, name: str, reports: Sequence[ShardReport], bad: B
     loaded = [_arrays(folder, report, name, _ROWS) for report in reports]
     lengths = [len(shard["rows"]) for shard in loaded]
     within = sum(int(shard["repeated"]) for shard in loaded)
-    # Column by column, and each is released from its shard: millions of rows are not in memory twice.
+    # Each column is released from its shard after it is read, so that millions of rows are not in memory twice.
     keys, contents, forms, rows = (
         np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "forms", "rows")
     )
@@ -157,7 +157,7 @@ def _resolved(
         for index in np.flatnonzero((rows["query"] < 0) | ((rows["document"] < 0) & has_document)):
             end = "query" if rows["query"][index] < 0 else "document"
             unknown = ids[end][int(index)].as_py()
-            reason = f"unknown {end} id {unknown!r}"  # see `records.UNKNOWN_DOCUMENT`
+            reason = f"unknown {end} id {unknown!r}"  # see `UNKNOWN_DOCUMENT`
             bad.setdefault((report.part, int(rows["row"][index])), (reason, unknown.encode()))
         yield _Pairs(rows, arrays["splits"], arrays["scores"], ids["document"])
 
@@ -180,7 +180,7 @@ def _write_judgements(
     (folder / prepared.JUDGEMENTS).mkdir(exist_ok=True)
     for split, tables in judged.items():
         table = np.concatenate(tables)
-        table = table[np.lexsort((table["document"], table["query"]))]  # stable: of equal pairs the first row leads
+        table = table[np.lexsort((table["document"], table["query"]))]  # stable: equal pairs stay in the order of rows
         is_first = np.ones(len(table), bool)
         is_first[1:] = (np.diff(table["query"]) != 0) | (np.diff(table["document"]) != 0)
         first = table[np.maximum.accumulate(np.where(is_first, np.arange(len(table)), 0))]
@@ -230,14 +230,14 @@ def _write_negatives(
 
 
 def _write_query_texts(folder: Path, name: str, reports: Sequence[ShardReport], queries: AssembledSide) -> None:
-    """Write the texts of single queries of all shards to the file `name`, ordered by query; of unknown ones none."""
+    """Write answers or prompts of all shards to the file `name`, ordered by query, except those of unknown queries."""
     import pyarrow as pa
 
     loaded = [_arrays(folder, report, name, _TEXTS) for report in reports]
     positions = queries.positions(np.concatenate([np.zeros((0, 2), np.uint64), *(each["queries"] for each in loaded)]))
     order = np.argsort(positions, kind="stable")
     order = order[positions[order] >= 0]
-    if name == PROMPTS:  # a query has one prompt; a row with another one is a bad row
+    if name == PROMPTS:  # a query has one prompt; a row with a different one is a bad row
         order = order[np.unique(positions[order], return_index=True)[1]]
     if len(order):
         texts = pa.chunked_array([texts_of(each, "text") for each in loaded]).combine_chunks()

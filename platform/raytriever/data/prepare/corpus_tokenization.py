@@ -1,4 +1,4 @@
-"""Tokenization of texts without model, special tokens or truncation.
+"""Tokenization of texts without loading a model, without special tokens and without truncation.
 
 Lengths, special tokens and padding are decided when a batch is read, so they can change without tokenizing again.
 Only the library `tokenizers` is imported here, because every worker of a preparation starts with it."""
@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from raytriever.models.prompts import PromptTable
 
-# A tokenizer needs about a hundred times the memory of the texts of a call. No model reads longer texts.
+# In a call, a tokenizer needs about a hundred times the memory of its texts. No model reads longer texts.
 MAX_CHARACTERS = 1_000_000
 
 
@@ -25,7 +25,7 @@ MAX_CHARACTERS = 1_000_000
 class Tokenization:
     """Serialized tokenizer of `tokenizers`, without truncation and padding, and the prompts in front of texts.
 
-    `table` has prompts by data set, from which `for_dataset` chooses; None if the two prompts are for all.
+    `table` has the prompts by data set, from which `for_dataset` chooses; None if all data sets have the same prompts.
     """
 
     tokenizer: str = field(repr=False)
@@ -42,7 +42,7 @@ class Tokenization:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything that decides the tokens."""
+        """SHA-256 over everything that determines the tokens."""
         return _sha256("\0".join(map(_sha256, (self.tokenizer, self.query_prompt, self.passage_prompt))))
 
     @property
@@ -70,7 +70,7 @@ class Tokenization:
 
 
 def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut texts into slices of at most `MAX_CHARACTERS` in all, or of one text."""
+    """Divide a list of texts into slices of at most `MAX_CHARACTERS` in total, or of one text."""
     first = characters = 0
     for index, text in enumerate(texts):
         characters += len(text)
@@ -85,7 +85,7 @@ def _sha256(text: str) -> str:
 
 
 def flat(token_ids: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:
-    """Return the concatenated token ids, and the start of each text with the end of the last, as int64."""
+    """Return the concatenated token ids, and the start of each text followed by the end of the last one, as int64."""
     offsets = np.zeros(len(token_ids) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in token_ids], out=offsets[1:])
     return np.fromiter(chain.from_iterable(token_ids), dtype=dtype, count=offsets[-1]), offsets

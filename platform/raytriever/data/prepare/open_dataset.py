@@ -1,8 +1,8 @@
 """Opening of a data set by name, path or URI: it is prepared first if necessary, and copied to this node if remote.
 
-If a data set has no `dev` split, `dev` is taken from `train`: a tenth of the training queries (at most 1,000), those
-whose ids have the smallest SHA-256, and as large a share of those without an answer. `train` opened together with that
-`dev` excludes them; `train` alone is complete.
+If a data set has no `dev` split, a tenth of the training queries (at most 1,000) becomes `dev`: those whose ids have
+the smallest SHA-256. The same share of the queries without an answer is added. If `train` is opened together with this
+`dev`, it excludes these queries; if it is opened alone, it is complete.
 
 Training reads documents in random order, so every node has a complete copy of a prepared data set in an object store
 (`store.remote_folders`) instead of reading each document from there.
@@ -42,7 +42,7 @@ def open_dataset(
     run: Runner = in_this_process,
     report: Report = ignore_line,
 ) -> RetrievalDataset:
-    """Open a data set, and check and prepare it first if necessary. Its `quarantine` lists the rows left out.
+    """Open a data set, after checking and preparing it if necessary. Its `quarantine` lists the rows left out.
 
     Args:
         name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
@@ -50,7 +50,7 @@ def open_dataset(
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
         bm25_language: see `Documents`.
         tokenization: tokenizer and prompts; None for texts without tokens.
-        report: called with a line about what is prepared.
+        report: called with progress lines of the preparation.
 
     Raises:
         DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
@@ -83,7 +83,7 @@ def open_all_splits(
 
 
 def _with_lender(splits: list[str]) -> tuple[str, ...]:
-    """Return the splits whose files are read: `dev` may be taken from `train`."""
+    """Return the splits whose files are read, with `train` for `dev`, which may have to be held out from it."""
     return (*splits, TRAIN) if DEV in splits else tuple(splits)
 
 
@@ -141,7 +141,7 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
 
 
 def lent_dev_line(dataset: RetrievalDataset) -> str:
-    """Return a line about the dev split of an open data set if it was held out from `train`, else nothing."""
+    """Return a line about the dev split of an open data set if it was held out from `train`, else an empty text."""
     if not dataset.has_lent_dev:
         return ""
     count = len(np.unique(dataset.judgements[DEV].queries))

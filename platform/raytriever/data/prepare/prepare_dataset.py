@@ -1,9 +1,9 @@
-"""Preparation of a data set: from files of any known format to a directory of shards, once.
+"""Preparation of a data set: files of any known format become a directory of shards, once.
 
-1. The files are listed and the format is recognized; the key is the digest of their bytes and of the settings.
-2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process, in a
-   pool of processes, or by a `Runner` that uses Ray.
-   Positions are computed (`assemble`). A preparation that was killed is continued (`shards`).
+1. The files are listed and the format is recognized. The key is the digest of their bytes and of the settings.
+2. An existing directory with that key is used. Otherwise every chunk becomes a shard (`text_shards`): in this process,
+   in a pool of processes, or by a `Runner` that uses Ray. Then positions are computed (`assemble_shards`).
+   A preparation that was killed is continued (`text_shards`).
 3. Bad rows are listed in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is kept.
 """
 
@@ -41,20 +41,21 @@ from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter, 
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
 from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry, check_share
 
-# Raise it when the same files give other rows: the cache is then made again. Prepared directories stay readable.
+# Increase this number when the same files give other rows; the cache is then computed again. Prepared directories stay
+# readable.
 _READING = 1
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
-# Sources from this size on are waited for until the disk has them: a smaller one is prepared again in a minute.
+# From this size on, a prepared source is written durably. A smaller one can be prepared again in a minute.
 _DURABLE_FROM = 64 << 20
 _REPORT_SECONDS = 10
 
-# Makes the shards of all parts, in any order: `run(writer, total_bytes)`, with the number of bytes of all files.
+# `run(writer, total_bytes)` makes the shards of all parts, in any order; `total_bytes` is the size of all files.
 Runner = Callable[[ShardWriter, int], Iterator[ShardReport]]
 Report = Callable[[str], None]
 
 
 def ignore_line(text: str) -> None:
-    """Do nothing: the report of callers that need none."""
+    """Do nothing; used as `report` by callers that need no lines."""
 
 
 def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
@@ -65,16 +66,16 @@ def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRepo
 
 
 def chunk_bytes(total_bytes: int) -> int:
-    """Return the size of chunks, for a few hundred within limits."""
+    """Return the size of a chunk in bytes: within limits, the one that gives a few hundred chunks."""
     return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request to prepare a data set; see `sources.Source.open`, `recognize` and `open.open_dataset`.
+    """Request to prepare a data set; see `Source.open`, `recognize` and `open_dataset`.
 
-    `division` divides a single file of queries and passages.
-    Bad rows in files of other splits than `splits` are quarantined and stop nothing; None checks all files.
+    `division` divides a single file of queries and passages. Bad rows in files of splits other than `splits` are
+    quarantined but never stop the preparation; None checks all files.
     """
 
     dataset: str
@@ -87,7 +88,7 @@ class Request:
 
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
-        """Return the SHA-256 over the bytes of the files, their paths, and all settings that decide the shards.
+        """Return the SHA-256 over the bytes of the files, their paths, and all settings that determine the shards.
 
         The paths count because bad rows are listed by path.
         """
@@ -100,7 +101,7 @@ class Request:
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
     def check_files(self, files: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `DataError` if a file of the checked splits, of the figures of `count_rows`, has too many bad rows."""
+        """Raise `DataError` if a file of the checked splits has too many bad rows; `files` is from `count_rows`."""
         for file in files:
             if self.splits is None or file["split"] is None or file["split"] in self.splits:
                 check_share(file["where"], file["rows"], file["bad"], file["first"], self.max_bad_rows)
@@ -109,7 +110,7 @@ class Request:
 def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
 ) -> PreparedDirectory:
-    """Return a prepared data set; prepare it first if necessary, in `output` or in the cache.
+    """Prepare a data set in `output` or in the cache, unless that is done already, and return it.
 
     Raises:
         DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
@@ -126,7 +127,7 @@ def prepare(
     if plan.note:
         report(plan.note)
     work = _Preparation(request, source, plan, request.key(source, plan), run, report)
-    if output is not None:  # its command holds the lock
+    if output is not None:  # the calling command holds the lock of `output`
         directory = PreparedDirectory.find(output)
         if directory is not None and directory.meta["key"] != work.key and directory.meta["source"] != source.where:
             what, remedy = (
@@ -226,7 +227,7 @@ class _Preparation:
         for shard in self.run(ShardWriter(self.plan.parts, folder, self.request.tokenization), self.size):
             if shard.number == 0:
                 first[shard.part] = shard
-            while checked in first:  # in the order of the files: of several bad ones the error names the first
+            while checked in first:  # in the order of the files, so that the error always names the first bad one
                 begin_of_file, where = first.pop(checked), self.plan.parts[checked].where
                 count, bad = begin_of_file.rows, begin_of_file.bad
                 if count == len(bad):
@@ -266,7 +267,7 @@ def count_rows(
     return files, [entry for entries in bad for entry in entries]
 
 
-# PyArrow imports pandas, if it is installed, with the first array of Python objects: 0.2 s of each process.
+# Importing pandas once saves 0.2 s in each process: PyArrow imports it with the first array of Python objects.
 _SHARED = [__name__, "pyarrow", "pandas"]
 
 

@@ -2,7 +2,7 @@
 
 Correct digests do not make a directory safe, because an attacker can write digests too. So each file must have the
 types and lengths that `prepare` writes, and every position must refer to an existing row. The checks of offsets and
-texts read all files. Like the comparison of digests, they run again only after a file has changed.
+texts read all files. As with digests, they run again only after a file has changed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
 JUDGEMENTS, NEGATIVES, ABSENT, UNANSWERABLE = "judgements", "negatives", "absent", "unanswerable"
-FORMS = "forms.npy"  # behind the name of documents or queries
+FORMS = "forms.npy"  # suffix after the name of documents or queries
 # Columns of the Arrow files of documents and of queries, with their Arrow types.
 DOCUMENT_COLUMNS, QUERY_COLUMNS = (
     dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"))
@@ -72,11 +72,11 @@ class SideMeta(TypedDict):
     """Figures of the documents or the queries.
 
     Args:
-        rows: number of all rows, with those that do not count.
+        rows: number of all rows, including those that do not count.
         live: number of rows that count.
         digest: SHA-256 over ids and contents in order.
         repeated: number of rows that repeat an earlier row.
-        same_text: number of rows that are copies of an earlier one; see `keys`.
+        same_text: number of rows that are copies of an earlier one; see `hashed_ids`.
     """
 
     rows: int
@@ -117,8 +117,8 @@ class PreparedDirectory:
 
     @classmethod
     def find(cls, folder: Path) -> PreparedDirectory | None:
-        """Return the prepared data set of a folder; None if it holds none. Raise `StorageError` if the manifest has
-        changed, or is of another format."""
+        """Return the prepared data set of a folder; None if it holds none. Raise `StorageError` if the manifest was
+        changed or has another format."""
         file = folder / MANIFEST
         if not file.is_file():
             return None
@@ -154,8 +154,8 @@ class PreparedDirectory:
     def open(self, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
         """Open the data set.
 
-        Only the judgements of `splits` are read, and the bad rows of these; None for all. Missing splits are skipped.
-        `vocabulary` is the number of token ids of the tokenizer, if known.
+        Only the judgements and bad rows of `splits` are read; None for all. Missing splits are skipped. `vocabulary` is
+        the number of token ids of the tokenizer, if known.
 
         Raises:
             StorageError: a file is missing, damaged or changed, or has other contents than `prepare` writes.
@@ -168,7 +168,7 @@ class PreparedDirectory:
         return dataset
 
     def files(self, begin: str, end: str = "") -> list[Path]:
-        """Return the files that the manifest names, sorted; others do not exist."""
+        """Return the sorted files of the manifest with this prefix and suffix; other files do not count."""
         names = sorted(self.manifest["files"])
         return [self.folder / name for name in names if name.startswith(begin) and name.endswith(end)]
 
@@ -224,7 +224,7 @@ def _side(
     texts = [TextColumn([table[column].chunk(0) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
-    # Without shards the column of tokens is empty, not missing: there was no document.
+    # A data set without documents has no shards; its column of tokens is then empty instead of missing.
     tokens = [read_tokens(file, length) for file, length in zip(shards, lengths, strict=True)]
     return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
 
@@ -283,7 +283,7 @@ def _negatives(file: Path, queries: int, documents: int) -> NegativeRows:
 
 
 def _query_texts(file: Path, queries: int, full: bool, least_step: int) -> tuple[ndarray, Any]:
-    """Return texts of queries and the positions of these, which ascend by at least `least_step`."""
+    """Return positions of queries, which must ascend by at least `least_step`, and their texts."""
     positions, texts = read_texts(file, full)
     _check_range(file, "the position of a query", positions, queries)
     _check_order(file, "queries", bool((np.diff(positions) >= least_step).all()))

@@ -1,13 +1,13 @@
 """Shard writer: checks, tokenizes and writes one chunk of rows as one shard, with a report of a few bytes.
 
 1. The rows are parsed. Each bad row is quarantined alone, with its number and reason.
-2. Texts go to Arrow files and tokens to flat arrays next to them, in the folders of the data set.
-3. The file `work/STEM.npz` is written last. It has the ids and contents as keys, from which `assemble` computes
-   positions when every shard exists, and the report with the digests of the other files. With it the shard is finished.
+2. Texts are written to Arrow files and tokens to flat arrays next to them, in the folders of the data set.
+3. The file `work/STEM.npz` is written last, and marks the shard as finished. It has the hashes of ids and contents,
+   from which `assemble` computes positions when every shard exists, and the report with the digests of other files.
 
-Every file is written aside and renamed. A killed preparation leaves its hidden directory, and the next preparation of
-the same key continues in it. A process that outlived the killed command cannot write there, because the directory has
-another name then."""
+Every file is written under a temporary name and renamed. A killed preparation leaves its hidden directory, and the next
+preparation of the same key continues in it under a new name. So a process that outlived the killed command cannot write
+there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, Q
 from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, Judgement, Negative, bad_entry
 from raytriever.models.prompts import TITLE, fill_title
 
-# Bytes by bytes of uncompressed source; texts include keys and judgements.
+# Bytes of texts (with keys and judgements) and of tokens per uncompressed byte of the source; compression factor.
 _SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
 WORK, _KEY, _REPORT = "work", "key", "report"
@@ -48,8 +48,8 @@ WORK, _KEY, _REPORT = "work", "key", "report"
 
 @dataclass(frozen=True)
 class Side:
-    """Documents or queries of a chunk: the stored columns, and for each text what the tokenizer reads behind the
-    prompt, the number of its row, and the key of its content."""
+    """Documents or queries of a chunk: the stored columns, and for each text its row number, the key of its content,
+    and the input of the tokenizer after the prompt."""
 
     columns: Mapping[str, Sequence[str]]
     texts: Sequence[str]
@@ -92,7 +92,7 @@ def _tokenize(tokenization: Tokenization, prompt: str, texts: list[str]) -> tupl
     def encode(some: list[str]) -> list[list[int]] | BaseException:
         try:
             return tokenization.encode(some, prompt)
-        except BaseException as error:  # a panic of the tokenizer is no `Exception`
+        except BaseException as error:  # a panic of the Rust tokenizer is not an `Exception`
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             return error
@@ -110,7 +110,7 @@ def _tokenize(tokenization: Tokenization, prompt: str, texts: list[str]) -> tupl
 def _pairs(
     name: str, pairs: Sequence[Judgement] | Sequence[Negative], kinds: list[int], splits: list[str], rows: ndarray
 ) -> dict[str, ndarray]:
-    """Return judgements or negatives as arrays: queries and documents by key for matching, and by id for messages."""
+    """Return judgements or negatives as arrays: queries and documents as keys for matching, and as ids for messages."""
     arrays = {
         "queries": keys_of(key_of(pair.query) for pair in pairs),
         "documents": keys_of(key_of(pair.document) for pair in pairs),
@@ -132,7 +132,7 @@ def _packed(name: str, texts: Iterable[str]) -> dict[str, ndarray]:
 
 
 def texts_of(arrays: Mapping[str, ndarray], name: str) -> Any:
-    """Return the texts that `_packed` has put in arrays, as an Arrow array."""
+    """Return the texts that `_packed` has stored in arrays, as an Arrow array."""
     import pyarrow as pa
 
     offsets = arrays[f"{name}.offsets"]
@@ -155,7 +155,7 @@ class ShardReport:
         number: number of the chunk of the part, from 0.
         rows: number of rows read, bad ones included.
         bad: bad rows, from `records.bad_entry`.
-        files: size and digest of its files, by their names in the data set.
+        files: size and digest of each file, by its name in the data set.
     """
 
     part: int
@@ -172,10 +172,10 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writer of the shards of all parts, sent to the processes that write them.
+    """Writer of shards, which is sent to every process that writes some of them.
 
     Args:
-        folder: directory of the data set, which every process can write.
+        folder: directory of the data set, to which every process can write.
         tokenization: tokenizer and prompts; None for texts without tokens.
     """
 
@@ -235,8 +235,8 @@ class ShardWriter:
         return report
 
     def _write_side(self, stem: str, side: Side) -> tuple[dict[int, str], dict[str, FileEntry], dict[str, ndarray]]:
-        """Write texts and tokens, each pair of id and content once. Return the reasons by row for texts that cannot be
-        tokenized, which are left out, the entries of the files, and the keys for `assemble`."""
+        """Write texts and tokens, each pair of id and content once; texts that cannot be tokenized are left out. Return
+        the reasons for these by row, the entries of the files, and the keys for `assemble`."""
         keys = list(map(key_of, side.columns["id"]))
         first: dict[tuple[bytes, bytes], int] = {}
         for index, pair in enumerate(zip(keys, side.contents, strict=True)):

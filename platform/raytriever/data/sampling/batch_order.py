@@ -1,15 +1,16 @@
 """Order of the examples: the batch of step t is a pure function of (examples, batch size, seed, t).
 
-1. A stream is endless: a sequence of epochs of equal size, each computed from its number alone. The plain stream has
-   one permutation for each epoch; `mixture` and `spread` make others.
-2. Step t reads positions tb to tb + b - 1 of the stream, with any number of workers; each worker reads its share.
+1. A stream is an endless sequence of epochs of equal size, each computed from its number alone. The plain stream has
+   one permutation for each epoch; `dataset_mixture` and `no_duplicates` make other streams.
+2. Step t reads positions tb to tb + b - 1 of the stream, for batch size b and any number of workers. Each worker reads
+   its share.
 3. So the last batch of an epoch is filled from the next epoch. Nothing is dropped or padded, and every example occurs
-   once in each epoch. Resuming at any step costs the order of one epoch, or of two if the batch is across two epochs.
+   once in each epoch. Resuming at any step costs the order of one epoch, or of two if its batch spans two epochs.
 
-All random choices are pure functions of their purpose: there is no state that a restart could lose. numpy guarantees
-that the raw words of its generators do not change, and guarantees nothing for shuffles and samples. So all draws are
-made from words: of Philox (Salmon et al. 2011) for a whole epoch, of splitmix64 (Steele et al. 2014) for a few numbers
-of each example.
+All random choices are pure functions of their purpose, so there is no state that a restart could lose. NumPy guarantees
+that the raw words of its generators do not change, but not its shuffles and samples. So all samples are made from raw
+words: of Philox (Salmon et al. 2011) for a whole epoch, of splitmix64 (Steele et al. 2014) for a few numbers of each
+example.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from raytriever.core.errors import ConfigError, setting
 
 
 class Epoch(NamedTuple):
-    """Epoch of a stream: the example in each slot, and the number of its own epoch."""
+    """Epoch of a stream: the example in each slot, and the epoch number within the example's data set."""
 
     examples: Int64[ndarray, " slots"]
     seen_in: Int64[ndarray, " slots"]
@@ -59,7 +60,7 @@ class Shuffled:
 class Order:
     """Order of the training examples of an epoch, in global batches over all workers.
 
-    `stream` is the stream that is read, see `mixture.arrange`; `Shuffled` by default.
+    `stream` is the stream to read, see `dataset_mixture.arrange`; `Shuffled` by default.
     """
 
     examples: int
@@ -78,11 +79,11 @@ class Order:
         return self._read(step).examples
 
     def epochs(self, step: int) -> Int64[ndarray, " batch"]:
-        """Return the epoch of each example of the step's batch, from 0: with several data sets, that of its own."""
+        """Return the epoch of each example of the step's batch, from 0. Each data set has its own epochs."""
         return self._read(step).seen_in
 
     def steps(self, epochs: float) -> int:
-        """Return the number of steps that see all examples of `epochs` epochs; the last may reach into the next."""
+        """Return the number of steps that cover `epochs` epochs; the last step may reach into the next epoch."""
         return int(np.ceil(epochs * self.examples / self.batch_size))
 
     def _read(self, step: int) -> Epoch:
@@ -124,7 +125,7 @@ WORD = 2**64 - 1
 
 @lru_cache(maxsize=2)
 def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
-    """Return a permutation of `size` items for each (seed, epoch). Two are cached, for a batch across two epochs."""
+    """Return a permutation of `size` items for each (seed, epoch). Two are cached, as a batch may span two epochs."""
     key = np.array([seed & WORD, epoch & WORD], dtype=np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
@@ -134,12 +135,12 @@ def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
 def words(
     seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
 ) -> UInt64[ndarray, "..."]:
-    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or for each draw, `[batch, columns]`.
+    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or each sample, `[batch, columns]`.
 
     Args:
         epochs, examples: `[batch]`.
-        purpose: number of the purpose: draws of one example for two purposes must be independent.
-        columns: numbers of the draws of each example.
+        purpose: number of the purpose, because samples of one example for two purposes must be independent.
+        columns: numbers of the samples of each example.
     """
     state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
@@ -148,7 +149,7 @@ def words(
 
 
 def derived_seed(seed: int, number: int) -> int:
-    """Return the seed of part `number`, so that the parts are drawn independently."""
+    """Derive an independent seed for stream `number`."""
     return int(_mix(_mix(np.array([seed & WORD], dtype=np.uint64)) ^ np.uint64(number + 1))[0])
 
 

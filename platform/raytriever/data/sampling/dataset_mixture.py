@@ -1,8 +1,8 @@
-"""Order of the training examples by the settings: shuffled, mixed from several data sets by weights, spread.
+"""Order of the training examples: shuffled, mixed from several data sets by weights, without duplicates in a batch.
 
-1. Each data set has an endless stream of its own. A round of the mixture has about as many slots as all data sets have
+1. Each data set has its own endless stream. A round of the mixture has about as many slots as all data sets have
    examples. It assigns each turn (one slot, or one batch of slots) to a data set, in an order by (seed, round).
-2. Every round has the same quotas: of each data set its share of the turns, rounded, and at least one.
+2. In every round each data set has the same quota: its share of the turns, rounded, and at least one.
 3. The k-th turn of a data set reads the k-th slot (or batch) of its own stream. So each example occurs once in each
    epoch of its data set, with any weights. The default weights are the sizes; then all epochs end together."""
 
@@ -22,9 +22,9 @@ _FLAG = setting("dataset_weights")
 
 
 class Mixture:
-    """Stream (`order.Stream`) of the streams of several data sets, whose examples count from 0.
+    """Stream that mixes the streams of several data sets; examples are numbered through all data sets.
 
-    `run` is the number of slots of a turn: 1, or the batch size for batches of one data set each.
+    `run` is the number of slots of a turn: 1, or the batch size if each batch is from one data set.
     """
 
     def __init__(self, streams: Sequence[Stream], weights: Sequence[float], seed: int, run: int = 1) -> None:
@@ -55,7 +55,7 @@ class Mixture:
 
 
 def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
-    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set; the sizes for "".
+    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set; "" stands for the sizes.
 
     Raises:
         ConfigError: the number of weights differs from the number of data sets, a weight is not above 0, or a data set
@@ -72,7 +72,7 @@ def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
             weight = float(word)
         except ValueError:
             weight = 0.0
-        if not 0 < weight < 1e100:  # also NaN is no weight
+        if not 0 < weight < 1e100:  # false for NaN, too
             raise ConfigError(f"{word!r} is no weight", _FLAG, "give numbers above 0, as in 2,1")
         if not size:
             raise ConfigError(f"weight {word} is of a data set without training examples", _FLAG, "leave it out")
@@ -98,7 +98,7 @@ def arrange(
         batch_size: number of examples in the global batch, over all workers.
         weights: weights of the data sets, see `parse_weights`; "" for their sizes.
         mixing: `examples` mixes data sets within each batch, `batches` reads each batch from one data set.
-        no_duplicates: avoid batches with two queries that share a positive, see `spread`.
+        no_duplicates: avoid batches with two queries that share a positive, see `Spread`.
     """
     sizes = np.diff(examples.starts).tolist()
     shares = parse_weights(weights, sizes)

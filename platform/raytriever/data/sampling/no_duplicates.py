@@ -1,9 +1,11 @@
 """Batches without two queries that share a positive, from any stream; each epoch stays complete.
 
 An example that shares a document with its batch waits for the next batch. All relevant documents of a query count,
-sampled or not: they would be false negatives. A few pairs stay, and are counted (`shared`): a document with more
-queries than batches occurs twice in one, the last batches take what still waits, and a batch across two epochs is
-arranged without regard to the earlier one, so that an epoch can be computed from its number alone.
+sampled or not, because they would be false negatives. A few such pairs remain, and are counted (`shared`):
+
+1. A document with more queries than there are batches occurs twice in one.
+2. The last batches take the examples that still wait.
+3. In a batch that spans two epochs, the second part ignores the first, so that an epoch depends on its number alone.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ import numpy as np
 from raytriever.data.dataset import Positives, positions_of_runs
 from raytriever.data.sampling.batch_order import Epoch, Order, Stream
 
-# Waiting examples that are tried for each place of a batch: more cost time where a document is frequent.
+# Number of waiting examples that are tried for each slot of a batch. More would be slow for frequent documents.
 _TRIED = 64
 
 
 class Spread:
-    """Stream (`order.Stream`) that rearranges the epochs of another for one batch size, given all positives."""
+    """Stream that rearranges the epochs of another stream for one batch size, given all positives."""
 
     def __init__(self, stream: Stream, batch_size: int, positives: Positives) -> None:
         self._stream, self._batch = stream, batch_size
@@ -63,7 +65,7 @@ def shared(order: Order, positives: Positives, steps: range) -> int:
     counts = np.diff(positives.offsets)[items]
     documents = positives.documents[positions_of_runs(positives.offsets[items], counts)]
     owners = np.repeat(np.arange(len(items)), counts)
-    # A document of a batch is there again, unless this is its first.
+    # True for each occurrence of a document in a batch except the first.
     again = np.ones(len(owners), bool)
     batches = owners // order.batch_size * (documents.max() + 1)
     again[np.unique(batches + documents, return_index=True)[1]] = False

@@ -26,10 +26,10 @@ from raytriever.data.sampling.training_examples import Examples
 
 @dataclass(frozen=True)
 class TeacherTable:
-    """Scores by pair.
+    """Teacher scores of pairs.
 
     Args:
-        pairs: query position times `documents` plus document position, ascending, no pair twice.
+        pairs: query position times `documents` plus document position, ascending and distinct.
         scores: finite scores; higher is more relevant.
     """
 
@@ -42,7 +42,7 @@ class TeacherTable:
         cls, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, scores: ndarray, where: str
     ) -> TeacherTable:
         """Build a table from pairs of positions and their scores in any order; `where` is the path for messages. Raise
-        `DataError` if there is no pair, a score is not finite, or a pair has two scores."""
+        `DataError` if there is no pair, if a score is not finite, or if a pair has two scores."""
         if not len(scores):
             raise DataError("holds no score", where, "score some pairs first")
         with np.errstate(over="ignore"):
@@ -73,7 +73,7 @@ class TeacherTable:
 
     @classmethod
     def chained(cls, tables: Sequence[TeacherTable], query_starts: ndarray, document_starts: ndarray) -> TeacherTable:
-        """Concatenate the tables of several data sets into one for the combined data set; see `combine.starts_of`."""
+        """Concatenate the tables of several data sets into one for the combined data set; see `starts_of`."""
         total = int(document_starts[-1])
         pairs = [
             (table.pairs // table.documents + query_start) * total + table.pairs % table.documents + document_start
@@ -87,13 +87,13 @@ class TeacherTable:
     def of_groups(
         self, queries: Int64[ndarray, " batch"], documents: Int64[ndarray, "batch group"]
     ) -> Float32[ndarray, "batch group"]:
-        """Return the score of each document for the query of its row, NaN without a score."""
+        """Return the score of each document for the query of its row; NaN if there is none."""
         return self.of_pairs(np.broadcast_to(queries[:, None], documents.shape), documents)
 
     def of_pairs(
         self, queries: Int64[ndarray, "*shape"], documents: Int64[ndarray, "*shape"]
     ) -> Float32[ndarray, "*shape"]:
-        """Return the score of each pair, NaN without a score."""
+        """Return the score of each pair; NaN if there is none."""
         if not len(self):
             return np.full(documents.shape, np.nan, dtype=np.float32)
         pairs = queries * self.documents + documents
@@ -110,7 +110,7 @@ class TeacherTable:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Share of the training passages that a teacher has scored: of the positives, and of the negatives of the table."""
+    """Number of training passages that a teacher has scored, for positives and for negatives of the table."""
 
     positives: int
     scored_positives: int
@@ -157,7 +157,7 @@ _KINDS = {"query": TEXT, "document": TEXT, "score": NUMBER}
 
 
 def identity(dataset: RetrievalDataset) -> dict[str, str]:
-    """Return the digests of texts and ids that scores belong to; they do not depend on the open splits."""
+    """Return the digests of the texts and ids to which scores belong; they do not depend on the opened splits."""
     return {"queries": dataset.queries.digest, "documents": dataset.documents.digest}
 
 
@@ -165,7 +165,7 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
     """Read scores of a directory that `raytriever score` wrote, or of one Parquet file, for a data set.
 
     Raises:
-        DataError: the path does not exist, has scores of other texts, lacks a column or has one of another type; an id
+        DataError: the path does not exist, or has scores of other texts; a column is missing or has another type; an id
             is unknown, a score is not finite, or a pair has two scores.
     """
 

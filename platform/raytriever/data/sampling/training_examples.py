@@ -1,19 +1,21 @@
 """Training example: a query, some of its positives, and hard negatives, all by position.
 
-Every draw is a hash of (seed, epoch, example) (`draws`). It is the same on any worker and after any restart, and
-differs between epochs.
+Every random choice is a hash of (seed, epoch, example) (`batch_order.words`). It is the same on any worker and after
+any restart, and differs between epochs.
 
-The source of its judgements decides the positives of a group. `all` uses every relevant document. `human` and `llm`
-make groups of one source. `human-first` makes mixed groups: one human positive first, then LLM ones. A query without
-the first positive of its group is no example. In every group, all relevant documents of a query stay known: none is its
-negative. Those of equal queries are known too, and a document is known with all its copies (`data.hashed_ids`): known
-documents are the first of equal ones.
+The setting `positives` selects the positives of a group by their source. `all` uses every relevant document. `human`
+and `llm` use one source. `human-first` makes mixed groups: one human positive first, then LLM ones. A query without a
+first positive is not an example.
 
-Negatives by origin. Every group follows the shares as closely as whole numbers allow. A group of n negatives gets floor
-or ceil of n times the share of an origin, drawn so that the expectation is exact, also for n = 1. The shares are laid
-end to end on [0, n]. One number u in [0, 1), drawn for each (seed, epoch, example), shifts the integer grid that counts
-them (systematic sampling, Madow 1949). If a query has no negative of an origin, the others share its part in
-proportion. Random documents get it only if no other origin is left."""
+All relevant documents of a query are known, whatever the sources, and never become its negatives. Those of equal
+queries are known too, as are all copies of a known document (`data.hashed_ids`): of equal documents, the first stands
+for all.
+
+The shares of the negatives by origin hold in every group as closely as whole numbers allow. A group of n negatives gets
+floor or ceil of n times the share of an origin, sampled so that the expectation is exact, even for n = 1. The shares
+are laid end to end on [0, n]. One number u in [0, 1), sampled for each (seed, epoch, example), shifts the integer grid
+that counts them (systematic sampling, Madow 1949). If a query has no negative of an origin, the other origins divide
+its share in proportion. Random documents get it only if no other origin is left."""
 
 from __future__ import annotations
 
@@ -38,13 +40,13 @@ ALL, HUMAN_FIRST = "all", "human-first"
 
 
 def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, tuple[Positives, ...]]:
-    """Return the queries that are examples, and the positives that their groups are drawn from.
+    """Return the queries that are examples, and the positives from which their groups are sampled.
 
-    The latter are the positives that the first one of a group is drawn from, and, for `human-first`, those that the
-    others are drawn from, of which a query may have none.
+    The second value has the candidates for the first positive of a group. For `human-first` it also has the candidates
+    for the further positives; a query may have none of these.
 
     Raises:
-        DataError: no query has such a positive.
+        DataError: no query has a positive of the source.
     """
     if which == ALL:
         return positives, (positives,)
@@ -65,7 +67,7 @@ def _of_source(positives: Positives, source: str) -> Positives:
     return Positives(positives.queries, before[positives.offsets], *columns)
 
 
-# Purposes of draws: draws of one example for two purposes must be independent.
+# Purposes of samples, because samples of one example for two purposes must be independent.
 _POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _SHARE = 1, 2, 3, 4, 5
 
 
@@ -85,13 +87,13 @@ class Examples:
 
     Args:
         positives: queries and all their relevant documents.
-        drawn: positives that groups are drawn from, see `groups_of`.
-        starts: first example of each combined data set, and last the number of examples.
-        document_starts: first document of each combined data set, and last the number of documents. Random negatives of
-            a query are documents of its own data set.
+        drawn: positives from which groups are sampled, see `groups_of`.
+        starts: first example of each combined data set, followed by the number of examples.
+        document_starts: first document of each combined data set, followed by the number of documents. Random negatives
+            of a query are documents of its own data set.
         negatives: table of hard negatives. Queries without any get random documents.
         shares: shares of the negatives by origin, see above; None for equal weights of a query's rows.
-        ranked: use the positives of the lowest ranks instead of drawing them in each epoch.
+        ranked: use the positives of the lowest ranks instead of sampling them in each epoch.
         query_copies, document_copies: texts that count as one.
     """
 
@@ -118,12 +120,13 @@ class Examples:
         ranked: bool = False,
         shares: Float64[ndarray, " origins"] | None = None,
     ) -> Examples:
-        """Return the examples of an opened split of one data set, or of several combined (`combine`).
+        """Return the examples of an opened split of one data set, or of a combined one (`combine_datasets.combine`).
 
-        `sources` are those of the positives in groups: `all`, `human`, `llm` or `human-first`.
+        `sources` selects the positives of groups by source: `all`, `human`, `llm` or `human-first`.
 
         Raises:
-            DataError: the split has no positive (of the source), or only positives, or the table does not fit.
+            DataError: the split has no positive (of the source), or a query to which all documents are relevant; or
+                the table is of another data set.
         """
         known = dataset.positives(split)
         check_positives(known, dataset, split)
@@ -146,8 +149,8 @@ class Examples:
     def known(
         self, examples: Int64[ndarray, " batch"]
     ) -> tuple[Int64[ndarray, " positives"], Int64[ndarray, " positives"]]:
-        """Return all known relevant documents of a batch of examples: the index of the example of each, and the
-        document, the first of equal ones."""
+        """Return all known relevant documents of a batch of examples: for each, the index of its example, and the
+        position of the first document equal to it."""
         offsets, documents = self._known
         starts = offsets[examples]
         counts = offsets[examples + 1] - starts
@@ -156,7 +159,7 @@ class Examples:
     def drawn_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
     ) -> Int64[ndarray, "batch count"]:
-        """Return at most `count` positives of each query, -1 in empty slots: drawn in each epoch, or by rank."""
+        """Return at most `count` positives of each query, -1 in empty slots: sampled in each epoch, or by rank."""
         if len(self.drawn) == 1:
             return self._choice(self.drawn[0], examples, epochs, count, _POSITIVE)
         first = self._choice(self.drawn[0], examples, epochs, 1, _POSITIVE)
@@ -166,12 +169,12 @@ class Examples:
     def groups(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], positives: int, negatives: int
     ) -> tuple[Int64[ndarray, "batch positives"], Int64[ndarray, "batch positives+negatives"]]:
-        """Return the positives of each example, -1 behind those that have fewer, and its whole group of passages: the
-        positives, then hard negatives, so many that all groups are of one size."""
+        """Return the positives of each example, -1 if missing, and its whole group of passages: the positives, then the
+        negatives. Further negatives replace missing positives, so that all groups have one size."""
         drawn = self.drawn_positives(examples, epochs, positives)
         counts = (drawn >= 0).sum(axis=1)
         hard = self._hard(examples, epochs, negatives + positives - counts, negatives + positives)
-        # The negatives after those that every group has fill the slots of missing positives.
+        # Every group has `negatives` negatives; the ones after these fill the slots of missing positives.
         columns = np.maximum(negatives + np.arange(positives)[None, :] - counts[:, None], 0)
         lacking = np.take_along_axis(hard, columns, axis=1)
         return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
@@ -188,9 +191,11 @@ class Examples:
         return np.take_along_axis(np.where(there, among.documents[rows], -1), order, axis=1)
 
     def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, width: int) -> ndarray:
-        """Return `width` negatives of each example. Its first `needed`, the number that is used, follow the shares.
-        They are drawn without repetition from the query's rows of the table, and repeated in the drawn order if there
-        are fewer rows. A query without rows gets random non-positives of its data set."""
+        """Return `width` negatives of each example, of which the first `needed` are used and follow the shares.
+
+        They are sampled without replacement from the query's rows of the table. If there are too few rows, the same
+        order is repeated. A query without rows gets random documents of its data set that are not positives.
+        """
         columns = np.arange(width)
         documents = self._random(examples, epochs, columns)
         table = self.negatives
@@ -230,7 +235,7 @@ class Examples:
 
     @cached_property
     def _pairs(self) -> Int64[ndarray, " known"]:
-        """Ascending keys of all (example, known document): one binary search decides whether a pair is known."""
+        """Ascending keys of all pairs of an example and a known document, for a binary search."""
         offsets, documents = self._known
         return np.repeat(np.arange(len(self)), np.diff(offsets)) * self.document_starts[-1] + documents
 
@@ -243,7 +248,7 @@ class Examples:
             return own.offsets, documents
         queries = self.query_copies.first(own.queries)
         owner = np.repeat(queries, np.diff(own.offsets))
-        pairs = np.unique(owner * size + documents)  # of a query and its copies together
+        pairs = np.unique(owner * size + documents)  # joins the pairs of a query and its copies
         starts, ends = (np.searchsorted(pairs, (queries + more) * size) for more in (0, 1))
         counts = ends - starts
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -251,7 +256,7 @@ class Examples:
 
 
 def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
-    """Return the rows of each, side by side, at least `least` columns: their places, and whether there is one."""
+    """Return the row indices of each entry of `of`, padded to at least `least` columns, and a mask of the real ones."""
     starts, ends = offsets[of], offsets[of + 1]
     columns = np.arange(max(least, int((ends - starts).max())))
     there = columns < (ends - starts)[:, None]
@@ -259,7 +264,7 @@ def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
 
 
 def _filled(otherwise: ndarray, columns: ndarray, documents: ndarray, there: ndarray, keys: ndarray) -> ndarray:
-    """Return, for each column, the document at that index of the drawn order, cyclically; else `otherwise`."""
+    """Return, for each column, the document at that index of the sampled order, cyclically; else `otherwise`."""
     order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")
     known = there.sum(axis=1)[:, None]
     wrapped = np.broadcast_to(columns, otherwise.shape) % np.maximum(known, 1)
@@ -272,10 +277,10 @@ _FLAG = setting("negatives_mix")
 
 
 def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
-    """Parse shares such as `bm25=0.5,random=0.5`, in the order of `records.ORIGINS` with the sum 1; None for "".
+    """Parse shares such as `bm25=0.5,random=0.5` into the order of `ORIGINS`, with sum 1; return None for "".
 
     Raises:
-        ConfigError: an unknown origin, one named twice, or a share that is not above 0.
+        ConfigError: an origin is unknown or named twice, or a share is not above 0.
     """
     if not text.strip():
         return None
@@ -309,7 +314,7 @@ def counts_by_origin(
         shares: shares with the sum 1.
         there: True if the query has a negative of the origin. Random documents always exist.
         wanted: number of negatives of each group, at least 0.
-        shift: drawn number in [0, 1).
+        shift: random number in [0, 1) for each group.
     """
     mined = np.where(there, shares, 0.0)
     mined[:, RANDOM] = 0
@@ -318,7 +323,7 @@ def counts_by_origin(
     of_query = mined * ((1 - random) / np.where(left > 0, left, 1.0))
     of_query[:, RANDOM] = random[:, 0]
     ends = np.cumsum(of_query, axis=1)
-    # Against rounding: the sum of a row must be exact, and an origin without a share must get no negative.
+    # Corrects rounding: the sum of a row must be exact, and an origin without a share must get no negative.
     ends[ends > 1 - 1e-9] = 1.0
     marks = np.minimum(np.floor(ends * wanted[:, None] + shift[:, None]).astype(np.int64), wanted[:, None])
     return np.diff(marks, axis=1, prepend=0)

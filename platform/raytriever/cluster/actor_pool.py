@@ -50,7 +50,7 @@ BATCHES_AHEAD = 2
 RESTARTS = 3  # maximum number of restarts of a search actor
 START_SECONDS = 600.0  # time in which the first search actor must start; enough for a cluster that grows on demand
 GRACE_SECONDS = 30.0  # further time in which the other search actors must start
-NICENESS = 10  # of processes that reserve no resources, so that training on the same cores has priority
+NICENESS = 10  # added to processes that reserve no resources, so that training on the same cores has priority
 
 
 @dataclass(frozen=True)

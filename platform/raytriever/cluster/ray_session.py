@@ -77,7 +77,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
     except RuntimeError as error:
         if VERSION_MISMATCH not in str(error):
             raise
-        found = re.findall(r"(Ray|Python): (\S+)", str(error))  # of the cluster, then of this process
+        found = re.findall(r"(Ray|Python): (\S+)", str(error))  # first those of the cluster, then those of this process
         theirs, ours = (" and ".join(f"{name} {version}" for name, version in half) for half in (found[:2], found[2:]))
         what = f"the cluster has {theirs}, and host {socket.gethostname()} has {ours}"
         raise ConfigError(what, f"RAY_ADDRESS={address}", "install the same versions on every host") from error

@@ -53,7 +53,6 @@ class GroupWanted:
     """The controller asks Ray for the processes of a worker group, perhaps again.
 
     Args:
-        workers: number of processes.
         resources: resources that each process reserves, such as CPUs and GPUs.
         room: number of these processes that the cluster had room for before the request.
     """

@@ -147,7 +147,7 @@ class _Pairs:
         self.negatives = row_count * column_count - len(self._keys)
 
     def contain(self, rows: ndarray, columns: ndarray) -> Bool[ndarray, "*shape"]:
-        """Return whether each (row, column) is one of the pairs."""
+        """Return True for each (row, column) that is one of the pairs."""
         keys = rows * self._width + columns
         index = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return self._keys[index] == keys

@@ -97,7 +97,6 @@ class Slice:
     """Range of values of a flattened tensor.
 
     Args:
-        name: name of the tensor.
         values: values of the range, one-dimensional.
         start: index of the first value in the flattened tensor.
         shape: shape of the whole tensor.

@@ -48,11 +48,11 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
     inject_adapter_in_model(settings, backbone)
     for parameter in backbone.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # peft gives adapters the type of their layer
+            parameter.data = parameter.data.float()  # peft creates adapters in the type of their layer
 
 
 def share_frozen(one: nn.Module, other: nn.Module) -> None:
-    """Share each frozen tensor that is equal in two encoders."""
+    """Make two encoders share the frozen tensors that are equal in both, in place."""
     own = dict(one.named_parameters())
     for name, parameter in list(other.named_parameters()):
         twin = own.get(name)
@@ -66,7 +66,7 @@ def share_frozen(one: nn.Module, other: nn.Module) -> None:
 def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
     """Return the weights with the adapters merged, under their original names; None if there are no adapters.
 
-    The backbone does not change, so training can continue. The memory is that of the adapted layers.
+    The backbone does not change, so training can continue. The result needs memory for a copy of the adapted layers.
     """
     layers: dict[str, Any] = {
         name: module for name, module in backbone.named_modules() if isinstance(getattr(module, _BASE, None), nn.Module)
@@ -85,10 +85,10 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
 
 
 def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
-    """Write the adapters in the form of `peft`, which sentence-transformers and transformers load onto the base.
+    """Write the adapters in `peft`'s format, which sentence-transformers and transformers load onto the base.
 
     Args:
-        config: settings of the model that names the base. A local base is named by its absolute path.
+        config: settings of the model, which name the base. A local base is named by its absolute path.
     """
     (settings,) = backbone.peft_config.values()
     is_local = config.model == MINILM or expanded(config.model).exists()
@@ -105,7 +105,7 @@ def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
 
 
 def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
-    """Return the full names of the linear layers with these suffixes; by default of all except the pooler's."""
+    """Return the full names of the linear layers with these suffixes; by default all except those of the pooler."""
     linear = [
         name
         for name, module in backbone.named_modules()

@@ -1,4 +1,4 @@
-"""Preparation of a loaded retriever for training, in place: LoRA adapters and activation checkpointing."""
+"""Prepare a loaded retriever for training, in place: add LoRA adapters and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
     """Add adapters and activation checkpointing to a retriever, in place; the result is the same on every worker.
 
     Call this once, before the optimizer and the strategy are created. The dropout of adapters and checkpointing are
-    active in training mode only, so call `retriever.train()` for any dropout of the encoder.
+    active in training mode only, so call `retriever.train()` even if the encoder has no dropout.
 
     Args:
-        seed: decides the initial weights of the adapters; the generators of the process are not changed.
+        seed: seed of the adapters' initial weights; the process's random generators are not changed.
 
     Raises:
         ConfigError: settings contradict each other, a package is missing, or the encoder lacks support.

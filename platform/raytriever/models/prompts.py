@@ -202,7 +202,7 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
         ModelError: the prompt leaves no tokens.
     """
     if tokens >= max(1, length):
-        what = f"the prompt {prompt[:40]!r} has {tokens} tokens, which leaves no room for the text (limit {length})"
+        what = f"the prompt {prompt[:40]!r} has {tokens} tokens, of at most {length}, and leaves no room for the text"
         remedy = f"give a larger {setting(f'{side}_length')}, or a shorter prompt"
         raise ModelError(what, setting(f"{side}_prompt"), remedy)
 

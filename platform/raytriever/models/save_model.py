@@ -1,8 +1,8 @@
 """Write a retriever as a model directory that other libraries can read.
 
-A retriever with one transformer is written as a plain sentence-transformers directory, which
-`AutoModel.from_pretrained` reads too. Two transformers are written in sentence-transformers' Router layout, where each
-has a directory. The settings of raytriever are in `raytriever.json`."""
+A retriever with one transformer becomes a plain sentence-transformers directory, which `AutoModel.from_pretrained` can
+read, too. Two transformers are written in sentence-transformers' Router layout, each in its own directory. The settings
+of raytriever are stored in `raytriever.json`."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig 
     """Write weights, tokenizer and settings into an existing, empty directory.
 
     Args:
-        retriever: adapters in it are merged into the weights.
-        adapters_of: settings that name the base; then adapters are written instead of the weights of the transformers,
-            in the form of `peft`, and sentence-transformers loads them onto the base.
+        retriever: the model; its adapters are merged into the written weights.
+        adapters_of: settings that name the base model. If they are given, the adapters are written in `peft`'s format
+            instead of the transformers' weights, and sentence-transformers loads them onto the base.
     """
     description = retriever.description
     if adapters_of is None:
@@ -86,7 +86,7 @@ def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig 
     _write_json(
         directory / LIBRARY_FILE,
         {
-            # sentence-transformers has no place for the title.
+            # sentence-transformers has no placeholder for the title.
             "prompts": {
                 name: fill_title(prompt)
                 for name, prompt in {
@@ -98,7 +98,7 @@ def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig 
             "default_prompt_name": None,
             "similarity_fn_name": description.similarity,
             "model_type": "SentenceTransformer",
-            # sentence-transformers truncates after Normalize: the direction is the same, the length is below one.
+            # sentence-transformers truncates after Normalize, so its embeddings are shorter, with the same direction.
             **({"truncate_dim": description.truncate_dim} if description.truncate_dim else {}),
         },
     )
@@ -126,7 +126,7 @@ def _write_start(
     tokenizer.model_max_length = max(lengths[side] for side in sides)
     tokenizer.save_pretrained(folder)
     settings: dict[str, Any] = {"max_seq_length": lengths[sides[-1]], "do_lower_case": has_lowercase(tokenizer)}
-    if len({lengths[side] for side in sides}) > 1:  # releases before 6 have one length and refuse these names
+    if len({lengths[side] for side in sides}) > 1:  # releases before 6 have one length, and reject these names
         settings |= {f"{ROUTES[side]}_length": lengths[side] for side in sides}
     _write_json(folder / "sentence_bert_config.json", settings)
     width = tower.pooled_width // len(tower.pooling.split("+"))
@@ -135,7 +135,7 @@ def _write_start(
 
 
 def _whole_head(tower: Encoder) -> list[nn.Module]:
-    """Return the modules of a tower after pooling, with the normalization of the cosine."""
+    """Return the modules of a tower after pooling, including the normalization for cosine similarity."""
     return [*tower.head, *([Normalize()] if tower.normalize else [])]
 
 
@@ -145,7 +145,7 @@ def _write_head(
     """Write modules after the pooling; return their names and classes.
 
     Args:
-        written: names of the modules that the other tower shares and that were written, by identity.
+        written: names of modules that were already written for the other tower, by `id`; shared ones are reused.
     """
     modules = []
     for number, module in enumerate(head, first):

@@ -1,8 +1,8 @@
-"""Tokenizer of a model directory: turns texts into contents, and contents into inputs of the encoder.
+"""Tokenizer of a model directory: it turns texts into contents, and contents into inputs of the encoder.
 
-The content of a text is the tokenizer's output without special tokens and without truncation. It depends only on the
-tokenizer and the text, so it can be stored. A `Template` truncates contents to a length and adds the special tokens, in
-a few array operations per batch."""
+The content of a text is its token ids without special tokens and without truncation. It depends only on the tokenizer
+and the text, so it can be stored. A `Template` truncates contents to a length and adds the special tokens, in a few
+array operations per batch."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ TOKENIZER_FILES = (
 def load_tokenizer(transformer: Transformer) -> Any:
     """Load the tokenizer of a transformer, without running code of its directory.
 
-    The settings of sentence-transformers for the tokenizer count. A tokenizer without a padding token pads with its end
-    token, or else its unknown token, which is logged once.
+    sentence-transformers' settings for the tokenizer are applied. A tokenizer without a padding token pads with its end
+    token or else its unknown token, and one line is logged.
 
     Raises:
         ModelError: the files are missing or damaged.
     """
     directory = transformer.folder
-    # Without any of these files transformers silently makes a tokenizer with an empty vocabulary.
+    # Without any of these files, transformers silently creates a tokenizer with an empty vocabulary.
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
             "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json"
@@ -70,10 +70,10 @@ def load_tokenizer(transformer: Transformer) -> Any:
 
 
 def _drop_tokens(tokenizer: Any, embedded: int) -> None:
-    """Drop added tokens for which a model has no embedding; their texts are then tokenized as others are.
+    """Drop added tokens for which a model has no embedding. Their texts are then tokenized like any other.
 
-    The tokenizer of Gemma 3 has such a token for images. A special token of texts, or of padding, is kept, and
-    `files.check_tokens` refuses it.
+    The tokenizer of Gemma 3 has such a token for images. A token with a role, such as padding, is kept, so that
+    `check_tokens` rejects it.
     """
     from tokenizers import Tokenizer
 
@@ -90,7 +90,7 @@ def _drop_tokens(tokenizer: Any, embedded: int) -> None:
 
 
 def has_lowercase(tokenizer: Any) -> bool:
-    """Return true if a tokenizer has a step of its own that lowercases texts."""
+    """Return True if a tokenizer itself lowercases texts."""
     from tokenizers.normalizers import Lowercase
 
     return any(isinstance(each, Lowercase) for each in _normalizers(tokenizer))
@@ -117,7 +117,7 @@ def _normalizers(tokenizer: Any) -> list[Any]:
 
 
 def _choose_padding(tokenizer: Any, directory: Path) -> None:
-    """Set the padding token of a tokenizer that has none; pooling and attention ignore padding."""
+    """Set a padding token if a tokenizer has none. Any token will do: pooling and attention ignore padding."""
     if tokenizer.pad_token_id is not None:
         return
     for role, token in (("end", tokenizer.eos_token), ("unknown", tokenizer.unk_token)):
@@ -130,11 +130,11 @@ def _choose_padding(tokenizer: Any, directory: Path) -> None:
 def content_tokenizer_json(tokenizer: Any) -> str:
     """Return a transformers tokenizer as JSON of the library `tokenizers`, with truncation and padding off.
 
-    A process that has only this library computes contents by
+    With this library alone, a process computes contents by
     `Tokenizer.from_str(json).encode_batch_fast(texts, add_special_tokens=False)`.
 
     Raises:
-        ModelError: the tokenizer is not of this library, or has settings that its JSON does not contain.
+        ModelError: the tokenizer is not based on this library, or has a setting that its JSON cannot express.
     """
     from tokenizers import Tokenizer
 
@@ -143,7 +143,7 @@ def content_tokenizer_json(tokenizer: Any) -> str:
         raise ModelError(
             "split_special_tokens is not supported", str(tokenizer.name_or_path), "remove it from tokenizer_config.json"
         )
-    # A copy, because a tokenizer keeps the truncation and padding of its file and of its last call.
+    # A copy, because a tokenizer remembers the truncation and padding of its file or of its last call.
     content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     content.no_truncation()
     content.no_padding()
@@ -151,7 +151,7 @@ def content_tokenizer_json(tokenizer: Any) -> str:
 
 
 def require_fast(tokenizer: Any) -> None:
-    """Check that a tokenizer is one of the library `tokenizers`; raises `ModelError`."""
+    """Check that a tokenizer is based on the library `tokenizers`; raises `ModelError`."""
     if not tokenizer.is_fast:
         what = f"{type(tokenizer).__name__} is not a fast tokenizer"
         raise ModelError(what, str(tokenizer.name_or_path), "save it with tokenizer.json")
@@ -162,9 +162,10 @@ class Template:
     """Template by which a tokenizer turns the content of a text into the input of an encoder.
 
     Args:
-        keep_end: truncate a long text at its beginning, not at its end.
-        pad_token: token that pads the short texts of a batch.
-        pad_left: pad before the text, not after it.
+        before, after: ids of the special tokens before and after the content.
+        keep_end: truncate a long text on the left, not on the right.
+        pad_token: id of the padding token.
+        pad_left: pad on the left, not on the right.
     """
 
     before: tuple[int, ...]
@@ -175,10 +176,10 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:
-        """Derive the template from the output of a transformers tokenizer for a few texts.
+        """Derive the template from the outputs of a transformers tokenizer for a few texts.
 
         Raises:
-            ModelError: the tokenizer has no padding token, or adds more than fixed tokens before and after a text.
+            ModelError: the tokenizer has no padding token, or does more than add fixed tokens before and after a text.
         """
         require_fast(tokenizer)
         if tokenizer.pad_token_id is None:
@@ -206,7 +207,7 @@ class Template:
         return template
 
     def assemble(self, contents: Sequence[ndarray], length: int) -> list[Int64[ndarray, " tokens"]]:
-        """Return inputs of at most `length` tokens, including special tokens, which are never truncated."""
+        """Return inputs of at most `length` tokens. Special tokens count, but are never truncated."""
         before, after = np.array(self.before, dtype=np.int64), np.array(self.after, dtype=np.int64)
         limit = max(0, length - len(before) - len(after))
         pieces, ends = [before[:0]], [0]
@@ -214,14 +215,14 @@ class Template:
             shortened = content[max(0, len(content) - limit) :] if self.keep_end else content[:limit]
             pieces += (before, shortened, after)
             ends.append(ends[-1] + len(before) + len(shortened) + len(after))
-        # One array for all texts, because creating an array per text would take longer than filling it.
+        # One array for all texts, because creating an array takes longer than filling it.
         flat = np.concatenate(pieces, dtype=np.int64)
         return [flat[begin:end] for begin, end in pairwise(ends)]
 
     def pad(
         self, inputs: Sequence[ndarray | Sequence[int]], least: int = 0
     ) -> dict[str, Int64[Tensor, "texts tokens"]]:
-        """Pad inputs to the longest one, at least to `least` tokens.
+        """Pad inputs to the length of the longest one, at least `least` tokens.
 
         Return `input_ids`, and `attention_mask` with 1 for tokens.
         """
@@ -230,14 +231,14 @@ class Template:
         if self.pad_left:
             columns = columns[::-1]
         mask = columns < lengths[:, None]
-        # numpy, because a large torch operation in the thread of a loader would start a second pool of threads.
+        # numpy, because a large torch operation in the loader's thread would start a second pool of threads.
         padded = np.full(mask.shape, self.pad_token, dtype=np.int64)
         padded[mask] = np.concatenate([np.zeros(0, np.int64), *inputs])
         return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
 
 
 def _text_with_content(tokenizer: Any) -> str:
-    """Return a text that has tokens; with a small vocabulary, many texts have none."""
+    """Return a text that has tokens. With a small vocabulary, many texts have none."""
     texts: Iterable[str] = (tokenizer.decode([token]) for token in range(len(tokenizer)))
     for text in ("a", "1", *texts):
         if tokenizer(text, add_special_tokens=False)["input_ids"]:

@@ -1,6 +1,6 @@
 """Evaluator for the trainer of sentence-transformers: pooled AUC, a threshold for all queries, and nDCG@10.
 
-Search and metrics are those of `raytriever evaluate`, so the figures of the same embeddings are the same.
+It searches and measures as `raytriever evaluate` does, so the same embeddings have the same metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SPLIT, _NDCG = "dev", "ndcg_at_10"
 
 
 class PooledAUCEvaluator(BaseEvaluator):
-    """Measure how well one threshold separates relevant from other documents, over all queries.
+    """Evaluate how well one threshold separates relevant documents from others, over all queries.
 
     Every query searches the whole corpus. The pool has the scores of all relevant documents, and of the 500
     highest-scoring other documents of each query.
@@ -36,21 +36,21 @@ class PooledAUCEvaluator(BaseEvaluator):
         queries: text of each query id.
         corpus: text of each document id.
         relevant_docs: ids of the relevant documents of each query id. Queries without any are left out.
-        name: name of the evaluation, the beginning of each metric's name.
+        name: name of the evaluation, with which each metric's name begins.
         precision: choose the lowest threshold with this precision; by default the threshold with the best F1.
-        drop_own_id: leave the document with the id of the query out of its results, as BEIR does.
-        batch_size: number of texts that are embedded at once.
-        query_prompt: put before each query.
-        query_prompt_name: name of a prompt of the model, put before each query.
-        corpus_prompt: put before each document.
-        corpus_prompt_name: name of a prompt of the model, put before each document.
-        truncate_dim: number of first components to use.
-        show_progress_bar: show the batches.
-        write_csv: append the figures to `Pooled-AUC_evaluation_NAME_results.csv` in the trainer's `eval` folder.
+        drop_own_id: exclude the document that has the id of the query from its results, as BEIR does.
+        batch_size: number of texts to embed at once.
+        query_prompt: text in front of each query.
+        query_prompt_name: name of a prompt of the model, for each query.
+        corpus_prompt: text in front of each document.
+        corpus_prompt_name: name of a prompt of the model, for each document.
+        truncate_dim: number of first components of an embedding to use.
+        show_progress_bar: show a progress bar of the batches.
+        write_csv: append the metrics to `Pooled-AUC_evaluation_NAME_results.csv` in the trainer's `eval` folder.
 
     A call returns `NAME_auc` (the primary metric), `NAME_ndcg@10`, and `NAME_threshold` with its `NAME_precision`,
-    `NAME_recall` and `NAME_f1`. The threshold is infinite if no score has the wanted precision; `NAME_precision` is
-    then the highest there is.
+    `NAME_recall` and `NAME_f1`. The threshold is infinite if no threshold has the requested precision. In this case
+    `NAME_precision` is the highest possible one.
 
     Raises:
         DataError: no query has a relevant document.
@@ -97,12 +97,12 @@ class PooledAUCEvaluator(BaseEvaluator):
 
         Args:
             model: a `SentenceTransformer` with the similarity cosine or dot.
-            output_path: folder of the CSV file.
-            epoch: column of the CSV file.
-            steps: column of the CSV file.
+            output_path: folder of the CSV file; None for no file.
+            epoch: value of a column of the CSV file.
+            steps: value of a column of the CSV file.
 
         Raises:
-            ConfigError: the model compares in another way.
+            ConfigError: the model has another similarity.
         """
         if model.similarity_fn_name not in ("cosine", "dot"):
             raise ConfigError(
@@ -151,7 +151,7 @@ class PooledAUCEvaluator(BaseEvaluator):
 def _dataset(
     queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs: Mapping[str, Iterable[str]], name: str
 ) -> RetrievalDataset:
-    """Return the queries that have a relevant document, and the corpus, as a data set in memory.
+    """Build a data set in memory from the corpus and the queries that have a relevant document.
 
     Raises:
         DataError: no query has a relevant document.

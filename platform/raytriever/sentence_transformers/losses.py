@@ -1,8 +1,8 @@
-"""The losses of raytriever for `SentenceTransformerTrainer`.
+"""Losses of raytriever for `SentenceTransformerTrainer`.
 
-A loss embeds the columns of a batch and calls the loss of raytriever's own training on the embeddings. With
-`mini_batch_size`, the library's `CachedLossMixin` embeds the batch in mini-batches, twice; value and gradients are the
-same. `docs/reference/losses.md` has the equations.
+A loss embeds the columns of a batch, and computes the same loss as raytriever's own training. With `mini_batch_size`,
+the library's `CachedLossMixin` embeds the batch twice, in mini-batches; value and gradients are the same.
+`docs/reference/losses.md` has the equations.
 """
 
 from __future__ import annotations
@@ -42,44 +42,45 @@ _GRADIENT_CACHING = Paper(
 
 
 def _average(gradient: Tensor) -> Tensor:
-    """Return the mean over devices of a gradient of the loss's own parameter, which DDP does not see."""
+    """Average a gradient of the loss's own parameter over the devices, because DDP does not see this parameter."""
     workers = current_workers()
     return workers.all_reduce(gradient) / workers.size
 
 
 class RetrievalLoss(CachedLossMixin, nn.Module):
-    """Loss over the score matrix of a batch, for the columns (anchor, positives, negatives) in the data set's order.
+    """Loss over the score matrix of a batch. The data set's columns are an anchor, positives and negatives, in order.
 
     Args:
         model: a `SentenceTransformer`.
-        loss: name of `raytriever train --loss`, such as `lsepair`, a sum such as `mw+infonce`, or `FILE.py:NAME`.
-        temperature: tau, by which scores are divided; not used by `triplet`.
+        loss: name of a loss of `raytriever train --loss`, such as `lsepair`; a sum such as `mw+infonce`; or
+            `FILE.py:NAME`.
+        temperature: tau. Scores are divided by it; `triplet` does not use it.
         margin: margin of `triplet`: a positive should score this much above a negative.
         reduction: reduction of `mw`: the mean over pairs, or their sum divided by the number of anchors.
-        threshold: score at which `bce` gives the probability 1/2, when training starts. It is trained: `bias` is a
-            parameter of this module.
-        positive_weight: weight of a positive pair in `bce`; a negative one has 1.
+        threshold: score at which `bce` gives the probability 1/2 when training starts. Its offset is trained as `bias`,
+            a parameter of this module.
+        positive_weight: weight of a positive pair in `bce`; a negative pair has weight 1.
         loss_weights: weight of each loss of a sum, such as `1,0.3`.
-        teacher_temperature: by which a teacher's scores are divided, in `kl` and `margin-mse`.
+        teacher_temperature: temperature of the teacher in `kl` and `margin-mse`; its scores are divided by it.
         distribution_weight: weight of the distribution regularizer, which keeps queries near the documents of the
-            batch: the mean over anchors and distinct documents of ||q - d||^2. In a `MatryoshkaLoss` every width has
-            it.
-        seed: seed of the draws of `rand1`.
-        num_positives: number of columns of positives, after that of the anchors; all other columns are negatives. A row
+            batch: the mean of ||q - d||^2 over anchors and distinct documents. In a `MatryoshkaLoss`, it applies to
+            every dimension.
+        seed: seed of the sampling of `rand1`.
+        num_positives: number of columns of positives, which follow the anchors; all other columns are negatives. A row
             with fewer positives repeats one of them.
         similarity_fct: `util.cos_sim` or `util.dot_score`; by default the similarity of the model.
-        gather_across_devices: compare with the documents of all devices. Gradients are then those of one process with
-            the whole batch, after the average of DDP.
-        ids_in_labels: the label column has the ids of the documents, one for each column of documents: whole numbers
-            from 0. Without it, texts with equal tokens are one document.
-        mini_batch_size: number of texts that are embedded at once, with gradient caching (Gao et al., 2021): the memory
-            of a mini-batch, and the negatives of the whole batch.
-        mini_batch_num_tokens: number of tokens that are embedded at once, instead of `mini_batch_size`.
-        show_progress_bar: show the mini-batches.
+        gather_across_devices: compare with the documents of all devices. After DDP's average, gradients are then those
+            of one process with the whole batch.
+        ids_in_labels: the label column has an id (a whole number from 0) for each column of documents. By default,
+            texts with equal tokens are one document.
+        mini_batch_size: number of texts to embed at once, with gradient caching (Gao et al., 2021). It takes the memory
+            of a mini-batch, and uses the negatives of the whole batch.
+        mini_batch_num_tokens: number of tokens to embed at once, instead of `mini_batch_size`.
+        show_progress_bar: show a progress bar of the mini-batches.
 
-    The label column of `kl` and `margin-mse` has a teacher's scores of the documents, one for each column of documents;
-    NaN where there is none. With one column of positives, `margin-mse` also takes their margins above each column of
-    negatives, as the library's `MarginMSELoss` does.
+    For `kl` and `margin-mse`, the label column has a teacher's score for each column of documents; NaN means no score.
+    With one column of positives, `margin-mse` also accepts the teacher's margin of the positive above each negative, as
+    the library's `MarginMSELoss` does.
 
     Raises:
         ConfigError: an argument is out of range, or has no effect with the loss.
@@ -140,7 +141,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             check_changed(self.settings)
         except ConfigError as error:
             raise error.at(self._where(error.where or "")) from error
-        self._loss = (built,)  # in a tuple, so that it is no part of this module: a cast would round its temperature
+        self._loss = (built,)  # in a tuple, so not a submodule: a cast would round its temperature
         self.bias: nn.Parameter | None = getattr(built, "bias", None)
         if self.bias is not None:
             self.bias.register_hook(_average)
@@ -161,7 +162,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         return self._compute(embed_columns(self.model, columns), relevance)
 
     def _cached(self, columns: list[dict[str, Tensor]], relevance: RowRelevance | None) -> Tensor:
-        """Return the loss with gradient caching; the bias gets its gradient in the backward pass, as the model does."""
+        """Return the loss with gradient caching. The bias gets its gradient in the backward pass, as the model does."""
         bias, before = self.bias, None
         if bias is not None:
             before, bias.grad = bias.grad, None
@@ -175,7 +176,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: RowRelevance | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss of the embeddings of the mini-batches of each column; `labels` is the relevance."""
+        """Return the loss of each column's embeddings, in mini-batches; `labels` is the relevance of the batch."""
         value = self._compute([torch.cat(column) for column in reps], labels)
         if with_backward:
             value.backward()
@@ -184,14 +185,14 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
 
     @property
     def citation(self) -> str:
-        """BibTeX entries of the losses, the regularizer and gradient caching, as far as they are used."""
+        """BibTeX entries of the losses and, if they are used, of the regularizer and of gradient caching."""
         papers = {term: LOSSES[term].paper for term in self.settings.terms if term in LOSSES}
         papers |= {"distribution": _DISTRIBUTION} if self.settings.distribution_weight else {}
         papers |= {"caching": _GRADIENT_CACHING} if self.uses_gradient_cache else {}
         return "".join(paper.bibtex(key) for key, paper in papers.items())
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return the settings for the model card: those of the loss that differ from their defaults, and the others."""
+        """Return the settings for the model card. Settings of the loss are left out if they have their default."""
         changed = {name: value for name, value in vars(self.settings).items() if value != vars(LossConfig())[name]}
         temperature = {} if self.settings.loss == "triplet" else {"temperature": self.settings.temperature}
         names = ["num_positives", "gather_across_devices", "ids_in_labels", *(["seed"] if self.seed else [])]
@@ -207,7 +208,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         return f"{type(self).__name__}({argument})"
 
     def _relevance(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> RowRelevance | None:
-        """Return the relevance of the batch. Modules may change the features while they embed, so this comes first."""
+        """Return the relevance of the batch. Call this before embedding, which may change the features in place."""
         name, documents = type(self).__name__, len(columns) - 1
         if documents < self.num_positives:
             raise DataError(
@@ -236,7 +237,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         )
 
     def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor:
-        """Return the label column as a teacher's scores of the documents; raises `DataError` if it trains nothing."""
+        """Return a teacher's scores from the label column; raises `DataError` if they would train nothing."""
         name, takes_margins = type(self).__name__, "margin-mse" in self.settings.terms
         if documents < 2:
             raise DataError(
@@ -269,7 +270,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         return labels.to(torch.promote_types(labels.dtype, torch.float32))
 
     def _compute(self, embeddings: list[Tensor], relevance: RowRelevance | None) -> Tensor:
-        """Return the loss of the embeddings of each column; 0 for a batch without negatives."""
+        """Return the loss of the columns' embeddings; 0 for a batch without negatives."""
         if relevance is None:
             logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
             return torch.stack([each.sum() * 0 for each in (*embeddings, *self.parameters(recurse=False))]).sum()
@@ -285,14 +286,14 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
 
 
 class MannWhitneyLoss(RetrievalLoss):
-    """Mann-Whitney (MW) loss: every positive of the batch against every negative of the batch, across anchors.
+    """Mann-Whitney (MW) loss: compare every positive of the batch with every negative of the batch, across anchors.
 
-    It bounds the pooled AUC: scores of different anchors become comparable, and one threshold can serve all of them.
+    It bounds the pooled AUC. Scores of different anchors become comparable, and one threshold can serve all of them.
 
     Args:
         model: a `SentenceTransformer`.
-        temperature: tau, by which scores are divided.
-        arguments: further ones of `RetrievalLoss`.
+        temperature: tau; scores are divided by it.
+        arguments: further arguments of `RetrievalLoss`.
     """
 
     def __init__(self, model: Any, temperature: float = 0.01, **arguments: Any) -> None:
@@ -300,12 +301,12 @@ class MannWhitneyLoss(RetrievalLoss):
 
 
 class InfoNCELoss(RetrievalLoss):
-    """InfoNCE: the first positive of an anchor against all its negatives; the library's MultipleNegativesRankingLoss.
+    """InfoNCE, the library's MultipleNegativesRankingLoss: an anchor's first positive against all its negatives.
 
     Args:
         model: a `SentenceTransformer`.
-        temperature: tau, by which scores are divided.
-        arguments: further ones of `RetrievalLoss`.
+        temperature: tau; scores are divided by it.
+        arguments: further arguments of `RetrievalLoss`.
     """
 
     def __init__(self, model: Any, temperature: float = 0.01, **arguments: Any) -> None:
@@ -313,12 +314,12 @@ class InfoNCELoss(RetrievalLoss):
 
 
 class MarginMSELoss(RetrievalLoss):
-    """Squared difference between the model's and the teacher's margins of an anchor's own pairs.
+    """MarginMSE: squared difference between the model's and the teacher's margins, over an anchor's own documents.
 
     Args:
         model: a `SentenceTransformer`.
-        temperature: tau, by which scores are divided; 1 with dot products is the loss of the paper.
-        arguments: further ones of `RetrievalLoss`.
+        temperature: tau; scores are divided by it. With 1 and dot products, it is the loss of the paper.
+        arguments: further arguments of `RetrievalLoss`.
     """
 
     def __init__(self, model: Any, temperature: float = 0.01, **arguments: Any) -> None:

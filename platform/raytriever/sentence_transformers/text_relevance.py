@@ -1,8 +1,8 @@
 """Relevance of a batch of sentence-transformers: which texts are equal, and which are positives of which anchor.
 
-The trainer passes the token ids of each column to a loss, but neither the names of the columns nor ids of texts. The
-columns have the order of the data set: anchor, positives, negatives. Texts with equal tokens are one document, wherever
-they are in the batch, so a copy of a positive is no negative. Rows with equal anchors know each other's positives.
+The trainer passes the token ids of each column to a loss, but neither names of columns nor ids of texts. The columns
+have the order of the data set: anchor, positives, negatives. Texts with equal tokens are one document, wherever they
+are in the batch, so a copy of a positive is not a negative. Rows with equal anchors share their positives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raytriever.losses.batch_and_temperature import RowRelevance, copy_all
 from raytriever.losses.batch_relevance import GlobalIds, NoNegativesError, find_relevance, in_ranges
 from raytriever.losses.distributed import WorkerGroup
 
-# Inputs of which the token ids of a text say nothing.
+# Inputs other than text, such as images and sounds, which token ids do not identify.
 _OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
 
@@ -37,17 +37,17 @@ def batch_relevance(
     symmetric: bool = False,
     seed: int = 0,
 ) -> RowRelevance | None:
-    """Return the relevance of a batch; None if no pair of the global batch is negative.
+    """Return the relevance of a batch; None if the global batch contains no negative pair.
 
     Args:
         columns: features of the anchors and of each column of documents.
-        positives: number of columns of positives, after that of the anchors.
+        positives: number of columns of positives, which follow the anchors.
         workers: the data-parallel group; all workers call this function.
-        device: Device of the embeddings.
-        documents: ids of the documents, instead of their tokens.
+        device: device of the embeddings.
+        documents: ids of the documents; by default their tokens identify them.
         teacher: a teacher's scores of the documents.
-        symmetric: passages search for anchors too.
-        seed: seed of `rand1`.
+        symmetric: also compute the other direction, where passages search for anchors.
+        seed: seed of the loss `rand1`, which samples a positive.
 
     Raises:
         LossInputError: the workers have unequal numbers of rows, or an id or score is out of range.
@@ -59,7 +59,7 @@ def batch_relevance(
     known = np.ascontiguousarray(everyones[:, :positives])
     # Embeddings are in the order of worker, column, row.
     passages = everyones.reshape(workers.size, *own.shape).transpose(0, 2, 1).reshape(-1)
-    # A draw of `rand1` depends on the batch, so that epochs differ and a resumed run repeats no draws.
+    # The samples of `rand1` depend on the batch, not on a count, so a resumed run does not repeat earlier samples.
     step = _digest(queries.tobytes())
     everything = GlobalIds(queries, known, passages, *_known_positives(queries, known), seed, step)
     scored = None if teacher is None else (own, teacher.cpu().numpy())
@@ -71,11 +71,11 @@ def batch_relevance(
 
 
 def text_ids(column: Mapping[str, Any], place: str) -> Int64[ndarray, " rows"]:
-    """Return an id for each text of a column: equal ids for equal tokens, at any padding.
+    """Return an id for each text of a column: equal ids for equal tokens, with any padding.
 
     Args:
-        column: features of the column. Images and sounds have an id each, because equal ones cannot be recognized.
-        place: name of worker and column, for the ids of images and sounds.
+        column: features of the column. Each image or sound gets a new id, because equal ones cannot be recognized.
+        place: worker and column, from which the ids of images and sounds are made.
     """
     if "input_ids" not in column or any(name in column for name in _OTHER_INPUTS):
         first = next(value for value in column.values() if isinstance(value, Tensor) and value.ndim)
@@ -97,7 +97,7 @@ def _token_rows(column: Mapping[str, Any]) -> Iterator[Int64[ndarray, " tokens"]
 
 
 def _digest(content: bytes) -> int:
-    """Return 63 bits that are equal in all processes."""
+    """Hash to 63 bits, with the same result in all processes."""
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
@@ -113,7 +113,7 @@ def _gather(rows: ndarray, workers: WorkerGroup, device: torch.device) -> ndarra
 
 
 def _known_positives(queries: ndarray, positives: ndarray) -> tuple[ndarray, ndarray]:
-    """Return pairs of a row and a document: the positives of all rows with the same anchor."""
+    """Return (row, document) pairs: the documents are the positives of all rows with the same anchor as the row."""
     order = queries.argsort(kind="stable")
     begin, end = (np.searchsorted(queries[order], queries, side) for side in ("left", "right"))
     numbers, rows = in_ranges(begin, end)

@@ -73,7 +73,6 @@ class State:
     """Content of `state.json`.
 
     Args:
-        progression: progress at this step.
         origin: values by name that must be equal when the run resumes, such as the digest of its data.
         metric: name of the metric that decides which checkpoint is best.
     """

@@ -87,7 +87,7 @@ class Stopwatch:
 
     def __init__(self, loss: nn.Module, device: torch.device) -> None:
         self._device = device
-        self._marks: list[Any] | None = None  # of the running step; None between steps
+        self._marks: list[Any] | None = None  # marks of the running step; None between steps
         loss.register_forward_pre_hook(lambda *_: self.mark())
         loss.register_forward_hook(lambda *_: self.mark())
 

@@ -135,7 +135,7 @@ def _running(gpus: float, kind: Callable[..., Any], *arguments: Any) -> Iterator
 def start_evaluator(
     config: Config, dev_sets: Sequence[DevSet], folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run an actor that evaluates checkpoints during the block; None if it is not needed or has no GPU."""
+    """Run an actor that evaluates checkpoints during the block; None without dev sets, or if the first worker does."""
     if not dev_sets:
         yield None
         return
@@ -157,7 +157,7 @@ def start_evaluator(
 def start_miner(
     config: Config, datasets: Sequence[str], negatives: Any, folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run an actor that mines hard negatives during the block; None if it is not needed or has no GPU."""
+    """Run an actor that mines hard negatives during the block; None without refresh, or if the first worker mines."""
     if config.refresh.refresh_every is None:
         yield None
         return
@@ -177,15 +177,15 @@ def start_miner(
     path = folder.resolve() / NEGATIVES
     with _running(gpus, MiningRounds, config, list(datasets), path, kept_rows(config, negatives), choose) as actor:
         yield actor
-    if (folder / MODEL).is_dir():  # all steps are done: the running round is not resumed
+    if (folder / MODEL).is_dir():  # all steps are done, so no run resumes the unfinished round
         remove(folder / NEGATIVES / EMBEDDINGS)
 
 
 def choose_pool(config: Config) -> ActorPool | None:
-    """Return the actors of a round: one for each GPU that training leaves, at most so many, or else one for each node.
+    """Return the pool of a round: one actor for each GPU that training leaves or, without such a GPU, for each node.
 
-    None on a single node without such a GPU: the process of the round uses all of its cores, and further processes
-    would only take time to start.
+    `--refresh-pool` limits the number. The pool is None on a single node without a free GPU: there the process of the
+    round uses all cores, and further processes would only take time to start.
     """
     spare = spare_gpus(config.training.workers[1])
     fewest, most = (min(size, spare or count_nodes()) for size in config.refresh.pool)
@@ -193,5 +193,5 @@ def choose_pool(config: Config) -> ActorPool | None:
 
 
 def kept_rows(config: Config, negatives: Any) -> Any:
-    """Return the table that training began with where every round keeps rows of it, otherwise None."""
+    """Return the table that training began with if every round keeps rows of it, else None."""
     return negatives if config.data.negatives_mix else None

@@ -58,7 +58,6 @@ class TrainingJob:
         negatives: table of hard negatives, or None; in a worker, a Ray reference to it.
         folder: run directory, on storage that every node sees. It may have the `steps.jsonl` of an earlier call.
             Training writes the best model to its folder `model`.
-        dev_sets: data sets for the validations by retrieval.
         in_process: if True, the calling process is the only worker. This saves the start of a process, but an error
             that ends the process also ends the caller.
         runs_per_node: number of runs that share the cores of a node, including this one.

@@ -5,8 +5,8 @@ NVRTC compiles the kernels when a process first needs them. PyTorch's CUDA build
 
 Positions in a subcell are measured from its middle here: y = x - 1/2. The kernel sums 1, y and y^2. The sum of y^3 is
 replaced by 3/16 of the sum of y. Their difference, y^3 - 3y/16, is a Chebyshev polynomial of magnitude at most 1/32. So
-the loss changes by a factor of at most 1 + 1.3e-6, if all scores of a subcell are on one side of its middle, and by
-about 1e-9 if the scores are spread. Rounding y to 2^-15 shifts a score by at most 1e-6 of tau.
+the loss changes by a factor of at most 1 + 1.3e-6. It does so if all scores of a subcell are on one side of its middle;
+if they are spread, it changes by about 1e-9. Rounding y to 2^-15 shifts a score by at most 1e-6 of tau.
 
 `CudaPositives` computes the positives' side: two kernels, and two products with matrices that hold the kernel functions
 between all nodes of the grid. Steps with the same grid share these matrices. The banded sums of `grid` would take ten

@@ -1,17 +1,18 @@
 // Kernels of the Mann-Whitney loss on a GPU; `cuda_kernel.py` compiles and calls them.
 //
-// walk: the pass over scores. Each score is located in an even grid of subcells, added to the sums of its subcell, and its derivative is read from
-// a cubic of that subcell. Positions x are measured from the middle of a subcell, from -1/2 to 1/2. The sums of 1, x
-// and x^2 are integers, so they have the same bits in any order, on any GPU: x in units of 2^-15, x^2 in units of 2^-16.
+// walk: the pass over scores. It locates each score in an even grid of subcells, adds it to the sums of its subcell,
+// and reads its derivative from a cubic of that subcell. Positions x are measured from the middle of a subcell, from
+// -1/2 to 1/2. The sums of 1, x (in units of 2^-15) and x^2 (in units of 2^-16) are integers, so they have the same
+// bits in any order, on any GPU.
 //
 // SHARED: the cubics and a block's own sums are in shared memory (28 bytes a subcell). A block adds its sums to those
-// of all blocks after each tile, of at most 2^16 scores, before 32 bits can overflow. Without SHARED, cubics and sums
-// stay in global memory, for grids that are too large.
+// of all blocks after each tile of at most 2^16 scores, before 32 bits can overflow. Without SHARED, for grids that are
+// too large, cubics and sums stay in global memory.
 //
-// place: adds the positives to the nodes of their cells, and to their subcells for the AUC.
-// finish: the derivative of each positive, the loss and the AUC, from what `walk` and `place` added up.
+// place: adds the positives to the nodes of their cells and, for the AUC, to their subcells.
+// finish: computes the derivative of each positive, the loss and the AUC from the sums of `walk` and `place`.
 //
-// The tests compile this file for a processor too, so it includes no header of CUDA.
+// The tests also compile this file for a CPU, so it includes no CUDA header.
 
 const int THREADS = 1024;
 const int AT_ONCE = 4;  // loads in flight for each thread

@@ -1,1 +1,1 @@
-"""Model directory: where it comes from, its files, and the modules of sentence-transformers in it."""
+"""Model directory: how it is found, its files, and the modules of sentence-transformers in it."""

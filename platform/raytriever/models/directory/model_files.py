@@ -1,10 +1,10 @@
-"""Files of a model directory: how JSON is read, whose errors become one line, and where every weight comes from.
+"""Read the files of a model directory safely: JSON, safetensors, and the errors of libraries as one line.
 
 No file of a model can run code: weights are safetensors, and `auto_map`, which names Python files, is never used.
-transformers and tokenizers raise any exception for damaged files; `model_errors` converts those of their calls.
+transformers and tokenizers raise exceptions of any class for damaged files; `model_errors` converts them.
 
-All weights must come from the files: `from_pretrained` initializes a missing tensor with random numbers and continues
-with a warning, and a search with such a model returns nonsense without an error.
+All weights must come from the files. `from_pretrained` would initialize a missing tensor with random numbers and only
+warn; a search with such a model would return nonsense without an error.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-# Types of stored tensors that a float parameter can have; other types need a scale, which transformers does not have.
+# Types of stored tensors that a float parameter can be read from. Other types are quantized, and need a scale.
 FLOATS = ("F64", "F32", "F16", "BF16")
 REMEDY = "copy the model again, or give another one"
-# Errors whose text alone is a sentence; others are shown with the name of their class.
+# Errors whose text is understandable on its own; other errors are shown with the name of their class.
 _SENTENCES = (OSError, ValueError, RuntimeError, ImportError)
 _NOT_SAFE = "give a directory with config.json and model.safetensors"
 _ONE_MODEL = "give a directory whose config.json and safetensors files belong to one model"
-_LISTED = 3
+_LISTED = 3  # number of tensor names in a message
 
 
 def read_model_file(file: Path, kind: type[T]) -> T:
-    """Read a JSON file of a model as a type; see `reading.conform`.
+    """Read a JSON file of a model, and check that it has the type `kind`.
 
     Raises:
         ModelError: the file cannot be read, is not JSON, or has another type.
@@ -56,7 +56,7 @@ def read_model_file(file: Path, kind: type[T]) -> T:
 
 @contextmanager
 def model_errors(where: Path, what: str = "cannot be loaded") -> Iterator[None]:
-    """Convert the errors of a library's calls, which damaged files of a model cause, into a `ModelError`."""
+    """Convert the errors that a library raises for damaged model files to a `ModelError`."""
     try:
         yield
     except (UserError, MemoryError):
@@ -80,7 +80,7 @@ def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, Stored
     """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read.
 
     Raises:
-        ModelError: there are no such files, or one is missing, damaged or not a safetensors file.
+        ModelError: there are no safetensors files, or one is missing or damaged.
     """
     if (directory / ADAPTER).is_file():
         raise ModelError(
@@ -133,10 +133,10 @@ def _weight_files(directory: Path, remedy: str) -> list[Path]:
 
 @contextmanager
 def quiet_transformers(warnings: bool = True) -> Iterator[None]:
-    """Disable transformers' progress bars, which would disturb the progress bar of the run.
+    """Turn off transformers' progress bars, which would disturb the progress bar of the run.
 
     Args:
-        warnings: keep the warnings of transformers; false if raytriever raises an error for them.
+        warnings: keep the warnings of transformers; False if raytriever raises an error in these cases itself.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -159,7 +159,7 @@ def empty_model(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> Any:
-    """Return the model that `config.json` describes, on the meta device, after a comparison with the files' sizes.
+    """Build the model that `config.json` describes on the meta device, and check it against the files' shapes.
 
     Args:
         kind, check: see `load_weights`.
@@ -184,9 +184,10 @@ def load_weights(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model from the safetensors of a transformers directory; return it, and the report for `check_loaded`.
+    """Load a model from the safetensors of a transformers directory. Also return the report for `check_loaded`.
 
     Args:
+        kind: class of transformers that loads the model, such as `AutoModel`.
         check: called with the model that `config.json` describes, on the meta device, before any weight is read.
 
     Raises:
@@ -213,7 +214,7 @@ def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory:
         model: the model that `config.json` describes, on the meta device.
 
     Raises:
-        ModelError: a tensor has another shape or is not a float, or most of the model is not in the files.
+        ModelError: a tensor has another shape or is not a float, or the files lack most of the model.
     """
     own = dict(model.named_parameters())
     matches = {name: stored.get(name) or stored.get(f"{model.base_model_prefix}.{name}") for name in own}
@@ -238,8 +239,8 @@ def check_tensor(name: str, stored: StoredTensor, shape: Sequence[int], where: P
 def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -> None:
     """Check that every weight of a model came from its files.
 
-    Tensors that the model does not use are logged in one line, once per process. For example, a checkpoint of a masked
-    language model has a head that an encoder lacks.
+    Tensors that the model does not use, such as the head of a masked language model, are logged in one line, once per
+    process.
 
     Args:
         report: loading info of `from_pretrained(output_loading_info=True)`.

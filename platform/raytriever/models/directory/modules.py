@@ -1,7 +1,7 @@
-"""Settings in the files of a model directory, each file read once: its modules in their order, for each side.
+"""Read the settings in the files of a model directory, each file once: the modules of each side, in their order.
 
-`modules.json` of sentence-transformers names the modules. A Router, or an Asym of earlier releases, has modules for
-each route. The routes `query` and `document` become the two sides. A module that both sides name is one module.
+`modules.json` of sentence-transformers names the modules. A Router, or an Asym in earlier releases, has modules for
+each route. The routes `query` and `document` become the two sides. A module that both sides name is shared.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TRANSFORMER, POOLING, DENSE, NORMALIZE, DROPOUT = "Transformer", "Pooling", "Den
 _ROUTERS = ("Router", "Asym")
 _HEAD = (DENSE, NORMALIZE, DROPOUT)
 _KNOWN = (TRANSFORMER, POOLING, *_HEAD)
-# Routes of sentence-transformers' encode_query and encode_document.
+# Routes that sentence-transformers' encode_query and encode_document use.
 ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
 
-# Modes of pooling by their names in both generations of files. Their order decides concatenations of earlier releases.
+# Pooling modes by their names in both generations of files. Earlier releases concatenate modes in this order.
 _SWITCHES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -80,7 +80,7 @@ class _Dropout(TypedDict, total=False):
 
 
 class Library(TypedDict, total=False):
-    """Settings of `config_sentence_transformers.json` that count here."""
+    """Settings of `config_sentence_transformers.json` that are used here."""
 
     model_type: str | None
     similarity_fn_name: str | None
@@ -103,13 +103,13 @@ class Module:
 
     @property
     def file(self) -> Path:
-        """File of the settings."""
+        """Path of the file with the module's settings."""
         return self.folder / CONFIG
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Modules of one side; without pooling and head in a plain transformers checkpoint."""
+    """Modules of one side. A plain transformers checkpoint has no pooling and no head."""
 
     transformer: Transformer
     pooling: Module | None = None
@@ -123,7 +123,8 @@ class ModelFiles:
     Args:
         own: `raytriever.json`; None in directories of other libraries.
         library: `config_sentence_transformers.json`; empty if there is none.
-        has_modules: `modules.json` names the modules of each side.
+        has_modules: True if `modules.json` names the modules of each side.
+        sides: modules of each side.
     """
 
     directory: Path
@@ -226,14 +227,14 @@ def _read_module(directory: Path, kind: str, path: str, file: Path) -> Module:
 
 
 def _route(settings: _Router, task: str) -> str:
-    """Return the name of the route of a task for texts, by the order of sentence-transformers' `Router`."""
+    """Return the name of a task's route for texts, as sentence-transformers' `Router` chooses it."""
     mappings: dict[Any, str] = {}
     parameters = settings.get("parameters") or _Parameters()
     for key, route in (parameters.get("route_mappings") or {}).items():
         try:
             mappings[ast.literal_eval(key)] = route
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue  # sentence-transformers skips them too
+            continue  # sentence-transformers skips invalid keys too
     for pair in ((task, "text"), (task, None), (None, "text"), (None, None)):
         if pair in mappings:
             return mappings[pair]
@@ -241,7 +242,7 @@ def _route(settings: _Router, task: str) -> str:
 
 
 def read_pooling(module: Module) -> tuple[str, bool]:
-    """Return the pooling of a Pooling module, and whether the tokens of a prompt are pooled.
+    """Return the pooling of a Pooling module, and True if the tokens of a prompt are pooled.
 
     Raises:
         ModelError: a mode is unknown.
@@ -260,7 +261,7 @@ def read_pooling(module: Module) -> tuple[str, bool]:
 
 
 def pooling_settings(pooling: str, width: int, pool_prompt: bool) -> dict[str, Any]:
-    """Return the settings of a Pooling module that releases 5 and 6 of sentence-transformers read alike."""
+    """Return settings of a Pooling module that releases 5 and 6 of sentence-transformers read in the same way."""
     modes = pooling.split("+")
     switches = {switch: mode in modes for switch, mode in _SWITCHES.items()}
     settings: dict[str, Any] = {"word_embedding_dimension": width, **switches, "include_prompt": pool_prompt}

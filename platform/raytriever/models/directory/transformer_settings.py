@@ -1,12 +1,13 @@
 """Settings of a Transformer module of sentence-transformers: lengths, tokenizer and configuration.
 
-sentence-transformers passes them to transformers. Settings that change embeddings are read or refused by name.
+sentence-transformers passes them to transformers. Every setting that changes embeddings is either followed or rejected
+by name.
 
-The length follows the rules of the library. `max_seq_length` counts if there is one. Otherwise the length is the
-smaller of the tokenizer's `model_max_length` and the model's `max_position_embeddings`. `query_length` and
-`document_length` count for their side. Two cases differ. RoBERTa-like models have fewer usable positions than
-`max_position_embeddings`, and only those count; the library fails there on longer texts. A model without any limit,
-such as a T5 whose tokenizer has none, reads `UNLIMITED` tokens; the library would read whole texts.
+The maximum length of a text follows the rules of the library: `max_seq_length` if it is set, else the smaller of the
+tokenizer's `model_max_length` and the model's `max_position_embeddings`. `query_length` and `document_length` override
+it for their side. Two cases differ. RoBERTa-like models have fewer usable positions than `max_position_embeddings`;
+only these count here, while the library fails on longer texts. A model without any limit, such as a T5 whose tokenizer
+has none, reads `UNLIMITED` tokens here, while the library reads whole texts.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from raytriever.models.directory.model_files import CONFIG, REMEDY, model_errors
 from raytriever.models.prompts import Side
 
 UNLIMITED = 8_192
-# Files of settings, of which the library reads the first that is not empty.
+# Settings files; the library reads the first one that exists and is not empty.
 FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Their positions begin after the padding token's.
+# Model types whose positions begin after that of the padding token.
 ROBERTA_LIKE = (
     "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text", "ibert",
     "longformer", "xmod",
 )  # fmt: skip
-# The largest plausible number of layers. transformers builds any number, which would take hours.
+# Largest plausible number of layers. transformers would build any number, which could take hours.
 _MOST_LAYERS = 1_000
 _LENGTHS: dict[Side, str] = {"query": "query_length", "passage": "document_length"}
-# Settings that would change embeddings in ways that raytriever does not follow, with the values that change nothing.
+# Settings that would change embeddings in ways that raytriever does not support, with their neutral values.
 _USUAL: dict[str, Any] = {
     "query_expansion": False,
     "transformer_task": "feature-extraction",
@@ -43,7 +44,7 @@ _USUAL: dict[str, Any] = {
     "processing_kwargs": {},
     "tokenizer_name_or_path": "",
 }
-# Settings of each group that are honored, and those that change no embedding.
+# Settings of each group that are followed, and settings that do not change embeddings.
 _TOKENIZER = frozenset(
     {"model_max_length", "padding_side", "truncation_side", "add_bos_token", "add_eos_token", "add_prefix_space"}
     | {f"{role}_token" for role in ("pad", "eos", "bos", "unk", "cls", "sep", "mask")}
@@ -77,9 +78,9 @@ class Transformer:
     """Transformer of a model, with its tokenizer.
 
     Args:
-        folder: has `config.json`, the tokenizer and the weights.
+        folder: folder with `config.json`, the tokenizer and the weights.
         settings: settings of sentence-transformers; empty if there are none.
-        file: where they are.
+        file: file of these settings.
     """
 
     folder: Path
@@ -96,7 +97,7 @@ class Transformer:
 
     @cached_property
     def config(self) -> Any:
-        """Configuration of transformers; no code of the folder runs.
+        """Configuration of the transformers model. No code of the folder runs.
 
         Raises:
             ModelError: there is no `config.json`, or transformers does not support it.
@@ -116,7 +117,7 @@ class Transformer:
 
     @cached_property
     def tokenizer_settings(self) -> dict[str, Any]:
-        """Settings with which sentence-transformers loads the tokenizer; raises `ModelError` for unknown ones."""
+        """Settings with which sentence-transformers loads the tokenizer; raises `ModelError` for an unknown one."""
         return self._group(("tokenizer_args", "processor_kwargs"), _TOKENIZER)
 
     @property
@@ -126,7 +127,7 @@ class Transformer:
 
     @cached_property
     def lengths(self) -> dict[Side, int]:
-        """Largest number of tokens of a text of each side; see the rules above.
+        """Maximum number of tokens of a text of each side; see the rules above.
 
         Raises:
             ModelError: a file is missing or damaged, or a setting is not supported.
@@ -144,7 +145,7 @@ class Transformer:
         sides: dict[Side, int] = {}
         for side, name in _LENGTHS.items():
             side_length = length if self.settings.get(name) is None else self.settings[name]
-            # Earlier releases stored `max_position_embeddings` of RoBERTa-like models.
+            # For RoBERTa-like models, earlier releases stored `max_position_embeddings` as the length.
             is_named = named is not None and usable is not None and usable < side_length <= named
             sides[side] = usable if is_named else side_length  # type: ignore[assignment]
         return sides
@@ -155,7 +156,7 @@ class Transformer:
 
     @property
     def positions(self) -> int | None:
-        """Largest number of tokens for which the model has positions; None if it has no limit."""
+        """Number of tokens for which the model has positions; None if it has no limit."""
         named = self._named_positions()
         if named is None or self.config.model_type not in ROBERTA_LIKE:
             return named

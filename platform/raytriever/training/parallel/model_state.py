@@ -32,7 +32,6 @@ def slices_of(
     Args:
         values: the worker's slice of the weight, one-dimensional.
         start: index of its first value in the flattened weight.
-        shape: shape of the whole weight.
         moments: the worker's slices of the moments, and the step count, by name.
     """
     yield Slice(name, values, start, shape)

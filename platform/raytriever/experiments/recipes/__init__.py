@@ -14,7 +14,8 @@ from raytriever.training.training_settings import TrainingConfig
 
 
 def pydocs() -> Config:
-    """Return the default of `train`: MiniLM on the docstrings of the standard library, in minutes on two CPU cores.
+    """Return the default settings of `train`: MiniLM on the docstrings of the standard library, in minutes on two CPU
+    cores.
 
     The loss is MW at temperature 0.01 on in-batch negatives, and the dev split decides which checkpoint is kept. In
     fp32 every machine with the same Python prints nearly the same table.
@@ -38,8 +39,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def base_config(recipe: str | None, dataset: str | None, has_file: bool = False) -> Config:
-    """Return the lowest layer of settings: a recipe, the quickstart for the embedded data set unless there is a
-    configuration file, or the defaults.
+    """Return the base configuration, which other settings override. It is the named recipe; else the recipe `pydocs`,
+    if the data set is `pydocs` and there is no configuration file; else the defaults.
     """
     if recipe:
         if recipe not in RECIPES:

@@ -93,8 +93,7 @@ def model_card(facts: CardFacts) -> str:
         f"# {facts.name}\n\n{_description(facts)}\n",
         READ.format(
             name=facts.name,
-            # sentence-transformers truncates embeddings after normalization, so their norm is below one unless it
-            # normalizes again.
+            # sentence-transformers truncates embeddings after normalization, so it must normalize them again.
             length=", normalize_embeddings=True" if description.truncate_dim and is_cosine else "",
         ),
         USE.format(similarity=description.similarity.replace("dot", "dot product"), length=description.passage_length),

@@ -73,7 +73,6 @@ def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: 
 
 
 def _children(folder: Path) -> list[Path]:
-    """Return the content of a folder without lock files, or an empty list if there is no such folder."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if not path.name.endswith(LOCK))
@@ -113,7 +112,6 @@ def last_use_time(path: Path) -> float:
 
 
 def _statuses(path: Path, without: str = "") -> Iterator[os.stat_result]:
-    """Yield the status of a file, or of each file below a folder except files of one name."""
     if path.is_symlink() or not path.is_dir():
         paths: Iterator[Path] = iter([path])
     else:

@@ -227,7 +227,6 @@ def _training(folder: Path) -> RunEntry:
 
 
 def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -> int | None:
-    """Return the total steps of a training from its settings or its newest checkpoint; None if unknown."""
     training = config.get("training")
     if isinstance(training, Mapping) and isinstance(training.get("max_steps"), int):
         return int(training["max_steps"])
@@ -239,7 +238,6 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
 
 
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of a run, of its trainings or of its trials."""
     return tuple(
         Checkpoint(path, int(path.name[5:]), size_of(path))
         for one in _checkpoint_folders(folder)
@@ -283,5 +281,4 @@ def _yaml(file: Path) -> dict[str, Any]:
 
 
 def _progress(entry: RunEntry) -> str:
-    """Return the progress of a running training or sweep, for the end of its line."""
     return f", {entry.detail.removeprefix('at ')}" if entry.kind in (TRAINING, SWEEP) and entry.detail else ""

@@ -1,8 +1,7 @@
 """Training on one page: data, model, loss, gradient caching, loop. Read this first: `train` does the same steps.
 
 Run: `python -m raytriever.experiments.recipes.one_page DATASET [MODEL]`. `training/loop.py` adds what a long run needs:
-several workers, dropout, validation, checkpoints and metrics. `losses/mw` computes the loss without listing all pairs
-of scores.
+several workers, dropout, validation, checkpoints and metrics. `losses/mw` never lists the pairs of scores.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ def fit(
 
 
 def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> Tensor:
-    """Return the loss of a batch and add its gradient to the parameters. Only one chunk of texts needs memory at a
-    time.
+    """Return the loss of a batch and add its gradient to the parameters, in the memory of one chunk of texts.
 
     Gradient caching (Gao et al., 2021, arXiv:2101.06983): encode without storing activations, differentiate the loss
     with respect to the embeddings, then encode each chunk again and backpropagate its gradient.
@@ -90,8 +88,7 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
 
 
 def mann_whitney(queries: Tensor, passages: Tensor, relevance: RowRelevance, temperature: float) -> Tensor:
-    """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, even of different
-    queries.
+    """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, across all queries.
 
     Args:
         queries, passages: embeddings `[texts, width]`.

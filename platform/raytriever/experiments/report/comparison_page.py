@@ -159,7 +159,6 @@ def _queries(
     labels: Mapping[tuple[int, str], str],
     baseline: str,
 ) -> dict[str, dict[str, Any]]:
-    """Merge the per-query values of all runs, by data set."""
     merged: dict[str, dict[str, Any]] = {}
     for index, run in enumerate(runs):
         for dataset, content in run.queries.items():
@@ -209,8 +208,7 @@ def _settings(runs: Sequence[FinishedRun]) -> list[ReportTable]:
 def seed_tables(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], queries: Mapping[str, Mapping[str, Any]]
 ) -> list[ReportTable]:
-    """Return a table that compares settings over queries and seeds. It is missing if no setting has runs with two
-    seeds.
+    """Return a table that compares settings over queries and seeds, if any setting has runs with two seeds.
 
     `names` is the result of `row_names`.
     """

@@ -282,7 +282,6 @@ def save_calibration(path: Path, systems: Mapping[str, ScoredPools]) -> None:
 def _panels(
     path: Path, systems: Mapping[str, ScoredPools], title: str, margin: float
 ) -> Iterator[list[tuple[Any, ScoredPools]]]:
-    """Yield a panel for each system with scores. The panels are stacked and share the axis of scores."""
     filled = _without_empty_pools(systems)
     with picture(path, WIDTH, margin + PANEL_HEIGHT * max(1, len(filled))) as figure:
         panels = [(figure.add_subplot(len(filled), 1, row + 1), name) for row, name in enumerate(filled)]
@@ -295,7 +294,6 @@ def _panels(
 
 
 def _histograms(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray]:
-    """Return the edges of equally wide bins over all finite scores, and the counts of both pools."""
     positives, negatives = (pool[np.isfinite(pool)] for pool in (pools.positives, pools.negatives))
     scores = np.concatenate([positives, negatives]).astype(np.float64)
     edges = np.histogram_bin_edges(scores, BINS)

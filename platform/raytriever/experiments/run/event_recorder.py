@@ -84,7 +84,6 @@ class Recorder:
             self.flush()
 
     def _record_validation(self, event: ValidationEvent) -> None:
-        """Log the metrics of a checkpoint (means over its dev sets), and export them as gauges."""
         metrics = {name[len(DEV) :]: value for name, value in event.metrics.items() if name.count("/") == 1}
         self._log(f"step {event.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         self.gauges.set("evaluation_step", event.step, "step of the newest checkpoint that was evaluated")
@@ -110,7 +109,6 @@ class Recorder:
         warn(text)
 
     def _start_status(self, text: str) -> None:
-        """Show a status until the next one, the next step or the end."""
         self._status.close()
         self._status.enter_context(activity(text))
 

@@ -141,14 +141,12 @@ def _with_prompts(trainings: list[OpenTraining], measured: str, retriever: Retri
 
 
 def _check_prompts(prompts: Prompts, name: str, retriever: Retriever) -> str:
-    """Check the prompts of a data set. Return a line about them if it has its own."""
     for side in SIDES:
         retriever.check_prompt(prompts[side], side)
     return f"{name}: {prompts}" if prompts.query_name or prompts.passage_name else ""
 
 
 def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
-    """Check the prompts of single queries. Return a line about them if there are any."""
     if dataset.prompts is None:
         return ""
     for text in dataset.prompts.distinct():
@@ -241,8 +239,7 @@ def train_run(
         with (
             errors_of(config),
             _child(training, folder, tracker, run_name, log) if config.name else nullcontext(tracker) as own,
-            # The session ends before the recorder, because running workers would write checkpoints of steps that nobody
-            # records.
+            # The session ends before the recorder: else workers would write checkpoints of steps that nobody records.
             Recorder(own, folder, total_steps) as recorder,
             ray_session(workers),
             recorder.gauges.training(total_steps, config.refresh.refresh_every),

@@ -132,7 +132,6 @@ def default_run_name(config: Config) -> str:
 
 
 def _names(config: Config) -> list[str]:
-    """Return the names of data set, encoder, losses or trainings, and seed, as parts of a file name."""
     losses = "-".join(training.name or training.loss.title for training in config.trainings)
     names = Path(config.data.dataset).name, Path(config.model.model).name, losses, f"seed{config.training.seed}"
     return [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names]

@@ -112,8 +112,7 @@ def bytes_of_run(config: Config, weights: int) -> int:
     """
     total = weights
     for training in config.trainings:
-        # Count the newest checkpoints, the best one and the one being written. Each holds the weights and AdamW's two
-        # moments.
+        # The newest checkpoints, the best one and the one being written hold the weights and AdamW's two moments.
         checkpoints = 0 if training.model.lora_rank else (training.training.keep + 2) * 3 * weights
         total += checkpoints + (0 if training is config else weights)
     return total

@@ -1,8 +1,7 @@
 """Claims, tested against the results of a study: `held`, `did not hold`, or `within noise`.
 
 A claim is a function of only the results, so a page cannot say more than its table shows. A difference counts if the
-test over queries and seeds gives p < 0.05 (`differences.differences_by_seed`). A spread is tested over the seeds.
-"""
+test over queries and seeds gives p < 0.05 (`differences.differences_by_seed`). A spread is tested over the seeds."""
 
 from __future__ import annotations
 
@@ -186,7 +185,6 @@ T = TypeVar("T")
 
 
 def _some(values: list[T], rows: Sequence[str]) -> list[T]:
-    """Return the values. Raises `KeyError` if there are none."""
     if not values:
         raise KeyError(f"{' and '.join(rows)} on one data set")
     return values

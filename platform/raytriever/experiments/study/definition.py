@@ -25,8 +25,7 @@ class Arm:
         datasets: evaluation data sets by their names in tables. In one study, a name means one data set and split.
         curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
         model: system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it.
-        lengths: longest query and passage of an untrained encoder, in tokens; None means its own limit, for one or
-            both.
+        lengths: longest query and passage of an untrained encoder, in tokens; None means its own limit.
     """
 
     name: str

@@ -1,7 +1,6 @@
 """Outcome of a study: `results.json`, `table.md`, `table.tex`, `study.md` and the figures.
 
-Everything is computed from the arms' directories and the study file, so every call can write it again.
-"""
+Everything is computed from the arms' directories and the study file, so every call can write it again."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ _TEXTS = ("name", "title", "source", "about")
 _KEYS = (*_TEXTS, "seeds", "metrics", _TRAINED, _MEASURED, "settings", "arms", "baseline", "claims", "paper")
 _METRICS, _SEEDS, _MOST_SEEDS = "ndcg@10,mrr@10,recall@100,auc", 3, 100
 _COLUMNS = ("row", "data_set", "metric", "value")
-# Kinds of claims: about one arm; about two arms, or several pairs; about two lists of arms. And the names of their
-# margins.
+# Kinds of claims: about one arm; about pairs of arms; about two lists of arms. Then the names of their margins.
 _OF_ONE: Mapping[str, Callable[..., Judge]] = {"best": best, "smallest": smallest}
 _OF_PAIRS: Mapping[str, Callable[..., Judge]] = {
     "above": above,
@@ -257,7 +256,6 @@ def read_claim(
 
 
 def _groups(kind: str, value: Any, where: str) -> list[list[Any]]:
-    """Return the arms of a claim, grouped for its function. Raises `ConfigError` for another number of arms."""
     groups = [_list(one) for one in value] if _list(value) and isinstance(_list(value)[0], list) else [_list(value)]
     if kind in _OF_LISTS:
         is_valid, remedy = len(groups) == 2 and all(groups), "give two lists of arms, such as [[A, B], [C]]"
@@ -297,7 +295,6 @@ def _text(content: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _metrics(value: Any, where: str) -> tuple[str, ...]:
-    """Return the metrics in a list or a comma-separated text, with `steps_to_best` as the last one."""
     words = [word.strip() for one in _list(value) for word in str(one).split(",")]
     rankings = [word for word in words if word != STEPS_TO_BEST]
     with errors_within(where):

@@ -1,8 +1,7 @@
 """Tables and page of a study (`study.md`): results, significance marks, the paper's numbers, verdicts on claims.
 
-Metrics are printed times 100, with their standard deviation over seeds. p-values are corrected over all pairs and data
-sets.
-"""
+Metrics are printed times 100, with their standard deviation over seeds. p-values are corrected for all tests of a
+metric."""
 
 from __future__ import annotations
 

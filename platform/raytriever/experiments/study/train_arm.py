@@ -6,8 +6,7 @@ for all arms with the same data.
 
 On a cluster with GPUs, Ray processes that reserve them train and evaluate an arm, and several arms may run at the same
 time, on threads of this process. Without GPUs, an arm of one worker trains in this process, because a Ray Train group
-takes longer to start than a small arm takes in all.
-"""
+takes longer to start than a small arm takes in all."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Hyperparameter search: its settings, and the search space of settings with values or ranges.
 
 A space consists of short names for ranges around the papers' values (`NAMED`), or of a YAML file that looks like a
-configuration file. This module imports nothing heavy, because `--help` reads it.
-"""
+configuration file. This module imports nothing heavy, because `--help` reads it."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from raytriever.training.training_settings import MAY_CHANGE
 
 BATCH_AUC = "dev_batch_auc"
 Point = dict[str, Any]  # values by `section.setting`
-# Settings of the data and the metric that compare trials. They cannot be searched, because such trials could not be
-# compared.
+# Settings that cannot be searched: trials with different data or metrics cannot be compared.
 _COMPARED = ("data.dataset", "data.dev_split", "data.test_split", "training.best_metric")
 _KEYS = ("low", "high", "scale", "grid")
 _SCALES = ("linear", "log")

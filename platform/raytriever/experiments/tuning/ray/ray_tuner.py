@@ -1,8 +1,7 @@
 """Run the trials of a sweep under Ray Tune: searcher, ASHA scheduler, stopper and tuner.
 
 Tune's own state consists of pickles, in a folder that is deleted at the end of the call. A sweep resumes instead from
-`trials.json` and the run directories of its trials.
-"""
+`trials.json` and the run directories of its trials."""
 
 from __future__ import annotations
 
@@ -184,8 +183,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
                 scheduler=_scheduler(manager, search, context.watched_metric) if context.watched_metric else None,
                 num_samples=manager.remaining,
                 max_concurrent_trials=plan.at_once,
-                # If a trial has several workers, its process ends with it, so that a stopped trial leaves no worker
-                # behind.
+                # The process of a trial with several workers ends with it, so that a stop leaves no worker behind.
                 reuse_actors=workers == 1,
                 trial_name_creator=lambda trial: str(trial.trial_id),
                 trial_dirname_creator=lambda trial: str(trial.trial_id),

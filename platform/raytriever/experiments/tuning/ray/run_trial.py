@@ -2,8 +2,7 @@
 
 A trial with one worker trains in the trial's own process, which Tune reuses for later trials. A trial with several
 workers reserves no CPU itself. Its workers are a Ray Train group, whose resources are reserved all at once or not at
-all, so that concurrent trials cannot each hold half of the resources that they need.
-"""
+all, so that concurrent trials cannot each hold half of the resources that they need."""
 
 from __future__ import annotations
 

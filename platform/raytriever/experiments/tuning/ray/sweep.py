@@ -6,8 +6,7 @@
 3. Evaluate the trial with the best dev metric like the end of a run, together with the untrained encoder and BM25.
 
 An interrupted sweep resumes when called again. Finished and stopped trials are kept, running ones resume from their
-newest checkpoints, and failed ones are repeated.
-"""
+newest checkpoints, and failed ones are repeated."""
 
 from __future__ import annotations
 

@@ -185,8 +185,7 @@ class TrialManager:
         number = len(self.trials)
         if number >= self._plan.trials:
             raise StopIteration
-        # Optuna learns from ended trials. It always gets those that must have ended, so that its proposals are
-        # reproducible.
+        # Optuna learns only from trials that must have ended by now, so that its proposals are reproducible.
         settled = max(0, number - self._plan.at_once + 1)
         if self._plan.sampler.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:settled]):
             return None
